@@ -103,6 +103,37 @@ def resnet() -> Workload:
     )
 
 
+def distilbert() -> Workload:
+    config = transformers.DistilBertConfig()
+    return Workload(
+        "distilbert", lambda: transformers.DistilBertForMaskedLM(config), tokens_and_labels(config.vocab_size), own_loss
+    )
+
+
+def roberta() -> Workload:
+    config = transformers.RobertaConfig()
+    return Workload(
+        "roberta", lambda: transformers.RobertaForMaskedLM(config), tokens_and_labels(config.vocab_size), own_loss
+    )
+
+
+def qwen2() -> Workload:
+    config = transformers.Qwen2Config(
+        hidden_size=896, intermediate_size=4864, num_hidden_layers=24, num_attention_heads=14, num_key_value_heads=2,
+        use_cache=False,
+    )  # fmt: skip
+    return Workload("qwen2", lambda: transformers.Qwen2ForCausalLM(config), tokens_and_labels(config.vocab_size), own_loss)
+
+
+def gpt_neox() -> Workload:
+    config = transformers.GPTNeoXConfig(
+        hidden_size=768, intermediate_size=3072, num_hidden_layers=12, num_attention_heads=12, use_cache=False
+    )
+    return Workload(
+        "gpt_neox", lambda: transformers.GPTNeoXForCausalLM(config), tokens_and_labels(config.vocab_size), own_loss
+    )
+
+
 WORKLOADS: dict[str, Callable[[], Workload]] = {
     "transformer": ours,
     "gpt2": gpt2,
@@ -110,4 +141,8 @@ WORKLOADS: dict[str, Callable[[], Workload]] = {
     "bert": bert,
     "t5": t5,
     "resnet": resnet,
+    "distilbert": distilbert,
+    "roberta": roberta,
+    "qwen2": qwen2,
+    "gpt_neox": gpt_neox,
 }

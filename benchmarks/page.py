@@ -30,12 +30,13 @@ def figures(result: dict[str, Any]) -> str:
             f"{row['understudy_seconds'] * 1e3:,.1f}",
             f"{row['torch_seconds'] * 1e3:,.1f}",
             f"{row['ratio']:.1f}×",
+            f"{row['floors']:.2f}" if "floors" in row else "",
         ]
         for row in result["models"]
     ]
     parts = [
         rows_as_markdown(["geometric mean over the models", "ratio", "target", "least"], phases),
-        rows_as_markdown(["model and phase", "operators", "understudy ms", "torch ms", "ratio"], models),
+        rows_as_markdown(["model and phase", "operators", "understudy ms", "torch ms", "ratio", "floors"], models),
         processes(result["processes"]),
     ]
     return "\n\n".join(parts)
@@ -43,7 +44,7 @@ def figures(result: dict[str, Any]) -> str:
 
 def processes(found: dict[str, Any]) -> str:
     ours, theirs = (found[f"{name}_bytes_per_tensor"] for name in ("understudy", "torch"))
-    rows = [["import, beyond `import torch`", f"{found['import_seconds']:.2f} s", ""]]
+    rows = [["first use of a name, beyond `import torch`", f"{found['import_seconds']:.2f} s", ""]]
     rows += [
         [f"memory of a tensor, {kind}", f"{ours[kind]:,.0f} B", f"{theirs[kind]:,.0f} B"] for kind in ours
     ]

@@ -13,7 +13,7 @@ IMPORT = """
 import time, json
 import torch
 start = time.perf_counter()
-import {module}
+from {module} import FakeTensorMode
 print(json.dumps(time.perf_counter() - start))
 """
 

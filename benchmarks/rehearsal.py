@@ -5,8 +5,9 @@
 
 "bare" is the step in a plain `FakeTensorMode`, on stand-ins for cuda; "rehearsal" the same step on a simulated card, with
 all that a report needs; "MemTracker" is torch's own measurement under torch's own fake mode, on the CPU. Sides take turns
-in one process. A turn builds the model, makes one step to warm up, and times the second by processor time. Long steps show
-whether the cost grows faster than the number of operators.
+in one process. A turn builds the model, makes one step to warm up, and times the second by processor time. A rehearsal asks
+for the memory at the end of its step: what waits for the simulated allocator is a part of the cost. Long steps show whether
+the cost grows faster than the number of operators.
 """
 
 from __future__ import annotations
@@ -52,7 +53,11 @@ def tracked(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Iterato
         yield tracker.reset_mod_stats
 
 
-def second_step(mode: Any, workload: Workload, device: str, wrap: Wrap = unmeasured) -> float:
+def ask_for_memory() -> object:
+    return torch.cuda.max_memory_allocated()
+
+
+def second_step(mode: Any, workload: Workload, device: str, wrap: Wrap = unmeasured, end: Step = lambda: None) -> float:
     """Seconds of the second step of a training that is built and run inside of a mode."""
     with mode:
         with torch.device(device):
@@ -63,6 +68,7 @@ def second_step(mode: Any, workload: Workload, device: str, wrap: Wrap = unmeasu
             workload.loss(model(**inputs), inputs).backward()
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
+            end()
 
         with wrap(model, optimizer) as go_on:
             train()
@@ -80,7 +86,7 @@ def seconds_of(run: Step) -> float:
 
 SIDES: dict[str, Callable[[Workload], float]] = {
     "bare": lambda workload: second_step(FakeTensorMode(), workload, "cuda"),
-    "rehearsal": lambda workload: second_step(Recorder("h100"), workload, "cuda"),
+    "rehearsal": lambda workload: second_step(Recorder("h100"), workload, "cuda", end=ask_for_memory),
     "MemTracker": lambda workload: second_step(TorchFakeTensorMode(), workload, "cpu", tracked),
 }
 
@@ -120,6 +126,7 @@ def grow(console: Console) -> None:
                 for _ in range(count // 2):  # the other half are their gradients
                     x = x * 1.5
                 x.sum().backward()
+                ask_for_memory()
 
             seconds = seconds_of(run)
         table.add_row(f"{recorder.measurement.operators:,}", f"{seconds:.2f}", f"{seconds / count * 1e6:.1f}")

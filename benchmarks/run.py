@@ -23,7 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode as TorchFakeTensorMode
 import understudy
 from benchmarks import page, process
 from benchmarks.models import WORKLOADS
-from benchmarks.phases import PHASES, Budget, Side, Subject, count_operators, take_turns
+from benchmarks.phases import PHASES, WARM, Budget, Side, Subject, count_operators, measure_floor, take_turns
 
 FULL = Budget(least=7, most=40, seconds=12.0)
 QUICK = Budget(least=3, most=5, seconds=2.0)
@@ -31,7 +31,7 @@ QUICK = Budget(least=3, most=5, seconds=2.0)
 SIDES = (Side("understudy", understudy.FakeTensorMode), Side("torch", TorchFakeTensorMode))
 MODULES = {"understudy": "understudy", "torch": "torch._subclasses.fake_tensor"}
 
-IMPORT_TARGET_SECONDS = 0.3
+IMPORT_TARGET_SECONDS = 0.2
 TENSOR_TARGET_BYTES = 2048
 
 
@@ -56,6 +56,9 @@ def measure_model(name: str, budget: Budget, console: Console) -> list[dict[str,
                 "torch_seconds": theirs,
                 "ratio": theirs / ours,
             })  # fmt: skip
+            if phase.name == WARM:
+                forward, floor = measure_floor(subjects[0], budget.least)
+                rows[-1]["floors"] = forward / floor
     return rows
 
 
@@ -85,7 +88,7 @@ def show_rows(console: Console, rows: list[dict[str, Any]]) -> None:
     table = Table(title="Milliseconds, and microseconds for each operator", title_justify="left")
     for column in ("model", "phase"):
         table.add_column(column)
-    for column in ("operators", "understudy ms", "torch ms", "understudy µs/op", "torch µs/op", "ratio"):
+    for column in ("operators", "understudy ms", "torch ms", "understudy µs/op", "torch µs/op", "ratio", "floors"):
         table.add_column(column, justify="right")
     previous = None
     for row in rows:
@@ -101,6 +104,7 @@ def show_rows(console: Console, rows: list[dict[str, Any]]) -> None:
             f"{ours * 1e6 / operators:.1f}",
             f"{theirs * 1e6 / operators:.1f}",
             f"{row['ratio']:.2f}×",
+            f"{row['floors']:.2f}" if "floors" in row else "",
         )
         previous = row["model"]
     console.print(table)
@@ -140,7 +144,7 @@ def show_processes(console: Console, found: dict[str, Any]) -> None:
     for column in (*MODULES, "target"):
         table.add_column(column, justify="right")
     table.add_row(
-        "import, beyond torch", f"{found['import_seconds']:.3f} s", "", f"≤ {IMPORT_TARGET_SECONDS} s"
+        "first name, beyond `import torch`", f"{found['import_seconds']:.3f} s", "", f"≤ {IMPORT_TARGET_SECONDS} s"
     )
     for kind in found["torch_bytes_per_tensor"]:
         shown = [f"{found[f'{name}_bytes_per_tensor'][kind]:,.0f} B" for name in MODULES]

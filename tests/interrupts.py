@@ -55,7 +55,9 @@ def batch() -> torch.Tensor:
 
 def train(device: str = "cpu") -> None:
     """A step with most of the switches that torch has."""
-    trained = nn.Sequential(Layer(), Layer()).to(device)
+    trained = nn.Sequential(Layer(), Layer())
+    if device != "cpu":  # torch's own mode moves no module
+        trained = trained.to(device)
     optimizer = torch.optim.AdamW(trained.parameters())
     with torch.autocast(device, dtype=torch.bfloat16):
         loss = trained(torch.empty(5, 4, device=device)).sum()

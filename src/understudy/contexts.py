@@ -1,10 +1,10 @@
-"""Contexts that are left whatever happens, also if an interrupt comes while they are being left.
+"""Context managers that are safe against interrupts, also during `__exit__`.
 
-    GuardedExit      decorator of an `__exit__` that is not lost; `guard_exit` says what it stands for
-    to_the_end       a step that is run when a block is over
-    contextmanager   Python's, for what must be undone
+    GuardedExit      decorator of an `__exit__` that runs even after an interrupt; `guard_exit` registers its function
+    run_to_the_end   runs a function at the end of a block
+    contextmanager   as contextlib's, with a guarded `__exit__`
 
-Python hears of signals between two of its instructions, and one of these is the first of `__exit__`, before any `try` in it.
+Python handles signals between two instructions, also before the first instruction of `__exit__`, where no `try` is active.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class ExitGuard:
-    """Goes with a `with` statement, and leaves what this has entered if `__exit__` could not."""
+    """Belongs to a `with` statement, and leaves what it has entered if `__exit__` could not run."""
 
     leave: Callable[[], None] | None = None
 
@@ -34,11 +34,11 @@ class ExitGuard:
 
 
 class GuardedExit:
-    """Decorator of an `__exit__` that is not lost when an interrupt comes at its first line, before any `try` in it.
+    """Decorator of an `__exit__` that takes effect even if an interrupt comes at its first line.
 
-    A `with` statement takes `__exit__` before it enters, and lets go of it when it is over, however that happens. What it
-    is given here is no bound method but a partial that alone holds an `ExitGuard`: no frame of a traceback keeps it.
-    `__enter__` says what is to be left, by `guard_exit`; that may be done twice.
+    A `with` statement reads `__exit__` before it enters, and drops it when it ends, in every case. Here it gets,
+    instead of a bound method, a partial with the only reference to an `ExitGuard`, which no frame of a traceback keeps
+    alive. `__enter__` registers the function that leaves, by `guard_exit`; it may be called twice.
     """
 
     def __init__(self, leave: Callable[..., object]) -> None:
@@ -63,26 +63,26 @@ def _leave(reference: weakref.ref[ExitGuard], leave: Callable[..., object], mana
     return result
 
 
-class _Entering(threading.local):
-    """The guard of the `with` statement that has just begun."""
+class _StartingWith(threading.local):
+    """The guard of the `with` statement that is being entered."""
 
     guard: weakref.ref[ExitGuard] | None = None
 
 
-_ENTERING = _Entering()
+_ENTERING = _StartingWith()
 
 
 def guard_exit(manager: object, leave: Callable[[], None]) -> None:
-    """Called by `__enter__`, before anything is entered."""
+    """Called by `__enter__`, before it enters anything."""
     guard = None if _ENTERING.guard is None else _ENTERING.guard()
     if guard is not None and guard.manager is manager:
         guard.leave = leave
     _ENTERING.guard = None
 
 
-class to_the_end:
-    """`with to_the_end(step):` the step is run when this is over, from its beginning once more if it is interrupted: it must
-    not matter what of it was done before."""
+class run_to_the_end:
+    """`with run_to_the_end(step):` runs `step` at the end of the block, and again from its start if it is interrupted:
+    it must be idempotent."""
 
     __slots__ = ("_is_done", "_step")
 
@@ -115,8 +115,8 @@ class _GuardedGenerator(contextlib._GeneratorContextManager[T]):
 
 
 def contextmanager(function: Callable[P, Iterator[T]]) -> Callable[P, _GuardedGenerator[T]]:
-    """As Python's, for what must be undone: what comes after the `yield` runs at once, also if an interrupt comes when the
-    context is being left. Python's own then waits until nobody looks at the traceback any more."""
+    """As contextlib's, but the code after the `yield` runs at once even if an interrupt comes in `__exit__`. Python's
+    own would run it when the traceback is freed."""
 
     @functools.wraps(function)
     def make(*args: P.args, **kwargs: P.kwargs) -> _GuardedGenerator[T]:

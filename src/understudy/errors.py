@@ -25,8 +25,8 @@
     ├── NotProvidedError (NotImplementedError)    a name of torch's for a mechanism that is not needed here
     └── NoDataError (RuntimeError)                data pointer, numpy array, … of a tensor without data
 
-Inner code raises these with one short sentence about what is wrong. The boundary (`FakeTensorMode`)
-adds once what was called, with which specs, on which line of the user's code, and what to do next.
+Inner code raises these with one short sentence about what is wrong. The boundary (`FakeTensorMode`) adds the operator,
+the specs, the line of the user's code, and a hint, once.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """Where an error happened: filled in at the boundary, in one place."""
+    """The context of an error, added at the boundary."""
 
     op: str = ""
     inputs: str = ""
@@ -67,7 +67,7 @@ class UnderstudyError(Exception):
 
     def __init__(self, reason: object = "", *, func: object = None, context: Context | None = None) -> None:
         if func is None and not isinstance(reason, str):
-            # torch's own exceptions of these names take the operator as their only argument.
+            # torch's exceptions of these names take the operator as their only argument.
             func, reason = reason, str(reason)
         super().__init__(reason)
         self._facts = _Facts(str(reason), func, context or Context())
@@ -85,7 +85,7 @@ class UnderstudyError(Exception):
         return self._facts.context
 
     def with_context(self, context: Context, func: object = None) -> UnderstudyError:
-        """Add the context, once: an inner boundary knows more than an outer one."""
+        """Add the context, unless an inner boundary has added it already."""
         if not self._facts.context.op:
             self._facts.context = context
         if self._facts.func is None:
@@ -97,7 +97,7 @@ class UnderstudyError(Exception):
 
 
 class OperatorError(UnderstudyError, RuntimeError):
-    """An operator call that eager would refuse too."""
+    """An operator call that raises in eager, too."""
 
 
 class ShapeMismatch(OperatorError):
@@ -109,21 +109,21 @@ class DimensionError(OperatorError, IndexError):
 
 
 class DtypeError(OperatorError, NotImplementedError):
-    """A dtype that the operator does not take: in eager often a kernel that is not there."""
+    """A dtype that the operator does not support: in eager often a missing kernel."""
 
 
 class ArgumentError(OperatorError, ValueError):
-    """An argument that the operator does not take."""
+    """An argument that the operator does not accept."""
 
 
 class FakeTensorDeviceMismatchError(OperatorError):
-    """Tensors on devices that do not go together; `devices` are these, where they are known."""
+    """Tensors on devices that do not match; `devices` are these, if known."""
 
     devices: tuple[object, ...] = ()
 
 
 class DataDependentOutputException(UnderstudyError, RuntimeError):
-    """A value was asked of a tensor that has no data."""
+    """A value of a tensor without data was read."""
 
 
 class DynamicOutputShapeException(UnderstudyError, RuntimeError):
@@ -131,21 +131,21 @@ class DynamicOutputShapeException(UnderstudyError, RuntimeError):
 
 
 class GuardOnDataDependentSymNode(UnderstudyError, RuntimeError):
-    """A decision depends on a symbol that has no example value. `cond` is what was asked."""
+    """A decision depends on an unbacked symbol. `cond` is the condition."""
 
     cond: Any = None
 
 
 class UnsupportedOperatorException(UnderstudyError, RuntimeError):
-    """Nothing is known about what the operator returns."""
+    """No source knows what the operator returns."""
 
 
 class UnsupportedFakeTensorException(UnderstudyError, RuntimeError):
-    """A tensor that can't be stood in for."""
+    """A tensor for which there can be no stand-in."""
 
 
 class UnsupportedMutationAliasingException(UnderstudyError, RuntimeError):
-    """An operator that writes or aliases in a way that can't be followed."""
+    """An operator that writes or aliases in an unsupported way."""
 
 
 class MixedTensorsError(UnderstudyError, RuntimeError, AssertionError):
@@ -156,11 +156,11 @@ class MixedTensorsError(UnderstudyError, RuntimeError, AssertionError):
 
 
 class UnknownSubclassError(MixedTensorsError, TypeError):
-    """As above, of a subclass that no mode knows: a `TypeError` too, because that is how dispatch fails in torch."""
+    """As above, for an unknown subclass: a `TypeError` too, because that is how dispatch fails in torch."""
 
 
 class UntrackedValueError(UnderstudyError, RuntimeError):
-    """A value of which the graph that is being recorded knows nothing, where its node was asked for."""
+    """A value without a node in the graph that is being recorded."""
 
 
 class SymbolMismatch(UnderstudyError, RuntimeError, ValueError, AssertionError):
@@ -168,23 +168,23 @@ class SymbolMismatch(UnderstudyError, RuntimeError, ValueError, AssertionError):
 
 
 class ConstraintViolationError(UnderstudyError, RuntimeError, ValueError):
-    """What was asked of a dimension of an input (to stay dynamic, to lie in a range) is not so."""
+    """A constraint on a dimension of an input (to stay dynamic, to lie in a range) is violated."""
 
 
 class PendingUnbackedSymbolNotFound(UnderstudyError, RuntimeError, ValueError):
-    """A symbol was made that is nowhere in the result: nothing could say what it is when the program runs."""
+    """A new unbacked symbol is not in the result: nothing would define it when the program runs."""
 
 
 class GuardsFrozen(UnderstudyError, RuntimeError):
-    """Something new would have to be assumed, where that was ruled out."""
+    """A new guard was needed where none is allowed."""
 
 
 class MetadataMismatchError(UnderstudyError, RuntimeError):
-    """Two ways to the same answer gave different answers."""
+    """A cross-check found two different answers."""
 
 
 class NoDataError(UnderstudyError, RuntimeError):
-    """Something that needs data was asked of a tensor that has none."""
+    """An operation that needs data was called on a tensor without data."""
 
 
 class ModeOrderError(UnderstudyError, RuntimeError):
@@ -192,14 +192,14 @@ class ModeOrderError(UnderstudyError, RuntimeError):
 
 
 class NotProvidedError(UnderstudyError, NotImplementedError):
-    """A name of one of torch's modules was used that stands for a mechanism which understudy does not have."""
+    """A name of torch was used that stands for a mechanism which understudy does not have."""
 
 
 class NotProvided(type):
-    """The metaclass of such names, functions as well as classes. Their docstring says what to use instead.
+    """The metaclass of such names. Their docstring says what to use instead.
 
-    They can be imported, and named in `isinstance` and in annotations; to call, derive from or assign to one is an error
-    with its docstring.
+    They can be imported, and used in `isinstance` and in annotations; calling, subclassing or assigning to one raises
+    an error with its docstring.
     """
 
     def __init__(cls, name: str, bases: tuple[type, ...], namespace: dict[str, object]) -> None:

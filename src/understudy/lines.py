@@ -1,4 +1,4 @@
-"""Which line of the user's code is running."""
+"""The current line of the user's code."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import torch
 
 _OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _LIBRARY = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
-_WRAPPERS = ("typing_extensions.py",)  # torch wraps functions by it that it advises against
+_WRAPPERS = ("typing_extensions.py",)  # torch wraps deprecated functions with it
 _NOT_THE_USERS = (os.path.dirname(os.path.abspath(torch.__file__)) + os.sep, _OURS, "<frozen ")
 
 
 @functools.cache
-def is_the_users(file: str) -> bool:
-    """Neither torch's, nor ours, nor Python's own library (but packages that are installed inside it)."""
+def is_user_file(file: str) -> bool:
+    """Whether a file belongs neither to torch, nor to this library, nor to Python's standard library."""
     if file.startswith(_NOT_THE_USERS):
         return False
     if os.path.basename(file) in _WRAPPERS:
@@ -29,23 +29,23 @@ def is_the_users(file: str) -> bool:
 
 
 def user_frames() -> Iterator[FrameType]:
-    """The frames of code that is neither torch's nor ours, from the innermost outwards."""
+    """The frames of code that is neither torch's nor ours, innermost first."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if is_the_users(frame.f_code.co_filename):
+        if is_user_file(frame.f_code.co_filename):
             yield frame
         frame = frame.f_back
 
 
 @functools.cache
 def is_installed(file: str) -> bool:
-    """A file of a package that was installed, and is not the user's to change."""
+    """Whether a file belongs to an installed package."""
     parts = file.split(os.sep)
     return "site-packages" in parts or "dist-packages" in parts
 
 
 def frames_to_show() -> tuple[FrameType | None, FrameType | None]:
-    """The innermost frame of the user's own code; and, if that has called a package, the innermost of the package."""
+    """The innermost frame of the user's own code; and, if that called a package, the innermost frame of the package."""
     library: FrameType | None = None
     for frame in user_frames():
         if not is_installed(frame.f_code.co_filename):
@@ -55,8 +55,8 @@ def frames_to_show() -> tuple[FrameType | None, FrameType | None]:
 
 
 def user_line() -> str:
-    """The innermost statement of the user's own code: `train.py:88: y = x @ w`; and what of a package it has come to:
-    `train.py:9: model(x), in site-packages/vision/vit.py:30: q @ k`."""
+    """The innermost statement of the user's own code: `train.py:88: y = x @ w`; with the innermost statement of a
+    called package: `train.py:9: model(x), in site-packages/vision/vit.py:30: q @ k`."""
     own, library = frames_to_show()
     if own is None:
         return ""
@@ -65,14 +65,14 @@ def user_line() -> str:
 
 
 def is_in_package() -> bool:
-    """Whether the code that called torch is a package's."""
+    """Whether the code that called torch belongs to an installed package."""
     own, library = frames_to_show()
     return library is not None or (own is not None and is_installed(own.f_code.co_filename))
 
 
 def describe_line(file: str, number: int) -> str:
-    """`train.py:88: y = x @ w`: the place, and the whole statement there."""
-    # Code that is no file (`<stdin>`, a doctest) may have the name of other code that ran before.
+    """`train.py:88: y = x @ w`: the line, and the whole statement on it."""
+    # Not memoised for code without a file (`<stdin>`, a doctest), whose name may be reused.
     return _describe_line.__wrapped__(file, number) if file.startswith("<") else _describe_line(file, number)
 
 
@@ -88,7 +88,7 @@ def _describe_line(file: str, number: int) -> str:
 
 
 def statement_at(file: str, number: int) -> str:
-    """The statement of which this line is a part, on one line; of one with a body, its first line."""
+    """The statement that contains this line, on one line; for a compound statement, its head."""
     line = linecache.getline(file, number).strip()
     before = linecache.getline(file, number - 1).strip()
     if not line or (_is_statement(line) and _is_statement(before)):
@@ -107,7 +107,7 @@ def statement_at(file: str, number: int) -> str:
 
 
 def _last_line(node: ast.stmt) -> int:
-    """Of a statement with a body, where its head ends."""
+    """The last line of a statement; of a compound statement, the last line of its head."""
     body = getattr(node, "body", None)
     if isinstance(body, list) and body and isinstance(body[0], ast.stmt):
         return max(node.lineno, body[0].lineno - 1)
@@ -130,7 +130,8 @@ _SHAPES = os.path.join(_OURS, "shapes", "")
 
 
 def is_asked_by_operator() -> bool:
-    """Whether a question about sizes comes from what this library knows of an operator, and not from code that runs."""
+    """Whether a comparison of sizes is made by a rule of this library, and not by the user's program or torch's Python
+    code."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith((_SHAPES, __file__)):
         frame = frame.f_back

@@ -1,4 +1,4 @@
-"""The patch engine: everything of torch that is changed while something of ours is active, when, and why.
+"""The patch engine: applies all changes of torch while a mode of ours is active.
 
     @patch("torch.nn.functional.one_hot", during=SYMBOLS)
     def take_symbolic_classes(original):
@@ -7,14 +7,14 @@
             ...
         return one_hot
 
-A *patch* is a function from what stands in a place of torch to what replaces it; its docstring is the reason. It is in force
-while one of its *scopes* is active, in any thread of the process. So each replacement asks first whether this thread is
-concerned, and does what the original does if not. Nothing is changed at import.
+A *patch* is a function from an original object of torch to its replacement; its docstring is the reason. It is in force
+while one of its *scopes* is active, in all threads of the process. So each replacement checks whether it applies to
+this thread, and calls the original if not. Nothing is changed at import.
 
-Several patches of one place compose: the one whose scope is later in `SCOPES` is called first, and is given the others as
-its original. Two of the same scope are an error.
+Several patches of one place compose: the one whose scope is later in `SCOPES` is outermost, and gets the others as its
+original. Two of the same scope are an error.
 
-What the user puts into a place meanwhile is the user's: it is never overwritten, and stays when the scopes are left.
+If the user assigns to a patched place, the assignment is kept: it is not overwritten, and stays when the scopes are left.
 
 `python -m understudy.patching` lists all of them.
 """
@@ -31,7 +31,7 @@ import textwrap
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, MutableMapping
-from operator import delitem, is_, setitem
+from operator import contains, delitem, getitem
 from types import ModuleType
 from typing import Any, NamedTuple, TypeVar
 
@@ -68,10 +68,11 @@ SCOPES = (
     ANY_MODE, ABSENT_DEVICES, STORAGES, SCRIPTED, DATA_PARALLEL, SYMBOLS, RECORDING, MODULE_PATHS, TRACING, OBSERVATION,
     SIMULATION, EXPORTING, ACCELERATION, REHEARSAL,
 )  # fmt: skip
-"""From inner to outer. One more scope is one more line, and a `Hold` where it begins."""
+"""From inner to outer. A new scope is one more line, and a `Hold` where it is entered."""
 
 
 Scopes = Scope | tuple[Scope, ...]
+_ANY_MODE_BIT = ANY_MODE.bit
 
 
 def combine(*scopes: Scope) -> int:
@@ -84,24 +85,24 @@ def combine(*scopes: Scope) -> int:
 class Patch(NamedTuple):
     place: str
     make: Callable[..., Any]
-    """From the original to its replacement; of a switch, the function that turns it on and off."""
+    """From the original to its replacement; for a switch, the function that turns it on and off."""
     mask: int
     reason: str
     is_new: bool = False
 
     @property
     def rank(self) -> int:
-        """Where it stands among the patches of one place: by the innermost of its scopes."""
+        """The order among the patches of one place: by the innermost of its scopes."""
         return self.mask & -self.mask
 
 
 _MISSING: Any = type("Missing", (), {"__repr__": lambda self: "<nothing>"})()
-"""Stands for the content of a place that only inherits its value."""
+"""Marks a place that only inherits its value."""
 _UNREAD: Any = object()
 
 
 class Place:
-    """A name in a module, a class or a dict, and what belongs there while some scopes are active."""
+    """A name in a module, a class or a dict, and its value for each combination of active scopes."""
 
     def __init__(self, owner: object, name: str) -> None:
         self.owner, self.name = owner, name
@@ -109,16 +110,17 @@ class Place:
         self.patches: list[Patch] = []
         """From inner to outer."""
         self.held: dict[Make, set[Hold]] = {}
-        """Patches of places that are found while the program runs, outside of the others; and who holds them."""
+        """Patches that were found at run time, outside of the others, with their holders."""
         self.overridden = 0
-        """The scopes that were active when the user put something here: their patches stay away until they are left."""
+        """The scopes that were active when the user assigned to this place: their patches are not applied until they
+        are left."""
         self._base: Any = _UNREAD
         self._original: Any = None
         self._values: dict[int, Any] = {}
         self._made: deque[tuple[Any, Any]] = deque(maxlen=16)
 
     def value(self, scopes: int) -> Any:
-        """What belongs here while these scopes are active."""
+        """The value of this place while these scopes are active."""
         if self._base is _UNREAD:
             self._set_base(self._find_base(self.read()))
         scopes &= ~self.overridden
@@ -128,7 +130,7 @@ class Place:
         return value
 
     def change(self, before: int, after: int) -> None:
-        """Put here what belongs here, whatever stands here now."""
+        """Set the value for the new scopes, whatever the current value is."""
         current = self.read()
         if current is not self.value(before):
             base = self._find_base(current)
@@ -138,8 +140,8 @@ class Place:
         if (value := self.value(after)) is not current:
             self.write(value)
 
-    def forget_values(self) -> None:
-        """After a change of the patches."""
+    def clear_values(self) -> None:
+        """Clear memoised values after a change of the patches."""
         self._values.clear()
 
     def _compose(self, scopes: int) -> Any:
@@ -153,7 +155,7 @@ class Place:
         return value
 
     def _set_base(self, base: object) -> None:
-        """What is not ours, and all of ours is built on."""
+        """Set the original value, on which all patches are built."""
         if base is not _MISSING:
             self._original = self._look_up(base)
         elif isinstance(self.owner, dict):
@@ -164,11 +166,11 @@ class Place:
         self._values.clear()
 
     def _find_base(self, current: object) -> Any:
-        """What a replacement of ours was made for; anything else is a base itself."""
+        """The original of a replacement of ours; any other value is an original itself."""
         return next((base for value, base in self._made if value is current), current)
 
     def _look_up(self, value: Any) -> Any:
-        """What the owner gives by its name for what stands in its namespace: the function of a static method."""
+        """The attribute value for an entry of the owner's namespace: the function of a static method."""
         is_bound = isinstance(self.owner, type) and hasattr(type(value), "__get__")
         return value.__get__(None, self.owner) if is_bound else value
 
@@ -188,65 +190,75 @@ class Place:
 
 
 class Transition:
-    """The usual way from some active scopes to others: each place has what it had last time, and is given what it was given
-    last time. The lists are columns of one table, which C goes through. Half of all places are names that a plain module
-    has: writing to its dict takes a third of the time."""
+    """The fast path from some active scopes to others: if each place has the same value as last time, it is set to the
+    same new value as last time. The lists are iterated in C. Names of plain modules are written to the module's dict,
+    all names of one module at once, which takes a third of the time."""
 
     def __init__(self, places: list[Place], before: int, after: int) -> None:
         changed = [place for place in places if place.value(before) is not place.value(after)]
-        self._namespaces = [_plain_dict(place.namespace) for place in changed]
-        self._names = [place.name for place in changed]
-        self._nothing = [_MISSING] * len(changed)
-        self._expected = [place.value(before) for place in changed]
-        in_dicts = [place for place in changed if _is_dict_entry(place, before, after)]
-        ended = [place for place in changed if place.value(after) is _MISSING]
-        others = [place for place in changed if place not in in_dicts and place not in ended]
-        self._dicts = [_plain_dict(place.namespace) for place in in_dicts], *_columns(in_dicts, after)
-        self._set = [place.owner for place in others], *_columns(others, after)
-        in_mappings = [place for place in ended if isinstance(place.owner, dict)]
-        in_objects = [place for place in ended if place not in in_mappings]
-        self._removed = [_plain_dict(place.namespace) for place in in_mappings], [place.name for place in in_mappings]
-        self._deleted = [place.owner for place in in_objects], [place.name for place in in_objects]
+        present = [place for place in changed if place.value(before) is not _MISSING]
+        self._present = _namespaces_and_names(present)
+        self._expected = [place.value(before) for place in present]
+        self._absent = _namespaces_and_names([place for place in changed if place.value(before) is _MISSING])
+        updates: dict[int, tuple[dict[str, Any], dict[str, Any]]] = {}
+        others = []
+        removed = []
+        for place in changed:
+            if place.value(after) is _MISSING:
+                removed.append(place)
+            elif _is_dict_entry(place, before):
+                namespace = _plain_dict(place.namespace)
+                updates.setdefault(id(namespace), (namespace, {}))[1][place.name] = place.value(after)
+            else:
+                others.append(place)
+        self._updates = [update[0] for update in updates.values()], [update[1] for update in updates.values()]
+        self._set = *_owners_and_names(others), [place.value(after) for place in others]
+        self._removed = _namespaces_and_names([place for place in removed if isinstance(place.owner, dict)])
+        self._deleted = _owners_and_names([place for place in removed if not isinstance(place.owner, dict)])
 
-    def is_usual(self) -> bool:
-        """Whether each place has what it had last time."""
-        current = map(_get, self._namespaces, self._names, self._nothing)
-        return all(map(is_, current, self._expected))
+    def matches_last_time(self) -> bool:
+        """Whether each place has the same value as last time. Lists compare their elements by identity first."""
+        try:
+            return list(map(getitem, *self._present)) == self._expected and not any(map(contains, *self._absent))
+        except KeyError:
+            return False
 
     def write(self) -> None:
-        deque(map(setitem, *self._dicts), 0)
+        deque(map(_update, *self._updates), 0)
         deque(map(setattr, *self._set), 0)
         deque(map(delitem, *self._removed), 0)
         deque(map(delattr, *self._deleted), 0)
 
 
-_get: Any = dict.get
+_update: Any = dict.update
 
 
 def _plain_dict(namespace: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a class: the dict that its `__dict__` shows. It is only read here, which takes half of the time."""
+    """For a class: the dict behind its `__dict__` proxy. Only for reading, which takes half of the time."""
     return namespace if isinstance(namespace, dict) else gc.get_referents(namespace)[0]
 
 
-def _is_dict_entry(place: Place, before: int, after: int) -> bool:
-    if place.value(after) is _MISSING:
-        return False
+def _is_dict_entry(place: Place, before: int) -> bool:
     return isinstance(place.owner, dict) or (place.value(before) is not _MISSING and type(place.owner) is ModuleType)
 
 
-def _columns(places: list[Place], after: int) -> tuple[list[str], list[Any]]:
-    return [place.name for place in places], [place.value(after) for place in places]
+def _namespaces_and_names(places: list[Place]) -> tuple[list[dict[str, Any]], list[str]]:
+    return [_plain_dict(place.namespace) for place in places], [place.name for place in places]
+
+
+def _owners_and_names(places: list[Place]) -> tuple[list[object], list[str]]:
+    return [place.owner for place in places], [place.name for place in places]
 
 
 class PatchEngine:
-    """Keeps every place as the active scopes want it.
+    """Keeps the values of all places in accordance with the active scopes.
 
-    An interrupt can come at any line. `active` is what all places are known to be set for, and `is_settled` says that no
-    change was broken off; the next one that enters or leaves anything completes it.
+    An interrupt can come at any line. `active` are the scopes for which all places are set, and `is_settled` is False
+    while a change is incomplete; the next call that enters or leaves a scope completes it.
     """
 
     def __init__(self) -> None:
-        self.lock = threading.RLock()  # a finalizer may enter a mode while this thread is in here
+        self.lock = threading.RLock()  # reentrant: a finalizer may enter a mode while this thread holds it
         self.registered: list[Patch] = []
         self.found_places: list[Patch] = []
         self.switches: list[Patch] = []
@@ -265,12 +277,12 @@ class PatchEngine:
     def register(self, patch: Patch) -> None:
         for other in self.registered:
             if other.place == patch.place and other.mask & patch.mask:
-                raise _two_of_one_place(other, patch)
+                raise _make_conflict_error(other, patch)
         with self.lock:
             self.registered.append(patch)
             self._unresolved.append(patch)
             self._prepared.clear()
-            if self.active & patch.mask:  # a room that was loaded while a mode is active
+            if self.active & patch.mask:  # a package that was imported while a mode is active
                 self.is_settled = False
                 self.settle()
 
@@ -282,17 +294,17 @@ class PatchEngine:
         place.owner = found[0]
         for other in place.patches:
             if other.mask & patch.mask:
-                raise _two_of_one_place(other, patch)
+                raise _make_conflict_error(other, patch)
         place.patches = sorted((*place.patches, patch), key=lambda patch: patch.rank)
-        place.forget_values()
+        place.clear_values()
 
     def place(self, owner: object, name: str) -> Place:
         key = _key(owner, name)
         return self._places.get(key) or self._places.setdefault(key, Place(owner, name))
 
-    def settle_held(self, place: Place) -> None:
-        """After a change of who holds patches of a place that was found."""
-        place.forget_values()
+    def update_held(self, place: Place) -> None:
+        """Update a place that was found at run time, after a change of its holders."""
+        place.clear_values()
         self.change(place, self.active, self.active)
         if not place.held and not place.patches:
             self._places.pop(_key(place.owner, place.name), None)
@@ -300,7 +312,7 @@ class PatchEngine:
     # --- changing --------------------------------------------------------------------------------------------
 
     def settle(self) -> None:
-        """Bring all places to what the holds want now."""
+        """Set all places for the scopes that are held now."""
         wanted = self._combine_holds()
         if wanted == self.active and self.is_settled:
             return
@@ -318,15 +330,17 @@ class PatchEngine:
         wanted = 0
         for scopes in tuple(self.holds.values()):
             wanted |= scopes
-        if not wanted & ANY_MODE.bit:
+        if not wanted & _ANY_MODE_BIT:
             return wanted
-        for scope in [scope for scope, is_due in self._conditions.items() if is_due()]:
-            self._with_any_mode |= scope.bit
-            del self._conditions[scope]
+        for scope, is_due in tuple(self._conditions.items()):
+            if is_due():
+                self._with_any_mode |= scope.bit
+                del self._conditions[scope]
         return wanted | self._with_any_mode
 
     def begin_with_modes(self, scope: Scope, once: Callable[[], object] | None = None) -> None:
-        """From now on, this scope is active whenever a mode is; or from the first mode on that finds `once` true."""
+        """From now on, this scope is active whenever a mode is; or starting with the first mode for which `once()` is
+        true."""
         if once is not None:
             self._conditions[scope] = once
         elif not self._with_any_mode & scope.bit:
@@ -339,7 +353,7 @@ class PatchEngine:
         if transition is None:
             self._resolve_all()
             transition = self._prepared[before, after] = Transition(list(self._places.values()), before, after)
-        if transition.is_usual():
+        if transition.matches_last_time():
             transition.write()
         else:
             self._change_places(before, after)
@@ -348,7 +362,7 @@ class PatchEngine:
                 switch.make(bool(switch.mask & after))
 
     def _change_all(self, before: int, after: int) -> None:
-        """After an interrupt: whatever stands in each place."""
+        """After an interrupt: set each place, whatever its current value."""
         self._change_places(before, after)
         for switch in self.switches:
             switch.make(bool(switch.mask & after))
@@ -359,7 +373,7 @@ class PatchEngine:
             self.change(place, before, after)
 
     def change(self, place: Place, before: int, after: int) -> None:
-        """A place that is not as it was last time."""
+        """Set a place whose value has changed since last time."""
         if place.patches:
             self._prepared.clear()
         place.change(before, after)
@@ -379,11 +393,11 @@ class PatchEngine:
 
 
 def _key(owner: object, name: str) -> tuple[int, str]:
-    """A module and its `__dict__` are the same owner."""
+    """The key of a place; a module and its `__dict__` are the same owner."""
     return id(owner) if isinstance(owner, (type, dict)) else id(vars(owner)), name
 
 
-def _two_of_one_place(first: Patch, second: Patch) -> TypeError:
+def _make_conflict_error(first: Patch, second: Patch) -> TypeError:
     names = [f"{patch.make.__module__}.{patch.make.__qualname__}" for patch in (first, second)]
     return TypeError(f"{second.place} is patched twice in the same scope: by {names[0]} and by {names[1]}")
 
@@ -394,7 +408,7 @@ def find_place(patch: Patch) -> tuple[object, str] | None:
     owner: Any = None
     for end in range(1, len(path) + 1):
         prefix = ".".join(path[:end])
-        if prefix in sys.modules:  # before the attribute: a function may have the name of its module
+        if prefix in sys.modules:  # checked first: a function may have the name of its module
             owner = sys.modules[prefix]
         elif hasattr(owner, path[end - 1]):
             owner = getattr(owner, path[end - 1])
@@ -416,39 +430,39 @@ ENGINE = PatchEngine()
 def patch(*places: str, during: Scopes, reason: str = "", is_new: bool = False) -> Callable[[M], M]:
     """Register a function from the original to its replacement, for each of these places ("torch.nn.functional.one_hot").
 
-    `reason`: in place of its docstring. `is_new`: torch has nothing there, and the original is None.
+    `reason`: instead of the docstring. `is_new`: the name does not exist in torch, and the original is None.
     """
 
     def register(make: M) -> M:
         for place in places:
-            ENGINE.register(Patch(place, make, *_about(make, during, reason), is_new))
+            ENGINE.register(Patch(place, make, *_find_reason(make, during, reason), is_new))
         return make
 
     return register
 
 
 def patch_found(places: str, *, during: Scopes, reason: str = "") -> Callable[[M], M]:
-    """Register a patch for places that only the running program tells, in words. It is applied by `Hold.replace`."""
+    """Register a patch for places that are found at run time; `places` describes them. It is applied by `Hold.replace`."""
 
     def register(make: M) -> M:
-        ENGINE.found_places.append(Patch(places, make, *_about(make, during, reason)))
+        ENGINE.found_places.append(Patch(places, make, *_find_reason(make, during, reason)))
         return make
 
     return register
 
 
 def switch(place: str, *, during: Scopes, reason: str = "") -> Callable[[M], M]:
-    """Register a change that is no object in a place: `turn(True)` makes it, `turn(False)` takes it back. An interrupt may
-    call each of them twice."""
+    """Register a change that is not the value of a name: `turn(True)` makes it, `turn(False)` undoes it. An interrupt
+    may cause a second call of each."""
 
     def register(turn: M) -> M:
-        ENGINE.switches.append(Patch(place, turn, *_about(turn, during, reason)))
+        ENGINE.switches.append(Patch(place, turn, *_find_reason(turn, during, reason)))
         return turn
 
     return register
 
 
-def _about(make: Callable[..., object], during: Scopes, reason: str) -> tuple[int, str]:
+def _find_reason(make: Callable[..., object], during: Scopes, reason: str) -> tuple[int, str]:
     reason = reason or inspect.getdoc(make) or ""
     if not reason:
         raise TypeError(f"{make.__module__}.{make.__qualname__} patches torch, and does not say why: give it a docstring")
@@ -465,7 +479,7 @@ class Hold:
             hold.enter(combine(TRACING))
             ...
 
-    Each can be called twice, and `leave` without `enter`: an interrupt may have come in between.
+    Each can be called twice, and `leave` without `enter`, because an interrupt may come in between.
     """
 
     __slots__ = ("_found", "_is_left")
@@ -494,7 +508,7 @@ class Hold:
                 ENGINE.settle()
 
     def replace(self, owner: object, name: str, make: Make) -> None:
-        """Patch a place that only the running program tells, by a function that `patch_found` has registered."""
+        """Patch a place that was found at run time, with a function registered by `patch_found`."""
         self._is_left = False
         with ENGINE.lock:
             place = ENGINE.place(owner, name)
@@ -502,7 +516,7 @@ class Hold:
                 self._found = []
             self._found.append((place, make))
             place.held.setdefault(make, set()).add(self)
-            ENGINE.settle_held(place)
+            ENGINE.update_held(place)
 
     def leave(self) -> None:
         if self._is_left:
@@ -514,7 +528,7 @@ class Hold:
                 holders.discard(self)
                 if not holders:
                     place.held.pop(make, None)
-                ENGINE.settle_held(place)
+                ENGINE.update_held(place)
                 self._found.pop()
             ENGINE.holds.pop(self, None)
             ENGINE.settle()
@@ -545,7 +559,7 @@ def active(*scopes: Scope) -> Hold:
 
 
 def load_all_patches() -> None:
-    """Import every module of every room, since any of them may register patches."""
+    """Import every module of the library, because any of them may register patches."""
     package = importlib.import_module("understudy")
     for module in pkgutil.walk_packages(package.__path__, "understudy."):
         if not module.name.endswith("__main__"):
@@ -581,5 +595,5 @@ def main() -> None:
     print(describe_patches())
 
 
-if __name__ == "__main__":  # this file is then loaded twice, and the patches are known to the other one
+if __name__ == "__main__":  # this file is then loaded twice; the patches are registered in the other module
     importlib.import_module("understudy.patching").main()

@@ -13,7 +13,7 @@ from torch.func import functional_call, grad, hessian, jacfwd, jacrev
 from torch.utils._pytree import tree_leaves
 
 from understudy import make_fx
-from understudy.fake.kernels.transforms import REGISTERED
+from understudy.fake.kernels.transforms import RULES_IN_USE
 from understudy.ops.shared.batching import batching_rule
 from understudy.ops.views import split_and_join
 
@@ -92,11 +92,11 @@ SINGLE: dict[str, tuple[Function, list[tuple[int, ...]]]] = {
 
 
 def by_our_rules(f: Function) -> Any:
-    REGISTERED.begin()
+    RULES_IN_USE.begin()
     try:
         return f()
     finally:
-        REGISTERED.end()
+        RULES_IN_USE.end()
 
 
 def gradients_of(f: Function, count: int) -> Function:

@@ -12,7 +12,7 @@ from torch.fx import GraphModule, Interpreter
 from torch.fx.traceback import preserve_node_meta
 
 from understudy import make_fx, patching
-from understudy.capture.higher_order.torch_tracing import TracerOfThisThread
+from understudy.capture.higher_order.torch_tracing import CurrentTracer
 from understudy.patching import RECORDING
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -160,7 +160,7 @@ def test_our_tracer_stays_as_long_as_anyone_needs_it() -> None:
     first.__enter__()
     second.__enter__()  # as another thread would
     first.__exit__(None, None, None)
-    assert type(tracing._CURRENT_MAKE_FX_TRACER) is TracerOfThisThread
+    assert type(tracing._CURRENT_MAKE_FX_TRACER) is CurrentTracer
     second.__exit__(None, None, None)
     assert tracing._CURRENT_MAKE_FX_TRACER is None
 

@@ -83,7 +83,7 @@ def test_the_graph_is_the_same_to_the_last_mark(
     model, x = Stack(), torch.randn(3, 8)
     repeated = facts(capture(model, x, mode=mode))
     assert len(replays) >= 4
-    monkeypatch.setattr(layers, "LEAST", 1000)
+    monkeypatch.setattr(layers, "LEAST_SIBLINGS", 1000)
     assert repeated == facts(capture(model, x, mode=mode))
 
 

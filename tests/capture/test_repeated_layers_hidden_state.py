@@ -524,7 +524,7 @@ def test_layers_that_read_what_does_not_change_are_repeated(
 
     from understudy.capture.repeated_layers.replay import LayerPlan
 
-    original = LayerPlan.follow
-    monkeypatch.setattr(LayerPlan, "follow", lambda plan, *given: runs.append(1) or original(plan, *given))
+    original = LayerPlan.write_nodes
+    monkeypatch.setattr(LayerPlan, "write_nodes", lambda plan, *given: runs.append(1) or original(plan, *given))
     capture(Stack(Counting, COUNT), torch.randn(3, 8))
     assert len(runs) >= COUNT - 2

@@ -103,6 +103,7 @@ WRONG = [
     (["run"], "understudy run: no script is named"),
     (["run", "nope.py"], "understudy run: can't run 'nope.py': there is no such file"),
     (["run", "trian.py"], "understudy run: can't run 'trian.py': there is no such file: did you mean train.py?"),
+    (["run", "-m", "no.such.module"], "understudy run: can't run -m no.such.module: there is no module named 'no'"),
     (["run", "."], "understudy run: can't run '.': it is a folder"),
     (["run", "-m"], "understudy run: -m needs the name of a module"),
     (["run", "--device", "h10", "train.py"], "understudy run: no device is named 'h10': did you mean h100"),

@@ -113,3 +113,49 @@ def test_saved_and_loaded(name: str) -> None:
     inputs = case.inputs(*sizes_of(case)[-1])
     given, wanted = copy.deepcopy(inputs), copy.deepcopy(inputs)
     torch.testing.assert_close(leaves_of(loaded(*given)), leaves_of(copy.deepcopy(model)(*wanted)), atol=0, rtol=0)
+
+
+class WritesCache(torch.nn.Module):
+    """A cache that is written with results of parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("keys", torch.zeros(1, 32, 8))
+        self.linear = torch.nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        keys = self.keys.index_copy_(1, places, self.linear(x))
+        return x @ keys.transpose(1, 2)
+
+
+def test_a_program_is_copied_with_what_was_written() -> None:
+    model, inputs = WritesCache(), (torch.randn(1, 5, 8), torch.arange(5))
+    program = understudy.export(model, inputs, dynamic_shapes={"x": {1: "seq"}, "places": {0: "seq"}})
+    copied = copy.deepcopy(program)
+    other = (torch.randn(1, 7, 8), torch.arange(7))
+    for made in (copied.module(), copy.deepcopy(copied).run_decompositions().module()):
+        torch.testing.assert_close(made(*other), copy.deepcopy(model)(*other))
+
+
+class Resampled(torch.nn.Module):
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.options = options
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.interpolate(x, **self.options)
+
+
+@pytest.mark.parametrize("mode", ["nearest", "nearest-exact", "bilinear", "bicubic"])
+@pytest.mark.parametrize("scale", [2, 1.5])
+def test_numbers_that_are_computed_from_sizes_stay_symbols(mode: str, scale: float) -> None:
+    """In a decomposed dialect the scale is a float in the graph: its value for torch's tools must fix no size."""
+    model, varying = Resampled(scale_factor=scale, mode=mode), torch.export.Dim.DYNAMIC
+    program = understudy.export(
+        model, (torch.randn(2, 3, 8, 10),), dynamic_shapes={"x": {2: varying, 3: varying}},
+        decompositions=torch.export.default_decompositions(),
+    )  # fmt: skip
+    program.validate()
+    for shape in ((2, 3, 8, 10), (2, 3, 6, 20), (2, 3, 11, 4)):
+        x = torch.randn(shape)
+        torch.testing.assert_close(program.module()(x), model(x), atol=1e-5, rtol=1e-5)

@@ -42,15 +42,34 @@ SURE = {
     "or with what is true": (lambda: ((torch.randn(4) > 0) | torch.ones(4, dtype=torch.bool)).all(), True),
     "a position": (lambda: torch.randn(7).argmax() < 7, True),
     "a share": (lambda: torch.sigmoid(torch.rand([])) <= 1, True),
+    "a share of a mask": (lambda: (torch.randn(300) > 0).float().mean() <= 1.1, True),
+    "elements that were drawn": (lambda: torch.cat([torch.rand(3), torch.rand(2).flip(0)]).sort()[0].max() < 2, True),
+    "one of two": (lambda: torch.where(torch.randn(3) > 0, torch.rand(3), 5.0).sum() < 16, True),
 }
 
 
+@pytest.mark.parametrize("is_inference", [False, True])
 @pytest.mark.parametrize("name", SURE)
-def test_what_follows_from_ranges_needs_no_policy(name: str) -> None:
+def test_what_follows_from_ranges_needs_no_policy(name: str, is_inference: bool) -> None:
     program, answer = SURE[name]
     assert bool(program()) is answer  # eager
-    with FakeTensorMode():
+    if is_inference and name == "drawn in place":
+        pytest.skip("tensors of inference mode count no writes")
+    with FakeTensorMode(), torch.inference_mode(is_inference):
         assert bool(program()) is answer
+
+
+@pytest.mark.parametrize("write", [torch.Tensor.logical_not_, lambda x: x.fill_(True), lambda x: x.copy_(torch.randn(2) > 0)])
+def test_a_write_ends_a_range_in_inference_mode(write: Any) -> None:
+    with FakeTensorMode(), torch.inference_mode():
+        mask = torch.rand(3) < 0.0
+        view = mask[1:]
+        assert not mask.any()
+        write(view)
+        with pytest.raises(DataDependentOutputException):
+            bool(mask.any())
+        with pytest.raises(DataDependentOutputException):
+            bool(view.any())
 
 
 def test_identity() -> None:
@@ -84,7 +103,10 @@ def test_ranges_hold_for_real_values() -> None:
     """Each rule against the real operator, on numbers drawn from the ranges that it is given."""
     torch.manual_seed(0)
     unary = [torch.abs, torch.neg, torch.sigmoid, torch.floor, torch.isnan, torch.isinf, torch.isfinite, torch.logical_not]
+    unary += [torch.sum, torch.mean, lambda x: x.view(8, 8).sum(1), lambda x: x.flip(0), lambda x: x.sort()[0], lambda x: x[:3]]
+    unary += [lambda x: torch.cat([x, x + 7]), lambda x: x.masked_fill(x > 0.5, 9.0), lambda x: (x > 0.5).float().mean()]
     binary = [torch.add, torch.sub, torch.mul, torch.eq, torch.ne, torch.lt, torch.le, torch.gt, torch.ge, torch.logical_or]
+    binary += [lambda x, y: torch.where(x > y, x, y), lambda x, y: torch.stack([x, y]), lambda x, y: x / y.sum()]
     for low, high in [(0.0, 1.0), (-2.0, 3.0), (-5.0, -4.0)]:
         real = [torch.empty(64).uniform_(low, high) for _ in range(2)]
         with FakeTensorMode():
@@ -179,13 +201,39 @@ def test_masks_are_balanced_or_the_worst_case() -> None:
             x[mask] = 0.0
 
 
-def test_routing_is_balanced() -> None:
-    with plausible():
+@pytest.mark.parametrize("is_inference", [False, True])
+def test_an_accuracy_is_a_share(is_inference: bool) -> None:
+    with plausible(), torch.inference_mode(is_inference):
+        logits, labels, counted = torch.randn(32, 1000), torch.randint(0, 1000, (32,)), torch.randn(32) > 0
+        is_right = logits.argmax(1) == labels
+        for accuracy in (is_right.float().mean(), is_right.sum() / 32, (is_right & counted).sum() / counted.sum()):
+            assert 0 <= accuracy.item() <= 1
+
+
+@pytest.mark.parametrize("is_inference", [False, True])
+def test_routing_is_balanced(is_inference: bool) -> None:
+    with plausible(), torch.inference_mode(is_inference):
         scores = torch.randn(64, 8)
         chosen = scores.argmax(-1)
         assert (chosen == 3).nonzero().shape == (8, 1)
         assert (chosen == 3).any()
         assert torch.unique(chosen).shape == (8,)
+        _, experts = scores.repeat(100, 1).softmax(-1).topk(2)
+        mask = torch.nn.functional.one_hot(experts, 8).permute(2, 1, 0)
+        assert torch.where(mask[3])[0].shape == (1600,)
+        assert torch.where(experts == 3)[0].shape == (1600,)
+        hit = (mask.sum(dim=(-1, -2)) > 0).nonzero()
+        assert hit.shape == (8, 1)
+        assert torch.where(mask[hit[5]].squeeze(0))[1].shape == (1600,)
+
+
+def test_masks_of_what_was_drawn_have_its_share() -> None:
+    with plausible():
+        assert torch.randn(1000)[torch.rand(1000) < 0.1].shape == (100,)
+        assert torch.randn(1000)[torch.rand(1000) > 0.25].shape == (750,)
+        assert torch.randn(1000)[torch.randint(0, 10, (1000,)) >= 7].shape == (300,)
+        assert torch.randn(1000)[torch.randint(0, 10, (1000,)) < 1].shape == (100,)
+        assert (torch.zeros(9, 2000, dtype=torch.int64).scatter_(0, torch.randint(0, 9, (1, 2000)), 1) > 0).sum().item() == 2000
 
 
 def test_values_for_other_libraries() -> None:

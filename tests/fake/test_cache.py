@@ -228,3 +228,23 @@ def test_not_a_number_is_found_again() -> None:
         before = mode.cache_info()
         torch.nan_to_num(x + float("nan"), float("nan"))
         assert mode.cache_info().misses == before.misses
+
+
+def test_other_floats_need_no_other_plan() -> None:
+    """Optimizers compute with other numbers at each step; tensors of integers and floats of no use to a dtype do not count."""
+
+    def misses_of(step: Callable[[float], object], *values: float) -> int:
+        before = FakeTensorMode.cache_info().misses
+        for value in values:
+            step(value)
+        return FakeTensorMode.cache_info().misses - before
+
+    with FakeTensorMode():
+        x, n = torch.randn(5, 7), torch.arange(4).view(2, 2) * torch.ones((), dtype=torch.int64)
+        assert misses_of(lambda value: x * value, 0.25, 0.5, 0.75) == 1
+        assert misses_of(lambda value: x.addcdiv_(x, x, value=value), 0.25, 0.5, 0.75) == 1
+        assert misses_of(lambda value: torch._foreach_add_([x, x], [value, 2 * value]), 0.25, 0.5, 0.75) == 1
+        assert misses_of(lambda value: n * value, 0.25, 0.5, 0.75) == 3
+        assert misses_of(lambda value: x * value, 1e30, float("inf"), float("nan")) == 3
+        assert (x * 0.125).dtype is torch.float32 and (n * 0.125).dtype is torch.float32
+        assert (x * 2).shape == (x * True).shape == (5, 7)

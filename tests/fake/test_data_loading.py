@@ -12,9 +12,9 @@ from torch.utils.data import (
     Dataset,
     DistributedSampler,
     IterableDataset,
-    RandomSampler,
     SubsetRandomSampler,
     TensorDataset,
+    WeightedRandomSampler,
     random_split,
 )
 
@@ -81,10 +81,35 @@ def test_workers_are_not_needed() -> None:
 
 
 def test_nothing_is_replaced_afterwards() -> None:
-    before = RandomSampler.__iter__
+    before = DataLoader._get_iterator
     with FakeTensorMode():
-        assert RandomSampler.__iter__ is not before
-    assert RandomSampler.__iter__ is before
+        assert DataLoader._get_iterator is not before
+    assert DataLoader._get_iterator is before
+
+
+class TensorBatches:
+    """A sampler of a user's, that reads what it draws, and gives tensors of indices."""
+
+    def __iter__(self) -> Iterator[Tensor]:
+        while torch.rand(()).item() < 0.9:
+            yield torch.randperm(10)[:4]
+
+
+def test_samplers_of_all_kinds_draw_for_real() -> None:
+    weighted = WeightedRandomSampler([0.1, 0.2, 0.7], 8)
+
+    def run() -> list[list[int]]:
+        torch.manual_seed(5)
+        drawn = [list(DataLoader(range(3), sampler=weighted, batch_size=None))]  # type: ignore[arg-type]
+        loader = DataLoader(torch.arange(10), batch_sampler=TensorBatches(), num_workers=2, persistent_workers=True)  # type: ignore[arg-type]
+        for _ in range(2):
+            drawn += [batch.tolist() for batch in loader]
+        return drawn
+
+    with FakeTensorMode():
+        inside = run()
+    assert len(inside) > 2
+    assert inside == run()
 
 
 def test_the_generator_of_the_program_is_not_advanced() -> None:

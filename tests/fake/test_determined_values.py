@@ -609,3 +609,38 @@ def test_spdiags_of_offsets_without_data() -> None:
     offsets = mode.from_tensor(torch.tensor([0, 1]))
     with mode, pytest.raises(DynamicOutputShapeException, match="depends on the offsets"):
         torch.sparse.spdiags(torch.ones(2, 3), offsets, (3, 3))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.uint8])
+@pytest.mark.parametrize("start", [0, 1, 255, 2048, 2**24, -0.0, 0.1])
+def test_counters_hold_what_real_ones_hold(dtype: torch.dtype, start: float) -> None:
+    """Counters that have the same number share the next one: in each dtype, with its rounding, sign and overflow."""
+
+    def count() -> list[object]:
+        seen: list[object] = []
+        first, second = torch.tensor(start).to(dtype), torch.tensor(start, dtype=torch.float64).to(dtype)
+        alias, many = first.view(()), torch.tensor([start, start + 1]).to(dtype)
+        for step in (1, 0, 3):
+            first += step
+            alias.add_(step).mul_(1)
+            second *= -1 if dtype.is_signed else 1
+            many[0].add_(step)
+            seen += [first.item(), alias.item(), second.item(), many[0].item(), many.tolist()]
+        return [(type(value), str(value)) for value in seen]
+
+    with FakeTensorMode():
+        on_stand_ins = count()
+        again = count()
+    assert on_stand_ins == again == count()
+
+
+def test_counters_that_view_memory_of_another_dtype(mode: FakeTensorMode) -> None:
+    def count() -> list[object]:
+        half = torch.tensor(1.0, dtype=torch.bfloat16).view(torch.float16).add_(1)
+        raw = torch.tensor([0, 0, 128, 63], dtype=torch.uint8).view(torch.float32)[0].add_(1)
+        plain = torch.tensor(1.0, dtype=torch.float16).add_(1)
+        return [half.item(), raw.item(), plain.item()]
+
+    with mode:
+        on_stand_ins = count()
+    assert on_stand_ins == count()

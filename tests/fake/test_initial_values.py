@@ -315,7 +315,7 @@ def test_modes_that_are_to_check_do(option: str) -> None:
     fake_mode = FakeTensorMode(crosscheck=option == "crosscheck")
     if option == "cache":
         fake_mode.cache_enabled = False
-    assert not fake_mode.answers_at_once
+    assert not fake_mode.can_skip_dispatch
     with fake_mode:
         assert nn.Linear(3, 4).weight._version == 1
 
@@ -366,7 +366,7 @@ def facts(source: Any, detached: Any) -> Any:
         "spec": detached._spec,
         "kind": type(detached),
         "mode": detached.fake_mode,
-        "known": detached._known is source._known,
+        "known": detached._determined is source._determined,
         "versions": (before, detached._version, source._version),
         "autograd": (
             detached.requires_grad,

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from understudy import FakeTensorMode, ShapeEnv
 from understudy.fake.kernels import recipes
 from understudy.infer.engine import cache
-from understudy.ops.traits.caching import remembered
+from understudy.ops.traits.caching import has_recipe
 
 BATCH, LENGTH, WIDTH = 3, 10, 16
 
@@ -305,7 +305,7 @@ def test_results_are_apart() -> None:
 
 
 def test_the_table_names_composites() -> None:
-    for name in remembered:
+    for name in has_recipe:
         op = recipes._torch.operator_named(name)
         assert recipes._torch.has_composite_kernel(op), name
 

@@ -71,11 +71,7 @@ GAPS: dict[tuple[str, str], Gap] = {
     ("item", "function"): Gap("reads a value, which the graph would hold fixed", for_real()),
     **_of("corrcoef", BOTH, Gap(_CHECKS_WEIGHTS, for_real())),
     **_of("cov", BOTH, Gap(_CHECKS_WEIGHTS, {"real": 0, "fake": 2, "symbolic": 2})),
-    ("istft", "function"): Gap(_CHECKS_WINDOW, {"real": 0, "fake": 7}),
-    ("istft", "backward"): Gap(
-        f"{_CHECKS_WINDOW}; with symbolic sizes torch's Python version is recorded, whose gradient has other strides",
-        {"real": 0, "fake": 7, "symbolic": 0},
-    ),
+    **_of("istft", BOTH, Gap(_CHECKS_WINDOW, {"real": 0, "fake": 7})),
     **_of("_foreach_add", ("function", "inplace"), Gap("a number that is given as a tensor is read on the way to C++", for_real(6))),
     **_of("narrow", BOTH, Gap("the start may be given as a tensor, which is read", for_real(1))),
     **_of("nn.functional.gaussian_nll_loss", BOTH, Gap("checks that no variance is negative", everywhere())),

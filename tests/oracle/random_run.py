@@ -13,6 +13,7 @@ import random
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -118,7 +119,7 @@ def run_programs(kind: str, vocabulary: Vocabulary, numbers: Sequence[int], anno
         program = vocabulary.new_program(number)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            for finding, steps in runner(program, lambda number=number: announce(number, True)):
+            for finding, steps in runner(program, lambda on_stand_ins=True, number=number: announce(number, on_stand_ins)):
                 tally.add(finding, steps, f"{vocabulary.seed}/{vocabulary.block}/{number}")
                 _cover(tally, finding)
     return tally
@@ -155,7 +156,7 @@ def real_steps(program: Program) -> Iterator[tuple[Step, Any, BaseException | No
 # --- static -----------------------------------------------------------------------------------------------------
 
 
-def run_static(program: Program, announce: Callable[[], None]) -> Iterator[tuple[Finding, int]]:
+def run_static(program: Program, announce: Callable[..., None]) -> Iterator[tuple[Finding, int]]:
     mode = new_mode("understudy")
     fakes: list[Any] = []
     for step, result, raised in real_steps(program):
@@ -197,8 +198,8 @@ class Idle(TorchDispatchMode):
 
 
 def _is_other_path(step: Step, program: Program, fake_result: Any, fakes: list[Any]) -> bool:
-    """Whether a real run of the program below a mode that does nothing gives what stand-ins give: with its values, or with
-    ones, if that path does not take its values."""
+    """Whether a real run of the step below a mode that does nothing gives what stand-ins give: with the values of the
+    program, or with ones, if that path does not take its values. The steps before did what they do without a mode."""
     for fill in (None, _ones):
         found = _run_below_mode(step, program, fill)
         if found is not None:
@@ -219,7 +220,7 @@ def _run_below_mode(step: Step, program: Program, fill: Callable[[torch.Tensor],
                 tensor = inputs[len(values)]
                 values.append(tensor.data.requires_grad_(tensor.requires_grad))
             seed()
-            with Idle():
+            with Idle() if each is step else nullcontext():
                 result = each.run(values)
             if each is not step:
                 Program.append_results(result, values)
@@ -255,8 +256,9 @@ def built_in_class(error: BaseException) -> type[BaseException]:
     return next(cls for cls in type(error).__mro__ if vars(builtins).get(cls.__name__) is cls)
 
 
-def _judge_error(step: Step, error: BaseException, raised: BaseException | None) -> Finding:
-    if fx_run.decides_by_data(error) and step.op in DATA_DEPENDENT:
+def _judge_error(step: Step, error: BaseException, raised: BaseException | None, before: Sequence[Step] = ()) -> Finding:
+    """`before`: steps of the same run, any of which may have raised the error."""
+    if fx_run.decides_by_data(error) and any(each.op in DATA_DEPENDENT for each in (*before, step)):
         return Finding("data-dependent", step.op, step.variant, step.edits)
     if raised is not None:
         wanted = built_in_class(raised)
@@ -361,7 +363,7 @@ def whole_case(program: Program, step: Step | None = None) -> Case:
     return Case(name, "", "program", 0, call, tuple(inputs.values()), {})
 
 
-def run_symbolic(program: Program, announce: Callable[[], None]) -> Iterator[tuple[Finding, int]]:
+def run_symbolic(program: Program, announce: Callable[..., None]) -> Iterator[tuple[Finding, int]]:
     refused: tuple[Step, BaseException] | None = None
     for step, _, raised in real_steps(program):
         if raised is not None:
@@ -373,20 +375,20 @@ def run_symbolic(program: Program, announce: Callable[[], None]) -> Iterator[tup
     if refused is not None:
         yield _refused_with_symbols(program, *refused, settings), 1
     elif program.steps:
-        yield _symbolic_finding(program, settings), len(program.steps)
+        yield _symbolic_finding(program, settings, announce), len(program.steps)
 
 
 def _refused_with_symbols(program: Program, step: Step, raised: BaseException, settings: dict[str, bool]) -> Finding:
     try:
         run = symbolic.SymbolicRun(whole_case(program, step), **settings)
     except Exception as error:
-        return _judge_error(step, error, raised)
+        return _judge_error(step, error, raised, program.steps)
     if run.env.births:  # a size that data knows is expected to fit
         return Finding("data-dependent", step.op, step.variant, step.edits)
     return _judge_missed(step, program, raised)
 
 
-def _symbolic_finding(program: Program, settings: dict[str, bool]) -> Finding:
+def _symbolic_finding(program: Program, settings: dict[str, bool], announce: Callable[..., None]) -> Finding:
     case = whole_case(program)
     last = program.steps[-1]
     edits = tuple(edit for step in program.steps for edit in step.edits)
@@ -399,10 +401,11 @@ def _symbolic_finding(program: Program, settings: dict[str, bool]) -> Finding:
             return Finding("data-dependent", last.op, last.variant, edits)
         return Finding("error", case.op, last.variant, edits, _said(error), _text(error))
     said = symbolic.at(run.result, run.env.hints)
-    if said != real:
+    if said != _as_known(real, said):
         if said == _described_below_mode(case):
             return Finding("other path", last.op, last.variant, edits)
         return Finding("mismatch", case.op, last.variant, edits, "at the example's sizes", f"real {real}, symbolic {said}"[:700])
+    announce(False)  # from here on, real kernels run
     wrong = _wrong_elsewhere(run, program.rng) if _has_own_memory(case) else ""
     if wrong:
         return Finding("unsound", case.op, last.variant, edits, wrong.partition(":")[0], f"{wrong}; guards {list(run.env.guards)}"[:900])
@@ -415,9 +418,16 @@ def _described_below_mode(case: Case) -> Any:
         return symbolic.described(case.call(*duplicate(case.args)))
 
 
-def _has_other_strides_below_mode(case: Case) -> bool:
-    seed()
-    return bool(symbolic.described(case.call(*duplicate(case.args))) != _described_below_mode(case))
+def _has_other_path_below_mode(case: Case) -> bool:
+    """Whether strides, or which inputs count as written to, are others for real tensors below a mode that does nothing."""
+
+    def account(mode: Any) -> Any:
+        args = duplicate(case.args)
+        seed()
+        with mode:
+            return symbolic.described(case.call(*args)), [tensor._version for tensor in args]
+
+    return bool(account(nullcontext()) != account(Idle()))
 
 
 def _has_own_memory(case: Case) -> bool:
@@ -432,6 +442,8 @@ def _wrong_elsewhere(run: symbolic.SymbolicRun, rng: random.Random) -> str:
     for _ in range(24):
         values = {symbol: rng.choice((run.env.hints[symbol], 0, 1, 2, 3, 5, 7)) for symbol in run.symbols}
         sizes = symbolic._changed(run, values)
+        if sizes == run.env.hints:  # the storage of an input may be larger than the input, and at these sizes it was so
+            continue
         if not (symbolic.is_admissible(run, sizes) and symbolic.is_affordable(run, sizes)) or run.broken(sizes):
             continue
         said, inputs = symbolic.at(run.result, sizes), symbolic._shown(run, sizes)
@@ -441,12 +453,25 @@ def _wrong_elsewhere(run: symbolic.SymbolicRun, rng: random.Random) -> str:
             if not _takes_other_values(run, sizes, error):
                 return f"refused elsewhere: at {inputs}: {_text(error)[:200]}"
             continue
-        if said != real:
+        if said != _as_known(real, said):
             return f"another answer elsewhere: at {inputs}: real {real}, said {said}"
         tried += 1
         if tried == OTHER_SIZES:
             break
     return ""
+
+
+def _as_known(real: list[Any], said: list[Any]) -> list[Any]:
+    """Without the strides of tensors that have no elements because data say so: eager lays them out in another way."""
+    return [_as_told(*pair) for pair in zip(real, said, strict=True)] if len(real) == len(said) else real
+
+
+def _as_told(real: tuple[Any, ...], said: tuple[Any, ...]) -> tuple[Any, ...]:
+    if len(real) < 2 or real[1] != said[1] or not isinstance(real[1], int):
+        return real
+    end = 2 + real[1]
+    is_emptied = any(size == 0 for size, told in zip(real[2:end], said[2:end], strict=True) if told is symbolic.UNKNOWN)
+    return (*real[:end], *said[end : end + real[1]], *real[end + real[1] :]) if is_emptied else real
 
 
 def _takes_other_values(run: symbolic.SymbolicRun, sizes: Any, error: Exception) -> bool:
@@ -466,7 +491,7 @@ def _takes_other_values(run: symbolic.SymbolicRun, sizes: Any, error: Exception)
     return False
 
 
-def run_captured(program: Program, announce: Callable[[], None]) -> Iterator[tuple[Finding, int]]:
+def run_captured(program: Program, announce: Callable[..., None]) -> Iterator[tuple[Finding, int]]:
     for _ in real_steps(program):
         pass
     if not program.steps:
@@ -481,7 +506,7 @@ def run_captured(program: Program, announce: Callable[[], None]) -> Iterator[tup
         return
     verdict = fx_run.examine(case, "understudy", (mode,))[mode]
     outcome = {"rounded": "ok", "refused": "ok"}.get(verdict.outcome, verdict.outcome)
-    if outcome == "wrong" and verdict.cause == "out.stride" and _has_other_strides_below_mode(case):
+    if outcome == "wrong" and verdict.cause in ("out.stride", "in.written") and _has_other_path_below_mode(case):
         outcome = "other path"
     if outcome in ("ok", "data-dependent", "other path"):
         yield Finding(outcome, last.op, last.variant, edits), len(program.steps)

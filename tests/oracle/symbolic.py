@@ -365,7 +365,7 @@ def resized(model: torch.Tensor, geometry: Any) -> torch.Tensor:
     shape, stride, offset = geometry
     extent = offset + 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
     storage = torch.zeros(max(extent, 0) if all(shape) else offset, dtype=model.dtype)
-    tensor = storage.as_strided(shape, stride, offset)
+    tensor = storage.as_strided(shape, stride, offset).data  # an input is no view of anything
     values = model.detach().resolve_conj().resolve_neg().reshape(-1)
     is_expanded = any(size > 1 and step == 0 for size, step in zip(shape, stride, strict=True))
     if is_expanded and storage.numel() and values.numel():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -12,7 +13,8 @@ from torch import Tensor
 
 from tests.oracle.cases import duplicate
 from tests.oracle.random_run import _differences, built_in_class
-from understudy import FakeTensorMode, ShapeEnv
+from understudy import FakeTensorMode, ShapeEnv, TensorSpec, make_fx
+from understudy.infer.kernels import strided_on
 from understudy.shapes.input_dims import DYNAMIC
 
 Call = Callable[..., Any]
@@ -56,6 +58,11 @@ CALLS: dict[str, tuple[Call, list[Tensor]]] = {
     "out= of statistics that are computed": (
         lambda x, w, a, b, c: torch.native_batch_norm(x, w, w, w, w, True, 0.1, 1e-5, out=(a, b, c)),
         [ones(3, 2, 4), ones(2), ones(3, 2, 4), ones(3), ones(0)]),
+    "gradient of distances of nothing, with gaps": (
+        lambda x, y: torch.autograd.grad(torch.cdist(x.requires_grad_(), y, 0.0).sum(), x),
+        [ones(2, 4, 5)[::2][:0].data, ones(3, 5)]),
+    "gradient of distances to nothing, with gaps": (
+        lambda x, y: torch.autograd.grad(torch.cdist(x.requires_grad_(), y, 0.0).sum(), x), [ones(4, 4, 5)[::2].data, ones(0, 5)]),
     "a tolerance for each of many": (lambda x, tol: torch.linalg.pinv(x, rtol=tol), [torch.eye(4)[:, :3].clone(), ones(2, 1)]),
     "a tolerance for each of nothing": (lambda x, tol: torch.linalg.pinv(x, rtol=tol), [ones(0, 3), ones(2, 1)]),
     "a list of out= that is resized": (lambda x, a, b: torch.unbind_copy(x, out=[a, b]), [ones(2, 3), ones(4), ones(0)]),
@@ -68,6 +75,24 @@ CALLS: dict[str, tuple[Call, list[Tensor]]] = {
     "gradient of a softmax of no integers": (
         lambda x: torch.ops.aten._softmax_backward_data(x, x, 0, torch.float32), [ones(0, 2, dtype=torch.int64)]),
     "counts of nothing, with weights": (lambda x, w: torch.bincount(x, w, 4), [ones(0, dtype=torch.int64), ones(3)]),
+    "one tensor for all of a list": (lambda x, a, b: torch.unbind_copy(x, out=[a, b, a]), [ones(3, 2), ones(0), ones(2)]),
+    "one tensor for parts of different sizes": (
+        lambda x, a: torch.split_with_sizes_copy(x, [1, 2], out=[a, a]), [ones(3, 2), ones(2, 2)]),
+    "one tensor for parts of different sizes, the smaller last": (
+        lambda x, a: torch.split_with_sizes_copy(x, [2, 1], out=[a, a]), [ones(3, 2), ones(1, 2)]),
+    "statistics of nothing in a vector": (
+        lambda x, m: torch.nn.functional.batch_norm(x, m, m, training=True), [ones(0), ones(0)]),
+    "distances of one row of 16 bits": (torch.pdist, [ones(1, 5, dtype=torch.bfloat16)]),
+    "a system of no equations of 16 bits": (
+        torch.linalg.lu_solve, [ones(0, 0, dtype=torch.bfloat16), ones(0, dtype=torch.int32), ones(0, 0, dtype=torch.bfloat16)]),
+    "a copy from beyond an expanded tensor": (lambda x: torch.as_strided_copy(x[:1].expand(3, 3), (2, 2), (1, 2)), [
+        ones(3, 3, dtype=torch.bool)]),
+    "out= by columns, and another that fits": (lambda x, a, b: torch.geqrf(x, out=(a, b)), [ones(3, 5), ones(0), ones(3)]),
+    "out= by rows, since another does not fit": (lambda x, a, b: torch.geqrf(x, out=(a, b)), [ones(3, 5), ones(0), ones(4)]),
+    "a transposed kernel that makes nothing of nothing": (
+        lambda x, w: torch.nn.functional.conv_transpose1d(x, w, padding=1), [ones(0, 2, 1), ones(2, 2, 2)]),
+    "a transposed kernel of a batch that makes nothing": (
+        lambda x, w: torch.nn.functional.conv_transpose1d(x, w, padding=1), [ones(2, 2, 1), ones(2, 2, 2)]),
     "windows that fit": (
         lambda x: torch.nn.functional.fractional_max_pool3d(x, 2, output_size=2, _random_samples=torch.zeros(1, 1, 3)),
         [ones(1, 1, 4, 4, 4)]),
@@ -106,6 +131,52 @@ REFUSED: dict[str, tuple[Call, list[Tensor]]] = {
     "rows that are no columns": (
         lambda a, b, s: torch.ops.aten._scaled_mm_v2(a, b, [s], [0], [0], [s], [0], [0], None, torch.float32),
         [ones(4, 3, dtype=F8), ones(4, 3, dtype=F8), ones(1)]),
+    "a transposed kernel that makes nothing": (
+        lambda x, w: torch.nn.functional.conv_transpose1d(x, w, padding=1), [ones(1, 2, 1), ones(2, 2, 2)]),
+    "a transposed kernel of 64 bits that makes nothing": (
+        lambda x, w: torch.nn.functional.conv_transpose2d(x, w, padding=1),
+        [ones(2, 2, 1, 3, dtype=torch.float64), ones(2, 2, 2, 2, dtype=torch.float64)]),
+    "a spread kernel of integers": (
+        lambda x, w: torch.nn.functional.conv2d(x, w, dilation=2),
+        [ones(1, 2, 4, 4, dtype=torch.int8), ones(2, 2, 2, 2, dtype=torch.int8)]),
+    "the largest of integers in windows": (lambda x: torch.nn.functional.max_pool1d(x, 2), [ones(1, 2, 4, dtype=torch.int64)]),
+    "a product of bools": (
+        torch.nn.functional.bilinear, [ones(2, 3, dtype=torch.bool), ones(2, 4, dtype=torch.bool), ones(5, 3, 4, dtype=torch.bool)]),
+    "segments of integers": (
+        lambda x, n: torch.segment_reduce(x, "sum", lengths=n), [ones(4, dtype=torch.int64), 2 * ones(2, dtype=torch.int64)]),
+    "lengths of segments that are fractions": (lambda x, n: torch.segment_reduce(x, "sum", lengths=n), [ones(4), 2 * ones(2)]),
+    "classes of which there are none": (lambda x: torch.nn.functional.one_hot(x, 0), [torch.zeros(2, dtype=torch.int64)]),
+    "half a class": (lambda x: torch.nn.functional.one_hot(x, 2.5), [torch.zeros(2, dtype=torch.int64)]),  # type: ignore[arg-type]
+    "a negative number of classes": (lambda x: torch.nn.functional.one_hot(x, -2), [torch.zeros(2, dtype=torch.int64)]),
+    "a total of another dtype in place": (
+        lambda x: x.cumsum_(0, dtype=torch.float32), [ones(2, 2, dtype=torch.float16)]),
+    "a copy of another dtype": (
+        lambda x, out: torch.narrow_copy(x, 1, 0, 2, out=out), [ones(3, 3, dtype=torch.int64), ones(3, 2)]),
+    "a bool factor of integers": (
+        lambda x, a: torch.addr(x, a, a, beta=True), [ones(2, 2, dtype=torch.int64), ones(2, dtype=torch.int64)]),
+    "statistics that are no vector": (
+        lambda x, m, v: torch.nn.functional.batch_norm(x, m, v, training=True), [ones(2, 1), ones(1), ones()]),
+    "statistics of a vector": (lambda x: torch.nn.functional.batch_norm(x, None, None, training=True), [ones(5)]),
+    "places that are written to": (lambda x: x.index_fill_(0, x, 2), [torch.zeros(1, dtype=torch.int64)]),
+    "a product that is written to what it is made of": (
+        lambda x, y: torch.kron(x, y, out=y), [ones(1, 3), ones(3, 3)]),
+    "the largest of nothing": (lambda x: torch.renorm(x, torch.inf, 0, 1.0), [ones(2, 0)]),
+    "one of no categories": (lambda x: torch.multinomial(x, 1, replacement=True), [ones(2, 0)]),
+    "gradients of mixed dtypes": (
+        lambda x, y: torch.nn.functional.huber_loss(x.requires_grad_(), y).backward(), [ones(5, dtype=torch.float16), ones(5)]),
+    "a system of no integers": (
+        torch.linalg.lu_solve,
+        [ones(0, 0, dtype=torch.uint16), ones(0, dtype=torch.int32), ones(0, 0, dtype=torch.uint16)]),
+    "a product of no integers": (torch.linalg.householder_product, [ones(0, 0, dtype=torch.int32), ones(0, dtype=torch.int32)]),
+    "pivots that are large unsigned integers": (
+        torch.linalg.ldl_solve, [torch.eye(2), ones(2, dtype=torch.uint32), ones(2, 1)]),
+    "a size that is a bool": (lambda x: torch.nn.functional.interpolate(x, size=(True, 4)), [ones(1, 1, 2, 2)]),
+    "a size that is a fraction": (lambda x: torch.nn.functional.adaptive_max_pool2d(x, (None, 2.5)), [ones(1, 4, 4)]),
+    "more elements than can be counted": (lambda x: x.resize_(2**62, 5), [ones(3)]),
+    "more bytes than can be counted": (lambda x: torch.fft.fft(x, 2**63 - 1), [ones(5, 6, 7)]),
+    "factors for other dimensions": (
+        lambda x: torch._C._nn._upsample_bilinear2d_aa(x, None, False, [1.0, 2.0]), [ones(1, 2, 2)]),
+    "a size beyond 64 bits": (lambda x: torch.nn.functional.interpolate(x, scale_factor=2.0**63), [ones(1, 1, 2, 2)]),
     "channels of a vector": (lambda x, w: torch.nn.functional.batch_norm(x, w, w), [ones(2), ones(2)]),
     "a norm of integers": (
         lambda w, i: torch.nn.functional.embedding(i, w, max_norm=1.0),
@@ -219,6 +290,27 @@ ELSEWHERE: dict[str, tuple[Call, list[Tensor], list[Tensor]]] = {
     "rows without classes": (
         torch.nn.functional.multilabel_margin_loss,
         [ones(2, 3), ones(2, 3, dtype=torch.int64)], [ones(2, 0), ones(2, 0, dtype=torch.int64)]),
+    "a transposed kernel that makes nothing": (
+        lambda x, w: torch.nn.functional.conv_transpose1d(x, w, padding=1), [ones(1, 2, 2), ones(2, 2, 2)], [ones(1, 2, 1), ones(2, 2, 2)]),
+    "the largest of nothing": (lambda x: torch.renorm(x, torch.inf, 0, 1.0), [ones(2, 2)], [ones(2, 0)]),
+    "one of no categories": (lambda x: torch.multinomial(x, 1, replacement=True), [ones(2)], [ones(0)]),
+    "a part whose place is data": (
+        lambda x, at: torch.narrow(x, 0, at, 2), [ones(4), torch.zeros((), dtype=torch.int64)], [ones(1), torch.zeros((), dtype=torch.int64)]),
+    "a view that is scattered into": (
+        lambda x, y: torch.as_strided_scatter(x, y, (2, 2), (2, 1)), [ones(3, 3), ones(2, 2)], [ones(2, 1), ones(2, 2)]),
+    "a view that is scattered into, of one row": (
+        lambda x, y: torch.as_strided_scatter(x[:1].expand(4, -1), y, (2, 2), (4, 2)),
+        [ones(4, 2), ones(2, 2)], [ones(4, 1), ones(2, 2)]),
+    "a view of a view of plain sizes": (
+        lambda x: x.as_strided((2,), (1,)).as_strided((3,), (1,)), [ones(3)], [ones(2)]),
+    "a view of what is moved in place": (lambda x: x.as_strided_((2,), (1,)).as_strided((3,), (1,)), [ones(3)], [ones(2)]),
+    "a dtype without a kernel, of no elements": (
+        lambda x, y: torch.searchsorted(x, y), [ones(2, dtype=C64), ones(0, dtype=C64)], [ones(2, dtype=C64), ones(1, dtype=C64)]),
+    "dtypes that do not mix, of no elements": (
+        lambda x, y: torch.isin(x, y), [ones(0, dtype=torch.int32), ones(1, dtype=F8)], [ones(1, dtype=torch.int32), ones(1, dtype=F8)]),
+    "flipped in 8 bits": (lambda x: x.fliplr(), [ones(5, 10, 5, dtype=F8)], [ones(1, 10, 1, dtype=F8)]),
+    "a signal of frames that make none": (
+        lambda x: torch.istft(x, 10), [ones(6, 2, dtype=C64)], [ones(6, 1, dtype=C64)]),
     "the least of nothing": (lambda x, y: torch._foreach_norm([x, y], -1), [ones(2), ones(3)], [ones(2), ones(0)]),
     "the least distance of nothing": (lambda x, y: torch.dist(x, y, -1), [ones(2), ones(2)], [ones(0), ones(0)]),
     "no elements, but a batch and channels": (
@@ -256,6 +348,14 @@ def test_what_is_filled_in_keeps_its_dtype_with_symbols(dtype: torch.dtype) -> N
     assert made.dtype is dtype
 
 
+@pytest.mark.parametrize("dtypes", [(torch.float64, torch.float32), (torch.int64, torch.int32), (torch.float32, torch.int64), (C64, torch.float32)])
+@pytest.mark.parametrize("shape", [(), (2,), (2, 2)])
+def test_single_numbers_in_blocks_with_symbols(dtypes: tuple[torch.dtype, torch.dtype], shape: tuple[int, ...]) -> None:
+    reals = [ones(dtype=dtypes[0]), ones(*shape, dtype=dtypes[1])]
+    made, _ = run_on_stand_ins(torch.block_diag, reals, symbolic=True)
+    assert made.dtype is torch.block_diag(*reals).dtype
+
+
 @pytest.mark.parametrize("name", ["gather", "scatter_reduce", "index_select", "embedding"])
 def test_an_index_points_into_something_by_a_guard(name: str) -> None:
     env = ShapeEnv(duck_shape=False, specialize_zero_one=False)
@@ -274,6 +374,122 @@ def test_an_index_points_into_something_by_a_guard(name: str) -> None:
         calls[name](x[:0], index)
     assert env.check(x[:0], index)
     assert not env.check(x, index)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["kron", "linalg.multi_dot", "linalg.vecdot", "inner"])
+def test_no_gradients_of_what_is_computed_in_out(name: str) -> None:
+    calls: dict[str, Call] = {
+        "kron": lambda x, out: torch.kron(x, x, out=out),
+        "linalg.multi_dot": lambda x, out: torch.linalg.multi_dot([x, x], out=out),
+        "linalg.vecdot": lambda x, out: torch.linalg.vecdot(x, x, out=out),
+        "inner": lambda x, out: torch.inner(x, x.sum(), out=out),
+    }
+    for symbolic in (False, True):
+        with pytest.raises(RuntimeError):
+            run_on_stand_ins(lambda x, out: calls[name](x.requires_grad_(), out), [ones(2, 2), ones(0)], symbolic)
+    with pytest.raises(RuntimeError):
+        calls[name](ones(2, 2).requires_grad_(), ones(0))
+
+
+@pytest.mark.parametrize("options", [{}, {"hop_length": 3}, {"win_length": 8, "normalized": True}, {"length": 40}, {"center": False}])
+@pytest.mark.parametrize("shape", [(6, 5), (2, 6, 5), (2, 10, 4)])
+def test_inverse_of_a_short_time_transform_with_symbols(shape: tuple[int, ...], options: dict[str, Any]) -> None:
+    x = torch.randn(shape, dtype=C64)
+    window = torch.hann_window(options.get("win_length", 10)) + 1
+
+    def call(x: Tensor, window: Tensor) -> Tensor:
+        return torch.istft(x, 10, window=window, **options)
+
+    fake, _ = run_on_stand_ins(call, [x, window], symbolic=True)
+    real = call(x, window)
+    assert any(isinstance(size, torch.SymInt) for size in fake.shape) or "length" in options
+    assert ([int(n) for n in fake.shape], [int(n) for n in fake.stride()]) == (list(real.shape), list(real.stride()))
+    graph = make_fx(call, tracing_mode="symbolic")(x, window)
+    longer = torch.randn((*shape[:-1], 7), dtype=C64)
+    torch.testing.assert_close(graph(longer, window), call(longer, window))
+
+
+@pytest.mark.parametrize("order", ["fro", "nuc"])
+@pytest.mark.parametrize("shape", [(2, 2), (3, 2, 2), (3, 0, 0)])
+def test_condition_by_a_named_norm_with_symbols(order: str, shape: tuple[int, ...]) -> None:
+    x = torch.eye(shape[-1]).expand(shape).contiguous()
+    fake, _ = run_on_stand_ins(lambda x: torch.linalg.cond(x, order), [x], symbolic=True)
+    assert [int(size) for size in fake.shape] == list(torch.linalg.cond(x, order).shape)
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (3, 1, 2), (0, 2), ()])
+def test_strides_of_classes_with_symbols(shape: tuple[int, ...]) -> None:
+    index = torch.zeros(shape[::-1], dtype=torch.int64).permute(tuple(reversed(range(len(shape))))).data
+    fake, _ = run_on_stand_ins(lambda x: torch.nn.functional.one_hot(x, 4), [index], symbolic=True)
+    real = torch.nn.functional.one_hot(index, 4)
+    assert ([int(n) for n in fake.shape], [int(n) for n in fake.stride()]) == (list(real.shape), list(real.stride()))
+
+
+def test_memory_of_what_overlaps_itself_is_large_enough_for_all_elements() -> None:
+    spec = TensorSpec((4, 3), (1, 1), 2, dtype=torch.float32, device=torch.device("cpu"))
+    assert strided_on(spec, torch.device("cpu"), zero=True).untyped_storage().nbytes() == (2 + 12) * 4
+
+
+def test_no_elements_in_another_number_of_dimensions() -> None:
+    fake, _ = run_on_stand_ins(lambda x, y: torch.cat([x, y], 1), [ones(0, dtype=C64), ones(2, 3, dtype=C64)], symbolic=True)
+    assert [int(size) for size in fake.shape] == [2, 3]
+
+
+def test_distinct_values_of_distinct_values() -> None:
+    """How many there are is data, and not taken to be none."""
+    env = ShapeEnv()
+    mode = FakeTensorMode(shape_env=env)
+    with mode:
+        once = torch.unique_consecutive(torch.randn(3))
+        values, places = once.unique_consecutive(return_inverse=True, dim=0)
+    assert str(places.shape) == str(once.shape) == "torch.Size([u0])"
+    assert str(values.shape) == "torch.Size([u1])"
+
+
+@pytest.mark.parametrize("rows", [0, 5, 9])
+def test_targets_of_a_loss_in_chunks(rows: int) -> None:
+    from torch.nn import LinearCrossEntropyOptions
+
+    def call(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
+        return torch.nn.functional.linear_cross_entropy(x, weight, target, options=LinearCrossEntropyOptions(batch_chunk_size=4))
+
+    reals = [ones(8, 3), ones(4, 3), torch.zeros(rows, dtype=torch.int64)]
+    is_refused = False
+    try:
+        call(*reals)
+    except RuntimeError:
+        is_refused = True
+    for symbolic in (False, True):
+        with pytest.raises(RuntimeError) if is_refused else nullcontext():
+            run_on_stand_ins(call, reals, symbolic)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("size", [3, 5])
+@pytest.mark.parametrize("name", ["eigvals", "eigvalsh", "svdvals", "det"])
+def test_out_begins_where_it_did_with_symbols(name: str, size: int) -> None:
+    call = getattr(torch.linalg, name)
+    dtype = C64 if name == "eigvals" else torch.float32
+    shape = () if name == "det" else (size,)
+    out = ones(20, dtype=dtype).as_strided(shape, (1,) * len(shape), 7)
+    fake, _ = run_on_stand_ins(lambda x, out: call(x, out=out), [torch.eye(5), out.data], symbolic=True)
+    real = call(torch.eye(5), out=out)
+    assert ([int(n) for n in fake.shape], int(fake.storage_offset())) == (list(real.shape), real.storage_offset())
+
+
+@pytest.mark.parametrize("call", [
+    lambda x: torch.as_strided(x + 1, (4,), (1,)),
+    lambda x: torch.as_strided_scatter(x + 1, torch.ones(4), (4,), (1,)),
+    lambda x: (x + 1).as_strided_((4,), (1,)),
+    lambda x: torch.as_strided(x[:0] + 1, (1,), (1,)),
+])  # fmt: skip
+def test_a_view_beyond_what_was_computed(call: Call) -> None:
+    for symbolic in (False, True):
+        with pytest.raises(RuntimeError):
+            run_on_stand_ins(call, [ones(3)], symbolic)
+    with pytest.raises(RuntimeError):
+        call(ones(3))
 
 
 def test_a_transposed_convolution_makes_channels() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import random
+from typing import Any
 
 import pytest
 import torch
@@ -96,6 +98,65 @@ def test_a_copy_without_limit_does_the_same_until_the_limit() -> None:
         assert endless.allocate(size) == allocator.allocate(size)
     assert endless.statistics() == allocator.statistics()
     assert endless.allocate(1000 * MiB) > 0
+
+
+LARGER = Card("larger", "a larger card", "cuda", memory=1024 * MiB, context=10 * MiB)
+SETTINGS = ["", "expandable_segments:True", "max_split_size_mb:64", "roundup_power2_divisions:2"]
+
+
+@pytest.mark.parametrize("on_oom", ["raise", "record"])
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_requests_that_wait_end_as_those_that_are_served_at_once(settings: str, on_oom: OnOOM) -> None:
+    def run(is_asked: bool) -> list[Any]:
+        mode, memory = ObservedMode(), MachineMemory(LARGER, 1, settings, on_oom)
+        mode.add_listener(memory)
+        device, draw = memory.devices[0], random.Random(7)
+        kept: list[torch.Tensor] = []
+        seen: list[Any] = []
+        waited = 0
+        with mode:
+            for number in range(600):
+                try:
+                    kept.append(torch.empty(draw.choice((3, 900, 300_000, 2 * MiB, 5 * MiB)), device="cuda"))
+                    if number % 50 == 0:
+                        kept[-1].untyped_storage().resize_(draw.randrange(1, MiB))
+                        device.hold((MiB, 30 * MiB))
+                except torch.OutOfMemoryError:
+                    seen.append(number)
+                while kept and draw.random() < (0.2 if number < 400 else 0.55):
+                    kept.pop(draw.randrange(len(kept)))
+                if is_asked:
+                    assert device.capped.reserved <= LARGER.memory
+                waited = max(waited, len(device._waiting))
+        assert (waited > 10) is not is_asked
+        place = None if device.first_oom is None else device.first_oom.state
+        return [seen, place, *((each.statistics(), each.segments()) for each in device.allocators())]
+
+    at_once = run(is_asked=True)
+    assert run(is_asked=False) == at_once
+    assert at_once[0] if on_oom == "raise" else at_once[1] is not None, "the card is never full"
+
+
+def test_a_history_has_the_stack_of_each_event() -> None:
+    mode, memory = ObservedMode(), MachineMemory(LARGER)
+    mode.add_listener(memory)
+    device = memory.devices[0]
+    lines: list[str] = []
+    with mode:
+        before = torch.empty(MiB, device="cuda")
+        device.capped.frames = lambda: [{"name": lines[-1]}]
+        device.capped.record_history()
+        lines.append("born")
+        after = torch.empty(MiB, device="cuda")
+        lines.append("first death")
+        del before
+        lines.append("second death")
+        del after
+        lines.append("asked")
+    entries = [(entry["action"], entry["frames"][0]["name"]) for entry in device.capped.snapshot()["device_traces"][0]]
+    assert [entry for entry in entries if entry[0] in ("alloc", "free_requested")] == [
+        ("alloc", "born"), ("free_requested", "first death"), ("free_requested", "second death"),
+    ]  # fmt: skip
 
 
 def test_memory_beside_tensors() -> None:

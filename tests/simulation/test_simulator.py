@@ -427,7 +427,8 @@ KERNELS = [
     ("h100", torch.float32, 64, "_scaled_dot_product_efficient_attention"),
     ("b200", torch.float16, 128, "_scaled_dot_product_cudnn_attention"),
     ("4090", torch.bfloat16, 64, "_scaled_dot_product_flash_attention"),
-    ("4090", torch.bfloat16, 256, "_scaled_dot_product_efficient_attention"),
+    ("4090", torch.bfloat16, 224, "_scaled_dot_product_efficient_attention"),
+    ("4090", torch.bfloat16, 256, "_scaled_dot_product_flash_attention"),
     ("a100-80", torch.bfloat16, 256, "_scaled_dot_product_flash_attention"),
     ("t4", torch.float16, 64, "_scaled_dot_product_efficient_attention"),
     ("t4", torch.bfloat16, 64, "bmm"),
@@ -458,9 +459,80 @@ def test_masks_and_causality_decide_as_well() -> None:
 
     assert kernel("a100-80") == "flash" and kernel("a100-80", mask=True) == "efficient"
     assert kernel("a100-80", keys=16, is_causal=True) == "efficient" and kernel("h100", mask=True) == "cudnn"
+    assert kernel("h100", keys=1) == "flash"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TORCH_CUDNN_SDPA_DEPRIORITIZED", "1")
         assert kernel("h100") == "flash"
+
+
+def test_layout_of_masks_decides_as_well() -> None:
+    """Kernels read a mask along its rows, which begin at multiples of 8 elements."""
+    with understudy.simulate("a100-80") as machine:
+        machine.mode.add_listener(operators := Operators())
+        q = torch.empty(2, 4, 32, 64, dtype=torch.float16, device="cuda")
+
+        def names(mask: torch.Tensor) -> list[str]:
+            operators.names.clear()
+            F.scaled_dot_product_attention(q, q[:, :, : mask.shape[-1]], q[:, :, : mask.shape[-1]], mask)
+            return operators.names
+
+        def bias(*shape: int) -> torch.Tensor:
+            return torch.zeros(shape, dtype=torch.float16, device="cuda")
+
+        assert "constant_pad_nd" not in names(bias(32, 24))
+        assert "constant_pad_nd" in names(bias(32, 20))
+        assert "bmm" in names(bias(32, 1).expand(32, 32)) and "bmm" in names(bias(32, 32).t())
+
+
+def test_half_types_are_widened_by_the_kernel_of_softmax() -> None:
+    with understudy.simulate("h100") as machine:
+        machine.mode.add_listener(operators := Operators())
+        x = torch.empty(8, 1024, dtype=torch.float16, device="cuda", requires_grad=True)
+        with torch.autocast("cuda", dtype=torch.float16):
+            y = x.softmax(-1)
+        assert y.dtype is torch.float32 and "_softmax" in operators.names and "_to_copy" not in operators.names
+        y.sum().backward()
+        assert x.grad is not None and x.grad.dtype is torch.float16
+        operators.names.clear()
+        x.detach().bfloat16().log_softmax(-1, dtype=torch.float32)
+        assert operators.names[-2:] == ["_to_copy", "_log_softmax"]
+
+
+def test_bias_of_a_batch_in_another_order_is_added_in_place() -> None:
+    """The input is copied to make it a matrix; then there is one result, to which the bias is added."""
+    with understudy.simulate("h100") as machine:
+        x = torch.empty(16, 4, 64, device="cuda").transpose(0, 1).requires_grad_()
+        layer = torch.nn.Linear(64, 192, device="cuda")
+        machine.mode.add_listener(operators := Operators())
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        y = layer(x)
+        assert operators.names[-1] == "add_" and "add" not in operators.names
+        copied, result = 4 * 64 * 64, 4 * 64 * 192
+        assert torch.cuda.max_memory_allocated() - before == copied + result + 32 * MiB
+        y.sum().backward()
+        assert layer.bias.grad is not None and x.grad is not None
+
+
+def test_rms_norm_is_one_kernel() -> None:
+    """It keeps its input, its weight and a number for each row."""
+    with understudy.simulate("h100") as machine:
+        machine.mode.add_listener(operators := Operators())
+        x = torch.empty(4, 128, 1024, device="cuda", requires_grad=True)
+        weight = torch.ones(1024, device="cuda", requires_grad=True)
+        before = torch.cuda.memory_allocated()
+        y = F.rms_norm(x, (1024,), weight)
+        assert torch.cuda.memory_allocated() - before == 4 * 512 * 1024 + 4 * 512
+        y.pow(2).sum().backward()
+        assert operators.names.count("_fused_rms_norm") == operators.names.count("_fused_rms_norm_backward") == 1
+        assert x.grad is not None and weight.grad is not None and weight.grad.shape == (1024,)
+        operators.names.clear()
+        with pytest.warns(UserWarning, match="dtype"):
+            F.rms_norm(x, (1024,), weight.half())  # in steps
+        assert "_fused_rms_norm" not in operators.names
+        (first,) = torch.autograd.grad(F.rms_norm(x, (1024,), weight).sum(), x, create_graph=True)
+        (second,) = torch.autograd.grad(first.pow(2).sum(), weight)
+        assert second.shape == weight.shape
 
 
 FIRST_USE = """

@@ -1,17 +1,17 @@
 """The only package that touches private torch API: a new torch release is the work of this package.
 
-The rest of the library says `_torch.name`; which module here has the name is the subject that it belongs to.
+The rest of the library uses `_torch.name`; the modules group the names by subject.
 
-    releases     which releases of torch are known
+    releases     the supported releases of torch
     tensors      tensors without data, storages, wrappers
-    modes        the modes of a thread: entered, left, taken out for a moment
-    dispatch     dispatch keys, and what is set for the operators of a thread
+    modes        the modes of a thread: entering, leaving, deactivating temporarily
+    dispatch     dispatch keys, and thread-local state of the dispatcher
     schema       schemas, kernels, registered fakes
-    features     what kernels do in one release and not in another
+    features     differences of kernels between releases
     graphs       graphs and graph modules of torch.fx, exported programs
     functorch    transforms of torch.func, higher-order operators
     checkpoints  torch.load and torch.save
-    identity     classes that are asked for by isinstance; sympy types of torch
+    identity     classes that torch's tools check by isinstance; sympy types of torch
 """
 
 from understudy._torch.releases import *  # isort: skip  -- before what an older torch does not have

@@ -1,4 +1,4 @@
-"""What torch.load and torch.save know while they run."""
+"""The state of torch.load and torch.save while they run."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from torch import Tensor
 
 
 class CheckpointSource(NamedTuple):
-    """What `torch.load` knows about the tensor that it is rebuilding."""
+    """The variables of `torch.load` for the tensor that it is rebuilding."""
 
     storage: Any
     location: str | None
-    place: Any
+    file_offset: Any
     conj: bool
     neg: bool
     loaded: dict[Any, Any]
@@ -32,7 +32,7 @@ _LOADERS = {
 
 
 def checkpoint_source() -> CheckpointSource | None:
-    """Where the tensor comes from that torch.load is rebuilding, if it is torch.load that calls."""
+    """The source of the tensor that torch.load is rebuilding; None if torch.load is not the caller."""
     rebuilder = _calling_frame(_REBUILDERS, 8)
     loader = rebuilder and _calling_frame(_LOADERS, 60, rebuilder)
     if rebuilder is None or loader is None:
@@ -63,12 +63,12 @@ def _calling_frame(codes: Any, most: int, frame: object = None) -> Any:
 
 
 def map_location() -> Any:
-    """What the `torch.load` of this thread was given as map_location."""
+    """The `map_location` of the current `torch.load` of this thread."""
     return torch.serialization._serialization_tls.map_location
 
 
 def writes_as_real() -> bool:
-    """Whether `torch.save` is to write stand-ins as if they were real, without data."""
+    """Whether `torch.save` writes stand-ins like real tensors, without data."""
     state = torch.serialization._serialization_tls
     return bool(state.skip_data and state.materialize_fake_tensors)
 
@@ -80,16 +80,16 @@ def meta_storage(nbytes: int, device: torch.device) -> Any:
     return storage
 
 
-def reduced_as_real(tensor: Tensor, storage: object, metadata: dict[str, bool]) -> Any:
-    """How `torch.save` writes a real tensor with the metadata of `tensor` on `storage`."""
-    place: Any = (tensor.storage_offset(), tuple(tensor.size()), tensor.stride(), tensor.requires_grad, OrderedDict())
+def reduce_as_real(tensor: Tensor, storage: object, metadata: dict[str, bool]) -> Any:
+    """The reduction of a real tensor with the metadata of `tensor` on `storage`."""
+    geometry: Any = (tensor.storage_offset(), tuple(tensor.size()), tensor.stride(), tensor.requires_grad, OrderedDict())
     extra = (metadata,) if metadata else ()
     if tensor.dtype in torch.storage._new_dtypes():
-        return torch._utils._rebuild_tensor_v3, (storage, *place, tensor.dtype, *extra)
+        return torch._utils._rebuild_tensor_v3, (storage, *geometry, tensor.dtype, *extra)
     typed = torch.storage.TypedStorage(wrap_storage=storage, dtype=tensor.dtype, _internal=True)
     typed._fake_device = storage._fake_device
-    return torch._utils._rebuild_tensor_v2, (typed, *place, *extra)
+    return torch._utils._rebuild_tensor_v2, (typed, *geometry, *extra)
 
 
-def reduced_parameter(data: Tensor, requires_grad: bool) -> Any:
+def reduce_parameter(data: Tensor, requires_grad: bool) -> Any:
     return torch._utils._rebuild_parameter, (data, requires_grad, OrderedDict())

@@ -1,4 +1,4 @@
-"""The dispatcher: dispatch keys, and what is set for the operators of a thread."""
+"""The dispatcher: dispatch keys, and its thread-local state."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import torch.utils._foreach_utils as _foreach_utils
 import torch.utils._python_dispatch as _modes
 from torch import Tensor
 from torch._C import DispatchKey
+from torch.utils._device import DeviceContext
 
 from understudy._torch.identity import is_module_conversion
 from understudy._torch.modes import (
@@ -31,14 +32,14 @@ from understudy.patching import ANY_MODE, switch
 
 
 def hide_from_compiler(function: object) -> None:
-    """Neither this function nor what it calls is compiled, even where a compiled function called it."""
+    """Exclude this function and what it calls from compilation, even if a compiled function calls it."""
     eval_frame = torch._C._dynamo.eval_frame
     skip = eval_frame._FrameAction.SKIP
     eval_frame.set_code_exec_strategy(function.__code__, eval_frame._FrameExecStrategy(skip, skip))
 
 
 def allow_foreach(kind: Any) -> None:
-    """Let optimizers take tensors of this class for as good as plain ones when they choose their kernels."""
+    """Let optimizers choose their foreach kernels for tensors of this class."""
     for supported in (_foreach_utils._foreach_supported_types, _optimizer._foreach_supported_types):
         if kind not in supported:
             supported.append(kind)
@@ -48,14 +49,14 @@ def allow_foreach(kind: Any) -> None:
 
 
 def python_versions() -> Any:
-    """A context in which operators that torch has written in Python as well are taken from there."""
+    """A context in which Python implementations of operators are used where torch has them."""
     from torch._dispatch.python import enable_python_dispatcher  # why: only symbolic sizes need it
 
     return enable_python_dispatcher()
 
 
 def call_innermost_mode(op: object, args: tuple[object, ...]) -> Any:
-    """Call an operator on stand-ins as C++ does below autograd; without C++, numbers may be symbols in any place."""
+    """Call an operator on stand-ins by calling the innermost mode directly: without C++, every number may be symbolic."""
     stand_in = next(value for value in args if is_stand_in(value))
     if not count_dispatch_modes():
         return stand_in.fake_mode.__torch_dispatch__(op, (type(stand_in),), args, {})
@@ -64,7 +65,7 @@ def call_innermost_mode(op: object, args: tuple[object, ...]) -> Any:
 
 
 def is_recording() -> bool:
-    """Whether something takes down the operators of this thread in a graph."""
+    """Whether the operators of this thread are recorded in a graph."""
     keys = torch._C._TorchDispatchModeKey
     return is_recorded_above_autograd() or any(
         torch._C._get_dispatch_mode(key) is not None for key in (keys.PROXY, keys.FUNCTIONAL)
@@ -72,7 +73,7 @@ def is_recording() -> bool:
 
 
 def is_past_dispatch() -> bool:
-    """Whether operators that are called just now in this thread are heard of by no mode."""
+    """Whether dispatch modes are disabled in this thread."""
     return torch._C._dispatch_tls_is_dispatch_key_excluded(DispatchKey.Python)
 
 
@@ -81,7 +82,7 @@ def below_autograd() -> Any:
 
 
 def with_autograd() -> Any:
-    """Autograd in calls of this thread again, where a rule of its own has left it out."""
+    """A context in which autograd is active again, inside a rule of autograd that has excluded it."""
     include, exclude = dispatch_keys_of_thread()
     return torch._C._ForceDispatchKeyGuard(include, exclude - _AUTOGRAD_KEYS)
 
@@ -95,7 +96,7 @@ def dispatch_keys_of_thread() -> tuple[Any, Any]:
 
 
 class _CompilerFlags(NamedTuple):
-    """As they were, and whether modes of torch's were active in the thread that was the first to enter one of ours."""
+    """The flags before, and whether other modes were active in the thread that first entered one of ours."""
 
     in_mode: bool
     keeps_out_compiler: bool
@@ -107,7 +108,7 @@ _flags_before: list[_CompilerFlags] = []
 
 @switch("torch.utils._python_dispatch: the two flags that say 'in some mode'", during=ANY_MODE)
 def turn_compiler_flags(is_on: bool) -> None:
-    """torch's compiler leaves code alone that runs in a mode, by two flags of the process. torch's modes save and restore
+    """Two flags of the process tell torch's compiler to skip code that runs in a mode. torch's modes save and restore
     them, which breaks when two threads overlap; counting does not."""
     if is_on and not _flags_before:
         flags = _modes._is_in_torch_dispatch_mode, _modes._is_in_any_mode_without_ignore_compile_internals
@@ -120,13 +121,15 @@ def turn_compiler_flags(is_on: bool) -> None:
 
 
 def _other_modes() -> list[Any]:
-    """Modes that are none of ours, of this thread, the outermost first."""
+    """The modes of this thread that are not ours, outermost first."""
+    if not torch._C._len_torch_dispatch_stack():
+        return []
     return [mode for mode in _modes._get_current_dispatch_mode_stack() if getattr(mode, "old_dispatch_mode_flags", None)]
 
 
 def _restore_flags(before: _CompilerFlags, others: list[Any]) -> None:
-    """One of torch's that was entered inside of ours, and is left later, restores what it found then; one that was entered
-    before ours may have been left already."""
+    """Also correct the flags that torch's modes have saved: one that was entered inside ours restores them later; one
+    that was entered before ours may have been left already."""
     if others and not before.in_mode:
         for saved, value in (
             (others[0].old_dispatch_mode_flags, before.in_mode),
@@ -144,8 +147,8 @@ def _set_flags(in_mode: bool, keeps_out_compiler: bool) -> None:
     _modes.set_is_in_mode_without_ignore_compile_internals(keeps_out_compiler)
 
 
-def is_heard_alone(mode: object) -> bool:
-    """Whether a call on stand-ins of `mode` reaches it and nothing else: no other mode, transform or cast."""
+def is_only_mode(mode: object) -> bool:
+    """Whether a call on stand-ins of `mode` reaches only this mode: no other mode, transform or autocast is active."""
     return (
         torch._C._len_torch_dispatch_stack() == (torch._C._get_dispatch_mode(FAKE) is mode)
         and torch._C._len_torch_function_stack() == 0
@@ -155,21 +158,21 @@ def is_heard_alone(mode: object) -> bool:
     )
 
 
-def is_function_heard(harmless: str = "only_counts") -> bool:
-    """Whether there is a mode for torch functions that does more than count them. `harmless`: what it is known by."""
+def has_function_modes(harmless: str = "only_counts") -> bool:
+    """Whether there is a function mode without the attribute `harmless`, which marks modes that only count calls."""
     stack = range(torch._C._len_torch_function_stack())
     return not all(getattr(torch._C._get_function_stack_at(i), harmless, False) for i in stack)
 
 
-def is_recorded_alone(mode: object, recorder: object) -> bool:
-    """Whether a call reaches this recorder and this fake mode and nothing else: no other mode, transform, cast or hook of
-    all modules."""
-    count = 2 - is_recorded_above_autograd()  # a recorder above autograd has a place of its own
+def has_only_recorder(mode: object, recorder: object) -> bool:
+    """Whether a call reaches only this recorder and this fake mode: no other mode, transform, autocast or global module
+    hook."""
+    count = 2 - is_recorded_above_autograd()  # a recorder above autograd is not in the stack
     return (
         torch._C._len_torch_dispatch_stack() == count
         and torch._C._get_dispatch_mode(FAKE) is mode
         and active_recorder() is recorder
-        and not is_function_heard("only_records")
+        and not has_function_modes("only_records")
         and not torch.nn.modules.module._has_any_global_hook()
         and not any(map(torch.is_autocast_enabled, _CASTING_DEVICES))
         and torch._C._functorch.peek_interpreter_stack() is None
@@ -180,19 +183,25 @@ def is_recorded_alone(mode: object, recorder: object) -> bool:
 _CASTING_DEVICES = ("cpu", "cuda", "xpu", "mps", "hpu", "mtia")
 
 
-def goes_unnoticed(mode: object) -> bool:
-    """Whether an operator that autocast does not concern, on stand-ins of `mode`, could be left out of dispatch.
+def can_skip_dispatch_for(mode: object) -> bool:
+    """Whether the dispatch of an operator without autocast rule, on stand-ins of `mode`, can be skipped.
 
-    Nobody but the mode would hear of it, and autograd, where no gradient is asked for, has only writes to count:
-    neither inference nor forward mode.
+    No other mode would see it, and if no gradient is required, autograd only bumps version counters: neither inference
+    mode nor forward mode is active.
     """
     return (
         _count_dispatch_modes() == (_dispatch_mode(FAKE) is mode)
-        and count_function_modes() == 0
+        and (count_function_modes() == 0 or _has_only_device_contexts())
         and _transform() is None
         and not (_is_inference() or _is_profiled() or _is_traced() or _is_included(_PRE_DISPATCH))
         and _forward_ad._current_level < 0
     )
+
+
+def _has_only_device_contexts() -> bool:
+    """`with torch.device(...)` is a function mode that only affects factories."""
+    stack = range(count_function_modes())
+    return all(type(torch._C._get_function_stack_at(i)) is DeviceContext for i in stack)
 
 
 _count_dispatch_modes, _dispatch_mode = torch._C._len_torch_dispatch_stack, torch._C._get_dispatch_mode
@@ -204,7 +213,8 @@ count_dispatch_modes: Callable[[], int] = _count_dispatch_modes
 
 
 class ReplayOnRealTensors:
-    """Recorded operators run on real tensors: past every mode, not cast again, with the default dtype of then."""
+    """A context to run recorded operators on real tensors: below all modes, without autocast, with the recorded default
+    dtype."""
 
     __slots__ = ("_dtype", "_dtype_before", "_guards")
 
@@ -215,7 +225,7 @@ class ReplayOnRealTensors:
         self._dtype_before = torch.get_default_dtype()
         self._guards: list[Any] = []
         guard_exit(self, self._leave)
-        # One after the other: the later one is to be let go of first.
+        # In this order, because the last one has to be freed first.
         self._guards.append(NoDispatch())
         self._guards.append(torch._C._ExcludeDispatchKeyGuard(_AUTOCAST_KEYS))
         self._guards[1].__enter__()
@@ -238,15 +248,15 @@ _AUTOCAST_KEYS = DispatchKeySet(DispatchKey.AutocastCPU)
 
 
 def has_modes() -> bool:
-    """Whether a dispatch mode of this thread would be asked."""
+    """Whether a dispatch mode is active in this thread."""
     return bool(torch._C._len_torch_dispatch_stack() > 0)
 
 
 # --- recording ----------------------------------------------------------------------------------------------
 
 _PRE_DISPATCH = DispatchKey.PreDispatch
-def goes_above_autograd(mode: object) -> None:
-    """Say of a recorder, when it is made, that its place is above autograd."""
+def mark_above_autograd(mode: object) -> None:
+    """Mark a new recorder as one above autograd."""
     mode.__dict__["_dispatch_key"] = _PRE_DISPATCH
 
 
@@ -256,27 +266,27 @@ exit_autocast: Any = torch.amp.autocast_mode._exit_autocast
 
 
 def is_transformed() -> bool:
-    """Whether a transform of torch.func is under way in this thread."""
+    """Whether a transform of torch.func is active in this thread."""
     return _transform() is not None
 
 
 def place_of_generator() -> tuple[Any, str]:
-    """Where the code of a graph finds the class of generators: (module, name)."""
+    """The module and name with which the code of a graph refers to the class of generators."""
     return torch._C, "Generator"
 
 
-# --- devices that are not here ------------------------------------------------------------------------------
+# --- devices that this machine lacks ------------------------------------------------------------------------------
 
 
 SPARE_AUTOCAST = "AutocastIPU"
 SPARE_AUTOCAST_KEYS = DispatchKeySet(DispatchKey.AutocastIPU)
 STAND_IN_KEYS = SPARE_AUTOCAST_KEYS | DispatchKeySet(DispatchKey.CPU)
-"""Besides autocast: the CPU's bit, below that of meta and so without effect on dispatch, lets C++ take the tensor for
-one whose data may be set to a tensor of another device, as between real devices."""
+"""Besides autocast: the CPU's bit, which has lower priority than meta and so no effect on dispatch, makes C++ accept
+`tensor.data = other` between devices, as for real ones."""
 
 
 def below(keys: Any) -> Any:
-    """A context in which calls go past these dispatch keys."""
+    """A context in which these dispatch keys are excluded."""
     return torch._C._ExcludeDispatchKeyGuard(keys)
 
 
@@ -284,18 +294,18 @@ BATCHED_KEYS = DispatchKeySet(DispatchKey.FuncTorchBatched)
 
 
 def kernel_libraries(key: str) -> tuple[Any, Any]:
-    """A library for kernels on a key, and one that lets every other operator fall through it."""
+    """A library for kernels on a key, and one that makes every other operator fall through."""
     others = torch.library.Library("_", "IMPL", key)
     others.fallback(torch.library.fallthrough_kernel)
     return torch.library.Library("aten", "IMPL", key), others
 
 
 def check_assigned_data(check: Callable[[Tensor, Any], None]) -> Any:
-    """Have `check(tensor, data)` called before `tensor.data = data` if a mode is active, or one of the two is of a class
-    with a dispatch of its own, inside of modes and outside. In force while the library lives that is returned.
+    """Call `check(tensor, data)` before `tensor.data = data` if a mode is active, or if one of the two has its own
+    `__torch_dispatch__`. In force while the returned library is alive.
 
-    C++ does it past every dispatch, but asks an operator whether the types fit. Autograd's key answers that by itself; it
-    falls through from here on, so that Python's key is asked. For plain tensors nothing changes.
+    C++ sets the data without a dispatch, but calls an operator to check the types. The kernel on autograd's key is
+    replaced by a fall-through, so that Python's key is reached. For plain tensors nothing changes.
     """
     name = "_has_compatible_shallow_copy_type"
     native = torch.library.get_kernel(f"aten::{name}", "CPU")
@@ -315,16 +325,16 @@ def check_assigned_data(check: Callable[[Tensor, Any], None]) -> Any:
 # --- composite operators on symbolic sizes ------------------------------------------------------------------
 
 SPARE_WRAPPER, SPARE_MODE = "TESTING_ONLY_GenericWrapper", "TESTING_ONLY_GenericMode"
-"""Dispatch keys above all that matter, which torch keeps for its own tests. The second: not for contiguous tensors."""
+"""Dispatch keys of high priority that torch reserves for its own tests. The second is not set for contiguous tensors."""
 _spare: Any = [torch._C._parse_dispatch_key(name) for name in (SPARE_WRAPPER, SPARE_MODE)]
 SYMBOLIC_KEYS = DispatchKeySet(_spare[0])
 SCATTERED_KEYS = SYMBOLIC_KEYS | DispatchKeySet(_spare[1])
 native_call: Callable[[Any], Callable[..., Any]] = operator.attrgetter("_op")
-"""What a plain operator does when it is called, without the call of Python."""
+"""The C++ function of an operator, without its Python `__call__`."""
 
 
 def key_without_spare(op: object, key: object, args: object, kwargs: object) -> Any:
-    """The key on which a higher-order operator goes on, which knows nothing of the spare ones."""
+    """The dispatch key of a higher-order operator without the spare keys."""
     if key not in _SPARE:
         return key
     keys = _ops._compute_keyset(args, kwargs, op.non_fallthrough_keys - SCATTERED_KEYS - SPARE_AUTOCAST_KEYS)
@@ -334,14 +344,14 @@ def key_without_spare(op: object, key: object, args: object, kwargs: object) -> 
 _SPARE = (*_spare, DispatchKey.AutocastIPU)
 
 
-def composites_are_special() -> bool:
-    """Whether a composite operator, called just now, is more than the operators that it is made of.
+def composites_are_observed() -> bool:
+    """Whether a composite operator called now is observable itself, and not only its inner operators.
 
-    It is heard of itself where autograd is left out (below other operators, and in inference mode), by transforms, by
-    modes for functions and by recorders above autograd; and autocast has a say.
+    It is where autograd is excluded (below other operators, in inference mode), for transforms, function modes and
+    recorders above autograd; and autocast may cast its arguments.
     """
     return (
-        _excluded_keys().raw_repr() & _TELLING_KEYS != _SILENT_KEYS
+        _excluded_keys().raw_repr() & _OBSERVED_KEYS != _AUTOCAST_OFF_KEYS
         or count_function_modes() != 0
         or _transform() is not None
         or _is_traced()
@@ -350,17 +360,17 @@ def composites_are_special() -> bool:
 
 
 _excluded_keys = torch._C._dispatch_tls_local_exclude_set
-_SILENT_KEYS = sum(
+_AUTOCAST_OFF_KEYS = sum(
     DispatchKeySet(key).raw_repr()
     for name, key in DispatchKey.__members__.items()
     if name.startswith("Autocast") and name != SPARE_AUTOCAST
 )
-"""The keys of autocast, which are excluded where it is off."""
-_TELLING_KEYS = _SILENT_KEYS | DispatchKeySet(DispatchKey.AutogradOther).raw_repr()
+"""The keys of autocast, which are excluded where it is disabled."""
+_OBSERVED_KEYS = _AUTOCAST_OFF_KEYS | DispatchKeySet(DispatchKey.AutogradOther).raw_repr()
 
 
 def settings() -> tuple[Any, ...]:
-    """What is set for all operators and makes a difference to which of them run."""
+    """Global settings on which the sequence of operators may depend."""
     return (
         torch.get_default_dtype(), torch.is_inference_mode_enabled(), torch.are_deterministic_algorithms_enabled(),
         torch._C._get_mkldnn_enabled(), torch.get_float32_matmul_precision(), torch.get_num_threads(),
@@ -369,7 +379,7 @@ def settings() -> tuple[Any, ...]:
 
 
 def attention_backends() -> list[bool]:
-    """The switches by which C++ chooses how to compute attention."""
+    """The switches for the backends of attention."""
     return [is_on() for is_on in _ATTENTION_SWITCHES]
 
 
@@ -383,7 +393,7 @@ _ATTENTION_SWITCHES = (
 
 
 def function_modes_from(mode: object) -> list[Any]:
-    """This mode for torch functions, and those that were entered after it, in their order."""
+    """This function mode, and those entered after it, in order."""
     stack = [torch._C._get_function_stack_at(i) for i in range(count_function_modes())]
     place = next((i for i in range(len(stack) - 1, -1, -1) if stack[i] is mode), len(stack))
     return stack[place:]
@@ -395,25 +405,25 @@ def pop_function_modes(count: int) -> None:
 
 
 def push_function_modes(taken: list[Any]) -> None:
-    """Put back what `pop_function_modes` took out, as far as an interrupt has let it."""
+    """Restore the modes that `pop_function_modes` removed; an interrupt may have removed only some of them."""
     for mode in taken:
         if mode not in function_modes_from(mode):
             torch._C._push_on_torch_function_stack(mode)
 
 
 def hollow() -> Tensor:
-    """A tensor of nothing: what values of a trace are made of."""
+    """An empty tensor, from which proxies of tensors are made."""
     with no_modes(), torch._C.DisableTorchFunction():
         return torch.empty((), dtype=torch.int64, device="meta")
 
 
 def is_in_backward() -> bool:
-    """Whether this thread computes gradients: autograd's engine is at work."""
+    """Whether this thread runs a backward pass."""
     return bool(torch._C._current_graph_task_id() != -1)
 
 
 def simulated_facts(tensor: object) -> Any:
-    """What is known of the device on which a stand-in is, seen through wrappers; None if nothing is."""
+    """The facts of the simulated device of a stand-in, also inside wrappers; None if there are none."""
     mode = getattr(innermost(tensor), "fake_mode", None) or active_fake_mode()
     return getattr(mode, "device_facts", None)
 
@@ -428,5 +438,5 @@ def make_fake_store() -> Any:
 
 
 def set_bucket_hook(reducer: Any, hook: Callable[..., object]) -> None:
-    """What DistributedDataParallel calls with each bucket of gradients that is complete."""
+    """Set the communication hook, which DistributedDataParallel calls with each complete bucket of gradients."""
     torch.distributed._register_comm_hook(reducer, None, hook)

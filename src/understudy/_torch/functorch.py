@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import operator
 import sys
 from collections.abc import Callable, Iterable
 from types import ClassMethodDescriptorType
@@ -16,27 +17,23 @@ from torch._C import DispatchKey
 from understudy._torch.identity import torch_recorder_class
 
 SingleLevelFunction: Any = torch.autograd.function._SingleLevelFunction
-"""What an `autograd.Function` is at one level of torch.func."""
+"""The base class of an `autograd.Function` at one level of torch.func."""
 unwrap_for_grad, count_autograd_nodes = torch._C._functorch._unwrap_for_grad, torch.autograd._get_sequence_nr
 wrap_for_grad: Callable[[Tensor, int], Any] = torch._C._functorch._wrap_for_grad
 with_batch_dimension = torch._C._functorch._add_batch_dim
 running_node: Callable[[], Any] = torch._C._current_autograd_node
-"""The node of autograd whose gradients are computed just now, None if there is none."""
+"""The autograd node that is running, None if there is none."""
+number_of_node: Callable[[Any], int] = operator.methodcaller("_sequence_nr")
+"""The sequence number of an autograd node: the order in which the forward made it."""
 running_backward: Callable[[], int] = torch._C._current_graph_task_id
-"""The number of the backward pass that this thread is in, -1 if in none."""
+"""The id of the backward pass of this thread, -1 if there is none."""
 BACKWARD = torch.autograd.graph._engine_run_backward.__code__
 STARTED_FROM = "t_outputs"
-"""Its variable with what the backward pass starts from."""
-
-
-def number_of_node(node: object) -> int:
-    """Nodes of autograd are numbered in the order in which the forward makes them."""
-    number: int = node._sequence_nr()
-    return number
+"""Its local variable with the roots of the backward pass."""
 
 
 def attach_to_node(node: object, name: str, value: object) -> None:
-    """Kept alive as long as the node of autograd is."""
+    """Keep a value alive as long as an autograd node."""
     node.metadata[name] = value
 
 
@@ -50,7 +47,8 @@ def shape_of_gradient(node: object, result: int = 0) -> Any:
 
 
 def over_batches(function: Callable[..., object], in_dims: tuple[int | None, ...], size: int, randomness: str) -> Any:
-    """`torch.vmap` of a function of flat operands, which tells of each result where its batch is, None if it is none."""
+    """`torch.vmap` of a function of flat operands that also returns the batch dimension of each result, None if it has
+    none."""
     from torch._functorch.vmap import restore_vmap  # why: seldom needed
 
     return restore_vmap(function, in_dims, size, randomness)
@@ -64,16 +62,16 @@ def single_level_functions() -> Any:
 
 
 def innermost_transform(op: object = None) -> tuple[Any, str, bool]:
-    """The innermost transform of torch.func, its kind, and whether torch has a rule for the higher-order operator."""
+    """The innermost transform of torch.func, its kind, and whether torch has a rule for this higher-order operator."""
     from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter  # why: seldom needed
 
     interpreter = retrieve_current_functorch_interpreter()
     return interpreter, interpreter.key().name, interpreter.key() in getattr(op, "functorch_table", ())
 
 
-def take_wrapper_off(tensor: Tensor) -> tuple[Tensor, Callable[[Tensor], Any]]:
-    """What is inside of a wrapper of torch.func, and a function that puts another tensor into such a wrapper: one entry of
-    a batch, or a tensor whose gradient is asked for."""
+def split_wrapper(tensor: Tensor) -> tuple[Tensor, Callable[[Tensor], Any]]:
+    """The tensor inside a wrapper of torch.func, and a function that wraps another tensor likewise: as an entry of a
+    batch, or as a tensor that requires grad."""
     functorch = torch._C._functorch
     level = functorch.maybe_get_level(tensor)
     inner = functorch.get_unwrapped(tensor)
@@ -86,7 +84,7 @@ def take_wrapper_off(tensor: Tensor) -> tuple[Tensor, Callable[[Tensor], Any]]:
 
 
 def _let_require_grad(tensor: Tensor, requires_grad: bool) -> Tensor:
-    """Inside of a transform, torch refuses it to programs."""
+    """Set requires_grad, which torch does not allow inside a transform."""
     functorch = torch._C._functorch
     before = functorch.get_inplace_requires_grad_allowed()
     functorch.set_inplace_requires_grad_allowed(True)
@@ -96,26 +94,26 @@ def _let_require_grad(tensor: Tensor, requires_grad: bool) -> Tensor:
         functorch.set_inplace_requires_grad_allowed(before)
 
 
-unwrapped_if_over: Callable[[Tensor], Tensor] = torch._C._functorch.unwrap_if_dead
-"""What is inside of the wrapper of a transform that has ended; any other tensor as it is."""
+unwrap_if_dead: Callable[[Tensor], Tensor] = torch._C._functorch.unwrap_if_dead
+"""Unwraps a wrapper of a transform that has ended; returns any other tensor unchanged."""
 
 
 def with_forward_gradients() -> Any:
-    """A context in which forward differentiation goes on, where an autograd.Function has stopped it."""
+    """A context in which forward mode is enabled again, inside an autograd.Function that has disabled it."""
     return _forward_ad._set_fwd_grad_enabled(True)
 
 
 def is_inside_jvp() -> bool:
-    """Whether torch.func.jvp is running, also where its level has been taken off for the moment."""
+    """Whether torch.func.jvp is running, even if its level is temporarily removed."""
     return bool(sys.modules["torch._functorch.eager_transforms"].JVP_NESTING > 0)
 
 
 TRANSFORMS = DispatchKey.FuncTorchDynamicLayerFrontMode
-"""The key on which calls go to the innermost transform."""
+"""The dispatch key of the innermost transform."""
 
 
 def batched_at(value: Any, dim: int, level: int) -> tuple[Any, bool]:
-    """What is inside of a tensor that is batched at this level, its batch at this dimension, and whether it is one."""
+    """The tensor inside a batch of this level, with the batch at this dimension, and whether it is a batch."""
     is_batch = isinstance(value, Tensor) and torch._C._functorch.is_batchedtensor(value)
     if not is_batch or torch._C._functorch.maybe_get_level(value) != level:
         return value, False
@@ -124,13 +122,13 @@ def batched_at(value: Any, dim: int, level: int) -> tuple[Any, bool]:
 
 
 def vmap_inputs(in_dims: Any, args: tuple[object, ...], func: Any) -> tuple[list[int | None], list[Any], Any]:
-    """The dimension that is mapped of each input (None: none), the inputs as a flat list, and their structure."""
+    """The mapped dimension of each input (None: not mapped), the inputs as a flat list, and their structure."""
     _, flat_dims, flat, structure = torch._functorch.vmap._process_batched_inputs(in_dims, args, func)
     return flat_dims, flat, structure
 
 
 def function_of_class_method(method: object) -> Callable[..., Any]:
-    """A bound class method as a function that takes the class. In some releases `Function.apply` is written in C++."""
+    """A class method as a function that takes the class. In some releases `Function.apply` is a C++ function."""
     if hasattr(method, "__func__"):
         return method.__func__
     found = (vars(kind).get(method.__name__) for kind in method.__self__.__mro__)
@@ -139,18 +137,18 @@ def function_of_class_method(method: object) -> Callable[..., Any]:
 
 
 def recording_of(op: object) -> Callable[..., Any] | None:
-    """The function by which a higher-order operator says how torch's recorder is to record it."""
+    """The function with which torch's recorder records a higher-order operator."""
     return op.python_key_table.get(torch_recorder_class())
 
 
 def tracing_functions_of(handler: object, names: Iterable[str]) -> list[tuple[dict[str, Any], str]]:
-    """Which of these functions the handler's module took from torch's tracing module: (its names, name)."""
+    """The functions with these names that the handler's module imported from torch's tracing module: (namespace, name)."""
     import torch.fx.experimental.proxy_tensor as tracing  # why: only to find the names that were taken from it
 
     while hasattr(handler, "__wrapped__") or hasattr(handler, "__func__"):
         handler = getattr(handler, "__func__", None) or handler.__wrapped__
     space = getattr(handler, "__globals__", {})
-    # Another thread may have replaced it just now: what it stands for is behind `__wrapped__`.
+    # Another thread may have patched it: then the original is `__wrapped__`.
     return [
         (space, name) for name in names
         if name in space and inspect.unwrap(space[name]) is inspect.unwrap(getattr(tracing, name))
@@ -158,7 +156,7 @@ def tracing_functions_of(handler: object, names: Iterable[str]) -> list[tuple[di
 
 
 def indexing_by_tensors() -> Any:
-    """A context in which `table[i]`, for a tensor `i` of one element, is an operator and reads no value."""
+    """A context in which `table[i]`, for a tensor `i` with one element, is an operator that reads no value."""
     from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex  # why: slow to load
 
     return TransformGetItemToIndex()
@@ -171,21 +169,21 @@ def while_loop() -> Any:
 
 
 def while_loop_with_all_rounds() -> Any:
-    """A loop that gives its state after every round."""
+    """A loop that returns its state after every iteration."""
     from torch._higher_order_ops.while_loop import while_loop_stack_output_op  # why: seldom needed
 
     return while_loop_stack_output_op
 
 
 def backward_of(function: Callable[..., object], operands: tuple[object, ...]) -> Callable[..., Any]:
-    """The function from operands and gradients of the results to the gradients of the operands."""
+    """A function from operands and gradients of the results to gradients of the operands."""
     import torch._higher_order_ops.utils as utils  # why: loads parts of the compiler when it is called
 
     return utils.create_bw_fn(function, operands)
 
 
 def as_graph(function: Callable[..., object], operands: Any, keys: tuple[Any, Any]) -> torch.fx.GraphModule:
-    """The graph of a function with gradients in it, made under the dispatch keys of another moment."""
+    """The graph of a function with gradients, traced under given dispatch keys."""
     import torch._higher_order_ops.utils as utils  # why: the same
 
     return utils.materialize_as_graph(function, operands, *keys, force_enable_grad=True)
@@ -198,7 +196,7 @@ def registered_higher_order_fake(op: Any) -> Callable[..., Any] | None:
 
 
 def plain_flex_attention(*args: Any) -> Any:
-    """The mathematics of flex attention, written out in operators."""
+    """The math implementation of flex attention."""
     from torch._higher_order_ops.flex_attention import _permute_strides, math_attention  # why: slow to load
 
     out, *rest = math_attention(*args)

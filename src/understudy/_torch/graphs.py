@@ -12,19 +12,19 @@ import torch
 from torch.utils import _pytree as pytree
 
 
-def function_behind(scripted: object) -> Any:
-    """The Python function that `torch.jit.script` was given; None of what was traced, whose branches are taken already."""
+def python_function_of_script(scripted: object) -> Any:
+    """The Python function that `torch.jit.script` compiled; None for traced functions."""
     kept = vars(scripted)
     return kept.get("_torchdynamo_inline") if "__qualname__" in kept else None
 
 
 def has_scripted_functions() -> bool:
-    """Whether TorchScript has compiled a function in this process, and keeps it."""
+    """Whether TorchScript has compiled a function in this process."""
     return bool(torch.jit._state._jit_caching_layer.data)
 
 
-def number_calls_anew(graph: torch.fx.Graph) -> None:
-    """Calls as `sin`, `sin_1`, … in their order, without the numbers of calls that are no more."""
+def renumber_calls(graph: torch.fx.Graph) -> None:
+    """Rename calls to `sin`, `sin_1`, … in their order, after nodes were removed."""
     calls = {}
     for node in graph.nodes:
         name = getattr(getattr(node.target, "overloadpacket", node.target), "__name__", "")
@@ -41,7 +41,7 @@ def number_calls_anew(graph: torch.fx.Graph) -> None:
 
 
 class NodeAppender:
-    """Adds nodes to the end of a graph: `graph.create_node` without its checks, at a sixth of the price."""
+    """Adds nodes to the end of a graph: `graph.create_node` without its checks, at a sixth of the cost."""
 
     __slots__ = ("_attributes", "_buckets", "_counts", "_create_name", "_names", "_used", "add", "graph")
 
@@ -57,12 +57,12 @@ class NodeAppender:
         self.add = self._adding()
 
     def call(self, base: str, target: object, args: object, kwargs: object) -> torch.fx.Node:
-        """The arguments are nodes and numbers; the name is `add`, `add_1`, `add_2`, …, as the graph itself would choose."""
+        """The arguments are nodes and literals; the name is `add`, `add_1`, `add_2`, …, as the graph itself would choose."""
         return self.add(base, self.bucket(target), target, args, kwargs)
 
     def bucket(self, target: Any) -> dict[Any, None]:
-        """Where the graph keeps the calls of this function."""
-        found = self._buckets.get(id(target))  # the hash of an operator is slow
+        """The graph's table of calls of this function."""
+        found = self._buckets.get(id(target))  # hashing an operator is slow
         if found is None:
             found = target, self.graph._find_nodes_lookup_table.table["call_function", target]
             self._buckets[id(target)] = found
@@ -72,7 +72,7 @@ class NodeAppender:
         graph, counts, used, names, create_name = self.graph, self._counts, self._used, self._names, self._create_name
 
         def add(base: str, bucket: dict[Any, None], target: object, args: Any, kwargs: Any) -> torch.fx.Node:
-            """`call`, with the bucket at hand."""
+            """`call`, with the bucket given."""
             number = counts.get(base)
             if number is None:
                 name = create_name(base, None)
@@ -96,7 +96,7 @@ class NodeAppender:
         return add
 
     def node(self, op: str, base: str, target: Any, args: Any, kwargs: Any) -> torch.fx.Node:
-        """A node of any kind, by the rules of `call`."""
+        """Add a node of any kind, like `call`."""
         number = self._counts.get(base)
         if number is None:
             name = self._create_name(base, None)
@@ -118,12 +118,12 @@ class NodeAppender:
         return node
 
     def read(self, target: str) -> torch.fx.Node:
-        """An attribute of the graph module."""
+        """Add a `get_attr` node."""
         name = target.replace(".", "_")
         is_simple = name.isascii() and name.isidentifier() and not name[-1].isdigit() and name not in TAKEN_NAMES
         if not is_simple or name in self._used or name in self._counts:
             name = self._create_name(name, None)
-        else:  # as it would choose, too
+        else:  # as the graph itself would choose
             self._used.add(name)
             self._counts[name] = 0
         graph = self.graph
@@ -141,11 +141,11 @@ TAKEN_NAMES, NODE = torch.fx.graph._illegal_names, torch.fx.Node
 new_node = NODE.__new__
 init_node = torch._C._NodeBase.__init__
 set_node_arguments = torch._C._NodeBase._update_args_kwargs
-set_node_meta = torch._C._NodeBase.meta.__set__  # past `Node.__setattr__`, which looks whether the node is found otherwise
+set_node_meta = torch._C._NodeBase.meta.__set__  # without `Node.__setattr__`, which updates the graph's tables
 
 
 def last_node(graph: torch.fx.Graph) -> torch.fx.Node:
-    """The node that was added last; of an empty graph, the one that is before the first."""
+    """The last node; for an empty graph, its root."""
     return graph._root.prev
 
 
@@ -159,12 +159,12 @@ def is_leaf(spec: object) -> bool:
 
 
 def is_plain_structure(spec: object) -> bool:
-    """Whether it is made of lists, tuples and dicts only, which a graph can return as they are."""
+    """Whether it consists of lists, tuples and dicts only, which a graph can return directly."""
     return is_leaf(spec) or (spec.type in (list, tuple, dict) and all(map(is_plain_structure, spec.children())))
 
 
 def structured_code(names: list[str], in_spec: Any, out_spec: Any) -> Any:
-    """What lets a graph of flat inputs and outputs be called with structures, and return one."""
+    """The code generator for a graph of flat inputs and outputs that is called with structures."""
     from torch.fx.graph import _PyTreeCodeGen, _PyTreeInfo  # why: private
 
     return _PyTreeCodeGen(_PyTreeInfo(names, in_spec, out_spec))
@@ -175,7 +175,7 @@ def codegen_of(graph: torch.fx.Graph) -> Any:
 
 
 def lazy_graph_module(root: object, graph: torch.fx.Graph, name: str) -> torch.fx.GraphModule:
-    """A graph module whose code is written when it is first asked for."""
+    """A graph module whose code is generated on first access."""
     from torch.fx._lazy_graph_module import _make_graph_module, _use_lazy_graph_module  # why: private
 
     with _use_lazy_graph_module(True):
@@ -183,15 +183,15 @@ def lazy_graph_module(root: object, graph: torch.fx.Graph, name: str) -> torch.f
 
 
 def write_code(module: torch.fx.GraphModule) -> None:
-    """Write the code of a graph module now: until then, its `forward` has another signature."""
+    """Generate the code of a graph module now: until then, its `forward` has another signature."""
     from torch.fx._lazy_graph_module import _LazyGraphModule  # why: private
 
     _LazyGraphModule.force_recompile(module)
 
 
-CodeOnlyModule = torch.fx.graph_module._CodeOnlyModule  # what stands for a graph module until its graph is read
+CodeOnlyModule = torch.fx.graph_module._CodeOnlyModule  # the placeholder of an unpickled graph module
 MODULE_CALL = torch.nn.Module._call_impl.__code__
-"""The code that calls the forward of every module."""
+"""The code object that calls the forward of every module."""
 
 
 def symbolic_function(name: str) -> Callable[..., Any]:
@@ -200,20 +200,20 @@ def symbolic_function(name: str) -> Callable[..., Any]:
 
 
 def functions_wrapped_for_fx() -> list[tuple[dict[str, Any], str]]:
-    """What `torch.fx.wrap` was called with: the global names of modules."""
+    """The functions registered by `torch.fx.wrap`: global names of modules."""
     return [(space, name) for (_, name), space in torch.fx._symbolic_trace._wrapped_fns_to_patch.items()]
 
 
-def python_behind(function: Any) -> Callable[..., Any]:
-    """The Python function that a function of TorchScript was made of; itself if that is not known."""
+def original_python_function(function: Any) -> Callable[..., Any]:
+    """The Python function of a TorchScript function; itself if that is unknown."""
     return getattr(function, "_torchdynamo_inline", None) or function
 
 
-# --- Exported programs: what `torch.export` keeps to itself --------------------------------------------------
+# --- Private parts of `torch.export` --------------------------------------------------
 
 
 def bind_arguments(model: torch.nn.Module, args: Sequence[object], kwargs: Mapping[str, object]) -> dict[str, Any]:
-    """The arguments by the names of `forward`, those given by keyword in their order."""
+    """The arguments by the parameter names of `forward`, keyword arguments in their order."""
     signature = inspect.signature(model.forward)
     signature.bind(*args, **kwargs)
     return {**signature.bind_partial(*args).arguments, **kwargs}
@@ -229,7 +229,7 @@ def key_text(path: Sequence[Any]) -> str:
 
 
 def check_dynamic_shapes(arguments: dict[str, Any], dynamic_shapes: Any) -> None:
-    """Raises torch's own error for a request that does not fit the arguments."""
+    """Raises torch's own error for dynamic shapes that do not match the arguments."""
     # why: private, and slow to import
     from torch.export.dynamic_shapes import _check_dynamic_shapes, _IntWrapper
 
@@ -240,7 +240,7 @@ def check_dynamic_shapes(arguments: dict[str, Any], dynamic_shapes: Any) -> None
 
 
 def flatten_shapes(arguments: dict[str, Any], dynamic_shapes: object) -> list[Any]:
-    """For each leaf of the arguments, what is asked for it."""
+    """The dynamic shapes of each leaf of the arguments."""
     from torch.export.dynamic_shapes import _tree_map_with_path  # why: private, and slow to import
 
     found: list[Any] = []
@@ -270,7 +270,7 @@ def verifier() -> Any:
 
 
 def broken_guards(guards: torch.nn.Module, leaves: Sequence[object]) -> list[str]:
-    """Which of the checks of a module that checks inputs fail: it ends at the first."""
+    """All checks of an input-checking module that fail: the module itself stops at the first."""
     found: list[str] = []
 
     def note(condition: object, message: str) -> None:
@@ -278,7 +278,7 @@ def broken_guards(guards: torch.nn.Module, leaves: Sequence[object]) -> list[str
             found.append(message)
 
     inner: Any = guards.forward
-    while inner.__closure__:  # torch has wrapped it, so that its compiler looks inside
+    while inner.__closure__:  # torch has wrapped it for its compiler
         inner = next(cell.cell_contents for cell in inner.__closure__ if inspect.isfunction(cell.cell_contents))
     code = type(inner)(inner.__code__, {**inner.__globals__, "torch": _Asserts(note)}, inner.__name__)
     code(*leaves)
@@ -286,7 +286,7 @@ def broken_guards(guards: torch.nn.Module, leaves: Sequence[object]) -> list[str
 
 
 class _Asserts:
-    """Stands for torch in code that calls nothing but `torch._assert`."""
+    """Replaces torch in code that only calls `torch._assert`."""
 
     def __init__(self, note: Callable[[Any, str], None]) -> None:
         self._assert = note
@@ -305,18 +305,19 @@ def wrap_autocast() -> Any:
 
 
 def materialise_table(table: Any) -> dict[Any, Callable[..., Any]]:
-    """A table of decompositions as a dict; torch's own are filled when they are asked to."""
+    """A decomposition table as a dict; torch's own are filled lazily."""
     made = table.materialize() if hasattr(table, "materialize") else table
     return dict(made)
 
 
 def below_autograd() -> Any:
-    """A context in which autograd does not hear of operators: composite ones arrive whole."""
+    """A context in which autograd is excluded, so that composite operators are not decomposed."""
     return torch._C._AutoDispatchBelowAutograd()
 
 
 class WholeComposites:
-    """The composite operators that a table of decompositions leaves whole: those that torch can, and that are not in it."""
+    """The composite operators that a decomposition table preserves: those that torch can preserve, and that are not in
+    it."""
 
     def __init__(self, table: Mapping[Any, Any]) -> None:
         self._table = table
@@ -333,7 +334,7 @@ class WholeComposites:
 
 
 def rename_nodes(graph: torch.fx.Graph, names: Mapping[torch.fx.Node, str]) -> None:
-    """These nodes get exactly these names; others that have one of them get another."""
+    """Give these nodes exactly these names; other nodes with one of the names are renamed."""
     space = graph._graph_namespace
     for table in (space._used_names, space._obj_to_name, space._base_count):
         table.clear()
@@ -348,6 +349,6 @@ def rename_nodes(graph: torch.fx.Graph, names: Mapping[torch.fx.Node, str]) -> N
 
 
 def has_declared_shapes(f: object) -> bool:
-    """Whether `@dynamic_spec` (torch 2.14) says of a function, or of the forward function of a module, which sizes vary."""
+    """Whether a function, or the forward of a module, has dynamic sizes declared by `@dynamic_spec` (torch 2.14)."""
     function = f.forward if isinstance(f, torch.nn.Module) else f
     return getattr(function, "_dynamic_spec", None) is not None

@@ -1,4 +1,4 @@
-"""Classes that torch and its tools ask for by `isinstance`. They are named here, and none of their behaviour is used."""
+"""Classes that torch and its tools check by `isinstance`. They are only named; none of their behaviour is used."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 from understudy._torch.tensors import is_stand_in
 
-# --- sympy, as torch's tools speak it -----------------------------------------------------------------------
+# --- sympy, as torch's tools use it -----------------------------------------------------------------------
 
 
 def sympy_functions() -> Any:
@@ -19,7 +19,7 @@ def sympy_functions() -> Any:
 
 
 def value_range(low: int | None, high: int | None) -> Any:
-    """The range from `low` to `high` (None: unbounded) as torch's tools know ranges."""
+    """The range from `low` to `high` (None: unbounded) as an object of torch's class."""
     from torch.utils._sympy.numbers import int_oo  # why: loads sympy, which only other tools want
     from torch.utils._sympy.value_ranges import ValueRanges  # why: the same
 
@@ -27,7 +27,7 @@ def value_range(low: int | None, high: int | None) -> Any:
 
 
 def keys_of_step(kind: str, key: Any) -> tuple[Any, ...]:
-    """One step on the way to a number in a result, as torch's tools write it: they ask for these classes."""
+    """One step of a path to a number in a result, as objects of the classes that torch's tools check."""
     import torch.fx.experimental.symbolic_shapes as shapes  # why: only the names of ways are taken from it
     from torch.utils._pytree import MappingKey, SequenceKey  # why: the same
 
@@ -43,32 +43,32 @@ def keys_of_step(kind: str, key: Any) -> tuple[Any, ...]:
 
 
 def key_class(name: str) -> Any:
-    """One of the classes that `keys_of_step` gives, by its name."""
+    """One of the classes of `keys_of_step`, by its name."""
     import torch.fx.experimental.symbolic_shapes as shapes  # why: only the names of ways are taken from it
 
     return getattr(shapes, name)
 
 
 def any_number() -> Any:
-    """The range of a number of which nothing is known, as torch's tools know ranges."""
+    """The unbounded range as an object of torch's class."""
     from torch.utils._sympy.numbers import int_oo  # why: loads sympy, which only other tools want
     from torch.utils._sympy.value_ranges import ValueRanges  # why: the same
 
     return ValueRanges(-int_oo, int_oo)
 
 
-# --- asked for by isinstance ------------------------------------------------------------------------------
+# --- classes checked by isinstance ------------------------------------------------------------------------------
 
 
-def asked_by_module_conversion(frame: object) -> bool:
-    """Whether it is `nn.Module._apply` that asks, in this frame, what class a tensor is, and may set a stand-in's data."""
+def is_called_by_module_conversion(frame: object) -> bool:
+    """Whether this frame is `nn.Module._apply` checking the class of a tensor, before it may set a stand-in's data."""
     if is_module_conversion(frame):
         return is_stand_in(frame.f_locals["tensor"])
     return frame.f_code is _APPLY
 
 
 def is_module_conversion(frame: object) -> bool:
-    """Whether it is the part of `nn.Module._apply` that asks whether the data of a tensor may be set, and sets nothing."""
+    """Whether this frame is the inner function of `nn.Module._apply` that decides whether to set the data."""
     return frame.f_code.co_name == _APPLY_INNER and frame.f_back.f_code is _APPLY
 
 

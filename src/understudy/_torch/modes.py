@@ -1,4 +1,4 @@
-"""The modes of a thread: entering and leaving them in order, whatever happens, and taking them out for a moment."""
+"""The modes of a thread: entering and leaving them safely, and deactivating them temporarily."""
 
 from __future__ import annotations
 
@@ -18,20 +18,19 @@ from understudy.patching import ANY_MODE, RECORDING, Hold, combine
 FAKE = torch._C._TorchDispatchModeKey.FAKE
 PROXY = torch._C._TorchDispatchModeKey.PROXY
 _PRE_DISPATCH = DispatchKey.PreDispatch
+_SPARE_AUTOCAST = DispatchKey.AutocastIPU
+"""Kernels on this key cast the arguments of calls on stand-ins, in threads in which the key is not excluded."""
 _count_dispatch_modes, _dispatch_mode = torch._C._len_torch_dispatch_stack, torch._C._get_dispatch_mode
+_unset_dispatch_mode, _push_dispatch_mode = torch._C._unset_dispatch_mode, torch._C._push_on_torch_dispatch_stack
+_is_key_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
+_exclude_key = torch._C._dispatch_tls_set_dispatch_key_excluded
+_lifts_only_cpu, _lift_only_cpu = torch._C._only_lift_cpu_tensors, torch._C._set_only_lift_cpu_tensors
 count_function_modes = torch._C._len_torch_function_stack
 active_fake_mode: Callable[[], Any] = functools.partial(torch._C._get_dispatch_mode, FAKE)
 
 
-def open_spare_autocast(is_open: bool) -> bool:
-    """Let calls on stand-ins reach the spare autocast kernels in this thread; gives what was before."""
-    before = torch._C._dispatch_tls_is_dispatch_key_excluded(DispatchKey.AutocastIPU)
-    torch._C._dispatch_tls_set_dispatch_key_excluded(DispatchKey.AutocastIPU, not is_open)
-    return not before
-
-
 class Entered(threading.local):
-    """The fake modes, and the recorders, that this thread has entered and not left, from outer to inner."""
+    """The fake modes and recorders that this thread has entered and not left, outermost first."""
 
     def __init__(self) -> None:
         self.fakes: list[FakeModeEntry] = []
@@ -42,9 +41,9 @@ ENTERED = Entered()
 
 
 class ModeEntry:
-    """One entry into a mode: it is left once, however often that is done, since an interrupt may come at any line.
+    """One entry into a mode. `leave` may be called repeatedly, because an interrupt may come at any line.
 
-    What is left before those that were entered after it goes from among them: none of them comes back to it.
+    A mode that is left out of order is removed, so that the modes entered after it do not restore it.
     """
 
     __slots__ = ("_hold", "_previous", "mode")
@@ -54,7 +53,7 @@ class ModeEntry:
         self._previous: Any = None
 
     def among(self) -> list[Any]:
-        """The entries of this thread among which it is."""
+        """The list of entries of this thread."""
         raise NotImplementedError
 
     def is_innermost(self) -> bool:
@@ -76,13 +75,13 @@ class ModeEntry:
         raise NotImplementedError
 
     def __del__(self) -> None:
-        # A thread that ends inside of the mode; another one can restore nothing of it but the patches.
+        # For a thread that ends inside the mode: another thread can only restore the patches.
         if (hold := getattr(self, "_hold", None)) is not None:
             hold.leave()
 
 
 def latest_entry(entries: list[Any], mode: object) -> Any:
-    """The last entry of a mode; None if this thread is not in it."""
+    """The last entry of a mode; None if this thread has not entered it."""
     for entry in reversed(entries):
         if entry.mode is mode:
             return entry
@@ -90,7 +89,7 @@ def latest_entry(entries: list[Any], mode: object) -> Any:
 
 
 class FakeModeEntry(ModeEntry):
-    """One entry into a fake mode, and what was there before. `_is_inner`: the mode is active already, and stays so."""
+    """One entry into a fake mode, with the previous mode. `_is_inner`: the mode was active already, and stays so."""
 
     __slots__ = ("_is_inner",)
 
@@ -102,23 +101,22 @@ class FakeModeEntry(ModeEntry):
         return ENTERED.fakes
 
     def is_innermost(self) -> bool:
-        """Also beside torch's own mode, which has the same place."""
+        """Also true if torch's own mode, which uses the same slot, is active."""
         return super().is_innermost() and _dispatch_mode(FAKE) in (self.mode, None)
 
     def enter(self, scopes: int) -> None:
-        """Put the mode into the slot for fake modes of this thread, with the patches of these scopes."""
+        """Put the mode into the thread's slot for fake modes, with the patches of these scopes."""
         if self._is_inner:
             ENTERED.fakes.append(self)
             return
         self._hold.enter(scopes)
-        is_open = not torch._C._dispatch_tls_is_dispatch_key_excluded(DispatchKey.AutocastIPU)
-        self._previous = _dispatch_mode(FAKE), torch._C._only_lift_cpu_tensors(), is_open
+        self._previous = _dispatch_mode(FAKE), _lifts_only_cpu(), not _is_key_excluded(_SPARE_AUTOCAST)
         ENTERED.fakes.append(self)
-        torch._C._unset_dispatch_mode(FAKE)
-        open_spare_autocast(True)
-        # torch.tensor(..., device="cuda") then makes a CPU tensor and moves it through the dispatcher.
-        torch._C._set_only_lift_cpu_tensors(True)
-        _modes._push_on_torch_dispatch_stack(self.mode)
+        _unset_dispatch_mode(FAKE)
+        _exclude_key(_SPARE_AUTOCAST, False)
+        # With this, torch.tensor(..., device="cuda") makes a CPU tensor and moves it through the dispatcher.
+        _lift_only_cpu(True)
+        _push_dispatch_mode(self.mode)
 
     def leave(self) -> None:
         if self._is_inner:
@@ -129,20 +127,21 @@ class FakeModeEntry(ModeEntry):
     def _restore(self) -> None:
         previous, only_lift, is_open = self._previous
         foreign = _dispatch_mode(FAKE)
-        if foreign is not None and foreign is not self.mode:  # torch's own mode, which is left later
+        if foreign is not None and foreign is not self.mode:  # torch's own mode, which will be left later
             _forget_mode(foreign, self.mode, previous, only_lift)
-            open_spare_autocast(is_open)
+            _exclude_key(_SPARE_AUTOCAST, not is_open)
             return
-        torch._C._unset_dispatch_mode(FAKE)
-        open_spare_autocast(is_open)
-        has_ended = getattr(previous, "enter_stack", None) == []  # torch's own mode, left before this one
-        torch._C._set_only_lift_cpu_tensors(only_lift and not has_ended)
+        _unset_dispatch_mode(FAKE)
+        _exclude_key(_SPARE_AUTOCAST, not is_open)
+        # torch's own mode may have been left first.
+        has_ended = previous is not None and getattr(previous, "enter_stack", None) == []
+        _lift_only_cpu(only_lift and not has_ended)
         if previous is not None and not has_ended:
             torch._C._set_dispatch_mode(previous)
 
 
 def _forget_mode(foreign: object, ended: object, previous: object, only_lift: bool) -> None:
-    """What torch's own mode comes back to when it is left: the mode, and whether only CPU tensors are lifted."""
+    """Correct what torch's own mode restores when it is left: the mode, and whether only CPU tensors are lifted."""
     stack: list[Any] = getattr(foreign, "enter_stack", [])
     for position, (is_entered, before, _) in enumerate(stack):
         if before is ended:
@@ -151,12 +150,12 @@ def _forget_mode(foreign: object, ended: object, previous: object, only_lift: bo
 
 # --- recorders ------------------------------------------------------------------------------------------------
 
-class PlaceAboveAutograd:
-    """torch has one place above autograd for all threads: recorders of several threads take turns."""
+class SlotAboveAutograd:
+    """torch has one slot above autograd for all threads: recorders of several threads take turns."""
 
     def __init__(self) -> None:
         self._threads: dict[int, int] = {}
-        """By the identity of an entry."""
+        """By the id() of an entry."""
         self._changed = threading.Condition()
 
     def take(self, entry: object) -> None:
@@ -166,23 +165,23 @@ class PlaceAboveAutograd:
             self._threads[id(entry)] = me
 
     def give(self, entry: object) -> None:
-        """Does nothing if it has not been taken."""
+        """Release the slot; does nothing if the entry does not hold it."""
         if id(entry) in self._threads:
             with self._changed:
                 self._threads.pop(id(entry), None)
                 self._changed.notify_all()
 
 
-_ABOVE_AUTOGRAD = PlaceAboveAutograd()
+_ABOVE_AUTOGRAD = SlotAboveAutograd()
 
 
 def is_recorded_above_autograd() -> bool:
-    """Whether calls of this thread reach a recorder before autograd sees them."""
+    """Whether this thread has a recorder above autograd."""
     return bool(torch._C._dispatch_tls_is_dispatch_key_included(_PRE_DISPATCH))
 
 
 def active_recorder() -> Any:
-    """The recorder of this thread, below autograd or above it; None if there is none."""
+    """The active recorder of this thread, below or above autograd; None if there is none."""
     below = torch._C._get_dispatch_mode(PROXY)
     if below is None and is_recorded_above_autograd():
         return _ops._get_dispatch_mode_pre_dispatch(PROXY)
@@ -190,7 +189,7 @@ def active_recorder() -> Any:
 
 
 class RecorderEntry(ModeEntry):
-    """One entry of a recorder, and the one that was there before. `also`: what else is done when it is left."""
+    """One entry of a recorder, with the previous one. `also`: called when it is left."""
 
     __slots__ = ("_also",)
 
@@ -230,7 +229,7 @@ _WHILE_RECORDING = combine(ANY_MODE, RECORDING)
 
 
 def _innermost_recorder() -> Any:
-    """The one that `_take_recorder` takes."""
+    """The recorder that `_take_recorder` would remove."""
     found = _ops._get_dispatch_mode_pre_dispatch(PROXY) if is_recorded_above_autograd() else None
     return torch._C._get_dispatch_mode(PROXY) if found is None else found
 
@@ -243,16 +242,16 @@ def _take_recorder() -> Any:
     return torch._C._unset_dispatch_mode(PROXY)
 
 
-# --- taken out for a moment -----------------------------------------------------------------------------------
+# --- temporary deactivation -----------------------------------------------------------------------------------
 
 
 def dispatch_modes() -> list[Any]:
-    """The dispatch modes of this thread, the one asked last first."""
+    """The dispatch modes of this thread, outermost first."""
     return list(_modes._get_current_dispatch_mode_stack())
 
 
 class no_modes:
-    """Real torch for a moment: no dispatch mode of this thread is asked."""
+    """Deactivates all dispatch modes of this thread."""
 
     __slots__ = ("_taken",)
 
@@ -267,7 +266,7 @@ class no_modes:
         self._put_back()
 
     def _put_back(self) -> None:
-        """What was entered meanwhile has been left; an interrupt may have come before all were taken out."""
+        """Restore the modes. An interrupt may have come before all were removed."""
         taken = self._taken
         if taken:
             _pop_all()
@@ -284,7 +283,7 @@ def _pop_all() -> None:
 
 
 class without_fake_mode:
-    """Take the active fake mode out for a moment; gives it."""
+    """Deactivates the active fake mode; yields it."""
 
     __slots__ = ("_previous",)
 
@@ -305,7 +304,7 @@ class without_fake_mode:
 
 
 class without_recorder:
-    """Take the active recorder out for a moment; gives it."""
+    """Deactivates the active recorder; yields it."""
 
     __slots__ = ("_previous",)
 
@@ -327,7 +326,7 @@ class without_recorder:
 
 
 class function_mode:
-    """A mode for torch functions, entered."""
+    """Enters a function mode."""
 
     __slots__ = ("_depth", "_mode")
 

@@ -1,4 +1,4 @@
-"""Which releases of torch this package is written for. It is loaded before anything of torch's private API is."""
+"""The supported releases of torch. Imported before any private API of torch."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ import warnings
 import torch
 
 OLDEST_RELEASE = (2, 13)
-"""The oldest release of torch that has the private API of this package; `pyproject.toml` says the same."""
+"""The oldest release with the private API that this package uses; the same as in `pyproject.toml`."""
 NEWEST_RELEASE = (2, 15)
 """The newest release of torch that the tests were run on."""
 
 
 def check_release(version: str) -> None:
-    """Refuse what is too old to work, by its number: what would fail first differs from release to release. What is newer
-    than this package is warned of."""
+    """Raise for a release that is too old, with a clear message instead of a missing name. Warn about a newer one."""
     major, minor = (int(part) for part in version.split(".")[:2])
     if (major, minor) < OLDEST_RELEASE:
         place = os.path.dirname(torch.__file__ or "")

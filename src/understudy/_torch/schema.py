@@ -20,7 +20,7 @@ def returns_nothing(op: object) -> bool:
 
 
 def returned_arguments(op: object) -> list[str] | None:
-    """The arguments that an operator returns, one for each result, if it returns nothing but what it writes to."""
+    """The arguments that an operator returns, one for each result, if it returns only arguments that it writes to."""
     schema = op._schema
     by_alias = {
         tuple(argument.alias_info.before_set): argument.name
@@ -36,7 +36,7 @@ def returned_arguments(op: object) -> list[str] | None:
 
 
 def has_out_arguments(op: object) -> bool:
-    """Whether results are written to tensors that are given, which are resized to fit."""
+    """Whether it has `out=` arguments, which are resized to fit."""
     return any(argument.is_out for argument in op._schema.arguments)
 
 
@@ -45,7 +45,7 @@ def has_out_arguments(op: object) -> bool:
 def chunked_cross_entropy(
     x: Any, linear_weight: Any, target: Any, linear_bias: Any, weight: Any, reduction: str, ignore_index: int, options: Any
 ) -> Any:
-    """The loss of logits that are computed in chunks of the batch, and never all at once."""
+    """The loss of logits that are computed in chunks of the batch."""
     import torch.nn.modules.linear_cross_entropy as chunked  # why: it defines its operators when it is loaded
 
     options = options._adjust(
@@ -62,8 +62,8 @@ def chunked_cross_entropy(
     return whole[0]
 
 
-def is_broken_up(op: object) -> bool:
-    """Whether autograd breaks this operator up; below it, only its parts are expected."""
+def is_decomposed_by_autograd(op: object) -> bool:
+    """Whether autograd decomposes this operator, so that it is not expected below autograd."""
     return (
         isinstance(op, OpOverload)
         and has_composite_kernel(op)
@@ -81,19 +81,19 @@ def operator_named(name: str) -> Any:
 
 
 def has_composite_kernel(op: OpOverload) -> bool:
-    """Whether eager breaks this operator up into others on every backend."""
+    """Whether eager decomposes this operator on every backend (CompositeImplicitAutograd)."""
     return op.has_kernel_for_dispatch_key(DispatchKey.CompositeImplicitAutograd)
 
 
-def _awaits_description(op: OpOverload) -> bool:
-    """`torch.library.custom_op` registers a function that refuses, until the author says what the operator returns."""
+def _lacks_registered_fake(op: OpOverload) -> bool:
+    """Whether a custom operator has no fake function yet: `torch.library.custom_op` registers one that raises."""
     definition = _custom_definitions.get(op.name().removesuffix(".default"))
     return definition is not None and definition._abstract_fn is None
 
 
 def has_meta_kernel(op: OpOverload) -> bool:
     name = op.name()
-    return not _awaits_description(op) and (
+    return not _lacks_registered_fake(op) and (
         torch._C._dispatch_has_computed_kernel_for_dispatch_key(name, "Meta")
         or DispatchKey.Meta in op.py_kernels
     )
@@ -106,22 +106,21 @@ def decomposition_of(op: OpOverload) -> Callable[..., Any] | None:
 
 
 def _return_nothing(*args: object, **kwargs: object) -> None:
-    """Of an operator without results."""
+    """The fake function of an operator without results."""
 
 
 def registered_fake(op: OpOverload) -> Callable[..., Any] | None:
-    """The function that the author of a custom operator registered with `torch.library.register_fake`. An operator that only
-    writes needs none."""
+    """The fake function registered with `torch.library.register_fake`. An operator without results needs none."""
     if not op._schema.returns and op.namespace not in ("aten", "prims", "prim"):
         return _return_nothing
-    if _awaits_description(op):
+    if _lacks_registered_fake(op):
         return None
     entry = _custom_registry.find(op.name())
     return entry.fake_impl.kernel if entry.fake_impl.kernel is not None else None
 
 
 def fake_context(op: OpOverload, make_size: Callable[..., object], shape_env: object) -> Any:
-    """What `torch.library.get_ctx()` gives inside a registered fake."""
+    """A context in which `torch.library.get_ctx()` works, for registered fakes."""
     import torch._library.fake_impl as fake_impl  # why: only for custom operators
 
     class FakeImplContext:
@@ -140,23 +139,23 @@ def is_builtin_namespace(op: OpOverload) -> bool:
     return op.namespace in ("aten", "prims", "prim")
 
 
-def once_for_each_operator(ask: Callable[[OpOverload], Answer]) -> Callable[[OpOverload], Answer]:
-    """Keep the answer, by the operator's identity: its hash costs more than many an answer."""
+def memoise_by_operator(ask: Callable[[OpOverload], Answer]) -> Callable[[OpOverload], Answer]:
+    """Memoise by the operator's id(): hashing an operator is slow."""
     answers: dict[int, tuple[OpOverload, Answer]] = {}
 
     @functools.wraps(ask)
     def answer(op: OpOverload) -> Answer:
         entry = answers.get(id(op))
         if entry is None:
-            entry = answers[id(op)] = op, ask(op)  # kept alive, so that nothing else has its identity
+            entry = answers[id(op)] = op, ask(op)  # kept alive: found by id(), which must not be reused
         return entry[1]
 
     return answer
 
 
-@once_for_each_operator
+@memoise_by_operator
 def written_arguments(op: OpOverload) -> tuple[tuple[int, str], ...]:
-    """Position and name of each argument that the schema says is written to."""
+    """Position and name of each argument that is written to by the schema."""
     return tuple(
         (position, argument.name)
         for position, argument in enumerate(op._schema.arguments)
@@ -164,14 +163,14 @@ def written_arguments(op: OpOverload) -> tuple[tuple[int, str], ...]:
     )
 
 
-@once_for_each_operator
+@memoise_by_operator
 def has_cpu_kernel(op: OpOverload) -> bool:
-    """Also one that makes a sparse tensor of its strided parts: its kernel is registered for the sparse result."""
+    """Whether it has a CPU kernel; constructors of sparse tensors have one registered for the sparse result."""
     keys = ("CPU", "SparseCPU", "SparseCsrCPU")
     return any(torch._C._dispatch_has_computed_kernel_for_dispatch_key(op.name(), key) for key in keys)
 
 
-@once_for_each_operator
+@memoise_by_operator
 def argument_names(op: OpOverload) -> tuple[str, ...]:
     return tuple(argument.name for argument in op._schema.arguments)
 
@@ -182,12 +181,12 @@ def is_mutable(op: OpOverload) -> bool:
 
 
 def has_out(op: OpOverload) -> bool:
-    """Whether it writes into tensors that it may have to resize."""
+    """Whether it has `out=` arguments, which it may resize."""
     return any(argument.is_out for argument in op._schema.arguments)
 
 
 def number_list_positions(op: OpOverload) -> tuple[int, ...]:
-    """The positions of the arguments that are lists of numbers: C++ takes a lone number for a list there."""
+    """The positions of arguments that are lists of numbers: C++ accepts a single number there."""
     return tuple(
         position for position, argument in enumerate(op._schema.arguments) if str(argument.type) in _NUMBER_LISTS
     )
@@ -207,7 +206,7 @@ def takes_tensor(op: OpOverload, position: int) -> bool:
     return position < len(arguments) and isinstance(arguments[position].type, torch.TensorType)
 
 
-@once_for_each_operator
+@memoise_by_operator
 def schema_info(op: OpOverload) -> Any:
     return torch._C._SchemaInfo(op._schema)
 
@@ -216,9 +215,9 @@ def allows_numbers_as_tensors(op: OpOverload) -> bool:
     return torch._C._should_allow_numbers_as_tensors(op.overloadpacket.__name__)
 
 
-@once_for_each_operator
+@memoise_by_operator
 def is_decomposed_in_aten(op: OpOverload) -> bool:
-    """Whether torch's decomposition of an operator is one of `torch._decomp` (`torch._refs` has the others)."""
+    """Whether torch's decomposition of an operator is in `torch._decomp` (the others are in `torch._refs`)."""
     import torch._decomp as decompositions  # why: slow to load, and seldom needed
 
     function = decompositions.decomposition_table[op]

@@ -1,4 +1,4 @@
-"""Tensors without data: how they are made, their storages, wrappers around them, and bits that only C++ sees."""
+"""Tensors without data: construction, storages, wrappers, and flags of C++."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from torch.nested._internal.nested_int import NestedIntNode
 make_wrapper: Any = Tensor._make_wrapper_subclass
 make_subclass = Tensor._make_subclass
 give_storage: Callable[[Tensor, Tensor], None] = torch._functionalize_unsafe_set
-"""give_storage(tensor, other): let `tensor` stand on the storage of `other`, its metadata unchanged."""
+"""give_storage(tensor, other): put `tensor` on the storage of `other`, with its metadata unchanged."""
 NoDispatch = torch._C._DisableTorchDispatch
-"""While such an object lives, calls go past every `__torch_dispatch__` straight to the C++ kernels."""
+"""While such an object is alive, every `__torch_dispatch__` is skipped, and C++ kernels are called."""
 no_torch_function: Any = torch._C._disabled_torch_function_impl
 no_torch_dispatch = torch._C._disabled_torch_dispatch_impl
 set_conj, set_neg = torch._C._set_conj, torch._C._set_neg
@@ -34,17 +34,27 @@ ZERO_TENSOR_KEYS = DispatchKeySet(DispatchKey.ZeroTensor)
 native_storage, native_clone = torch._C.TensorBase.untyped_storage, torch._C.TensorBase.clone
 NoTorchFunction = torch._C.DisableTorchFunctionSubclass
 NoFunctionModes: Any = torch._C.DisableTorchFunction
-"""Inside, calls go past every `__torch_function__`, those of modes too."""
+"""Inside, every `__torch_function__` is skipped, including those of modes."""
 
 
 def storage_id(tensor: Tensor) -> int:
-    """A number that two tensors share exactly when they share their storage."""
+    """A number that is equal for two tensors exactly if they share their storage."""
     return native_storage(tensor)._cdata
 
 
+TENSOR_REFERENCES, STORAGE_REFERENCES = 4, 2
+"""The reference counts of an argument, and of its storage, in a call from C++, if nothing else refers to it."""
+
+
+def is_held_only_by_caller(tensor: Tensor) -> bool:
+    """Whether the C++ caller of an operator has the last reference to this argument and its storage."""
+    references: Callable[[int], int] = torch._C._storage_Use_Count
+    return tensor._use_count() <= TENSOR_REFERENCES and references(storage_id(tensor)) <= STORAGE_REFERENCES
+
+
 def hand_out_storage(tensor: Tensor) -> torch.UntypedStorage:
-    """The storage of a stand-in, for programs: C++ raises wherever the memory of one that was handed out is asked for, also
-    of real tensors that are set on it afterwards. It would read from address 0 otherwise."""
+    """The storage of a stand-in, for programs. It is marked so that C++ raises wherever its memory is read, also
+    through real tensors that are set on it later. Otherwise C++ would read from address 0."""
     forbid_data_pointer(tensor)
     storage = native_storage(tensor)
     place = _place_of_read_flag()
@@ -53,13 +63,13 @@ def hand_out_storage(tensor: Tensor) -> torch.UntypedStorage:
     return storage
 
 
-class MemoryAsked:
-    """While C++ works on the metadata of tensors on this storage: it may ask for the memory of one that was handed out, and
-    there is none to be read by then."""
+class AllowMemoryAccess:
+    """Clears the mark of a storage while C++ changes the metadata of tensors on it, which asks for the memory without
+    reading it."""
 
     def __init__(self, storage: torch.UntypedStorage) -> None:
         place = _place_of_read_flag()
-        # Where the flag was not found, one that nobody reads.
+        # If the flag was not found, a dummy.
         self._flag = ctypes.c_bool() if place is None else ctypes.c_bool.from_address(storage._cdata + place)
 
     def __enter__(self) -> None:
@@ -73,10 +83,10 @@ class MemoryAsked:
 
 
 def resize_handed_out(kind: type[Tensor], storage: torch.UntypedStorage, size: int) -> None:
-    """Give the storage of a stand-in another size. It is on the meta device to C++ then, as all that have grown."""
-    with NoDispatch(), MemoryAsked(storage):
+    """Resize the storage of a stand-in. To C++ it is on the meta device afterwards."""
+    with NoDispatch(), AllowMemoryAccess(storage):
         if storage.device.type != "meta":
-            # It grows for a tensor that reaches beyond its end, and its allocator is that of the meta device.
+            # The storage grows when a larger tensor is set on it; the meta device provides its allocator.
             other = make_wrapper(kind, (0,), dtype=torch.uint8)
             torch.ops.aten.set_.source_Storage_storage_offset(other, storage, 0, (storage.nbytes() + 1,), (1,))
         native_resize(storage, size)
@@ -86,25 +96,25 @@ native_resize = torch._C.StorageBase.resize_
 
 
 def has_memory(storage: torch.UntypedStorage) -> bool:
-    """Whether it is that of a real tensor with data."""
+    """Whether it is the storage of a real tensor with data."""
     try:
         return storage.device.type != "meta" and storage.data_ptr() != 0
-    except RuntimeError:  # of a stand-in
+    except RuntimeError:  # the storage of a stand-in
         return False
 
 
 def bytes_on(storage: torch.UntypedStorage) -> Tensor:
-    """A real tensor of all bytes of a real storage."""
+    """A real tensor of all bytes in a real storage."""
     with PastDispatch():
         return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
 
 @functools.cache
 def _place_of_read_flag() -> int | None:
-    """Where the flag "reads raise" is in C++'s object of a storage; None if it is not found.
+    """The offset of the flag "reads raise" in the C++ object of a storage; None if it is not found.
 
-    torch lets Python set the flag for writes only, which comes before it. Tried out on a storage of its own: the flag for
-    writes is where `forbid_data_pointer` changes something, and the one behind it has to make a read raise.
+    Python can only set the flag for writes, which comes before it. Found by trying on a separate storage: the flag for
+    writes is the byte that `forbid_data_pointer` changes, and setting the next one has to make a read raise.
     """
     with PastDispatch(), torch.inference_mode(False):
         tried = torch.zeros(4, device="cpu")
@@ -127,11 +137,11 @@ def _place_of_read_flag() -> int | None:
 
 
 LENGTH_SEARCHED = 72
-"""Bytes of C++'s object in which the flags are looked for: less than it has."""
+"""The number of bytes of the C++ object that are searched: less than its size."""
 
 
 def has_other_tensors(tensor: Tensor) -> bool:
-    """Whether others share its storage. The storage object that is made to ask counts as one."""
+    """Whether other tensors share its storage. The storage object made for the check counts as one reference."""
     storage = native_storage(tensor)
     return torch._C._storage_Use_Count(storage._cdata) > 2
 
@@ -142,18 +152,18 @@ def storage_number(storage: torch.UntypedStorage) -> int:
 
 
 def real_zeros(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """A real tensor on the CPU, inside of any mode."""
+    """A real CPU tensor, also inside a mode."""
     with PastDispatch():
         return torch.zeros(tuple(shape), dtype=dtype, device="cpu")
 
 
 def is_zero(tensor: Tensor) -> bool:
-    """Whether it is one of those that forward differentiation makes for a gradient of zero, without memory."""
+    """Whether it is a ZeroTensor, which forward mode uses for zero gradients."""
     return tensor._is_zerotensor()
 
 
 def bytes_of(tensor: Tensor) -> bytes:
-    """What is in the storage of a real CPU tensor."""
+    """The bytes in the storage of a real CPU tensor."""
     storage = tensor.untyped_storage()
     return ctypes.string_at(storage.data_ptr(), storage.nbytes())
 
@@ -165,15 +175,15 @@ def real_bytes(contents: bytes) -> Tensor:
 
 
 def share_storage(tensor: Tensor, storage: Any) -> None:
-    """Let `tensor` stand on `storage`, its metadata unchanged."""
-    with NoDispatch(), MemoryAsked(storage):
+    """Put `tensor` on `storage`, with its metadata unchanged."""
+    with NoDispatch(), AllowMemoryAccess(storage):
         torch.ops.aten.set_.source_Storage_storage_offset(
             tensor, storage, tensor.storage_offset(), tensor.shape, tensor.stride()
         )
 
 
 def as_result(leaf: Tensor) -> Any:
-    """A tensor on the same storage with the same metadata that autograd takes for the result of a computation."""
+    """A tensor on the same storage with the same metadata that has a `grad_fn`."""
     return _MarkAsResult.apply(leaf)
 
 
@@ -206,12 +216,13 @@ ORDINARY_KEYS = torch._C._dispatch_keys(torch.empty(0)).raw_repr()
 
 
 def is_ordinary(tensor: Tensor) -> bool:
-    """Whether it is a plain tensor on the CPU: no layout, wrapper, lazy conjugation or inference is part of it."""
+    """Whether it is a plain CPU tensor by its dispatch keys: strided, no wrapper, no conjugation bit, no inference
+    tensor."""
     return bool(torch._C._dispatch_keys(tensor).raw_repr() == ORDINARY_KEYS)
 
 
 def unwrap(tensor: Tensor) -> Any:
-    """What is inside a functional or functorch wrapper, None if this is neither."""
+    """The tensor inside a functional or functorch wrapper; None for other tensors."""
     if torch._is_functional_tensor(tensor):
         return torch._from_functional_tensor(tensor)
     if is_functorch_wrapped(tensor):
@@ -220,7 +231,7 @@ def unwrap(tensor: Tensor) -> Any:
 
 
 def innermost(value: object) -> Any:
-    """What is inside of all functional and functorch wrappers; anything else as it is."""
+    """The tensor inside all functional and functorch wrappers; any other value unchanged."""
     while isinstance(value, Tensor):
         if torch._is_functional_tensor(value):
             torch._sync(value)
@@ -232,7 +243,7 @@ def innermost(value: object) -> Any:
 
 
 def new_nested_int(kind: Any) -> Any:
-    """The size of a jagged dimension, equal to no other. `kind` is the class of its node."""
+    """A new nested int, the size of a jagged dimension. `kind` is the class of its node."""
     nested: Any = sys.modules["torch.nested._internal.nested_tensor"]
     number = nested._tensor_id_counter
     nested._tensor_id_counter = number + 1
@@ -240,17 +251,17 @@ def new_nested_int(kind: Any) -> Any:
 
 
 def uses_python_dispatch(kind: type) -> bool:
-    """Whether operators on tensors of this class go to a `__torch_dispatch__` of its own."""
+    """Whether this class has its own `__torch_dispatch__`."""
     return kind.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl
 
 
 def is_functional_wrapper(kind: type) -> bool:
-    """Whether tensors of this class are those of functionalization."""
+    """Whether this is the wrapper class of functionalisation."""
     return getattr(kind, "_mode_key", None) == torch._C._TorchDispatchModeKey.FUNCTIONAL
 
 
 stand_in_devices: dict[torch.device, torch.device] = {}
-"""Which device is meant by each index of the meta device that stands for one."""
+"""The device that each index of the meta device stands for."""
 
 
 def generator_id(generator: torch.Generator) -> int:
@@ -265,11 +276,11 @@ count_writes: Callable[[Any], None] = torch._C._increment_version
 
 
 PastDispatch: Any = NoDispatch
-"""Real torch for a moment, for calls on real tensors: past every mode. Ten times cheaper than `no_modes`."""
+"""Skips all modes, for calls on real tensors. Ten times cheaper than `no_modes`."""
 
 
 def inner_device(tensor: Any) -> torch.device:
-    """The device that a tensor says it is on, seen through functorch wrappers."""
+    """The device that a tensor reports, also inside functorch wrappers."""
     while is_functorch_wrapped(tensor):
         tensor = torch._C._functorch.get_unwrapped(tensor)
     return tensor.device
@@ -278,7 +289,7 @@ def inner_device(tensor: Any) -> torch.device:
 
 
 class RaggedNode(NestedIntNode):
-    """As torch's, and may meet symbols: what is multiplied with it, the size of a row, is the one at hand from then on."""
+    """As torch's class; a product with a symbol specialises the symbol."""
 
     def mul(self, other: object) -> RaggedNode:
         times = other.constant_int() if other.is_constant() else other.guard_int("", 0)
@@ -286,7 +297,7 @@ class RaggedNode(NestedIntNode):
 
 
 def flatten_wrapper(wrapper: torch.Tensor) -> tuple[list[str], object]:
-    """The names of the tensors inside of a wrapper subclass, and what else it takes to put it together again."""
+    """The names of the inner tensors of a wrapper subclass, and the context to rebuild it."""
     return wrapper.__tensor_flatten__()
 
 
@@ -297,14 +308,14 @@ def unflatten_wrapper(
 
 
 def collect_device_constructors() -> None:
-    """`torch.device(...)` contexts look once which functions take a device, and keep that: it has to be before any of these
-    is patched."""
+    """Fill the memoised set of functions that take a device, which `torch.device(...)` contexts use, before any of
+    these is patched."""
     from torch.utils._device import _device_constructors  # why: only where a mode is active
 
     _device_constructors()
 
 
-# --- who holds a tensor -----------------------------------------------------------------------------------------------
+# --- references to a tensor -----------------------------------------------------------------------------------------------
 
 
 def _count_references(reference: weakref.ref[Any]) -> int:
@@ -312,17 +323,17 @@ def _count_references(reference: weakref.ref[Any]) -> int:
     return 0 if held is None else sys.getrefcount(held)
 
 
-class _HeldOnce:
-    """An object to count with."""
+class _ReferenceProbe:
+    """An object with one reference, to calibrate the count."""
 
 
-_held_once = _HeldOnce()
-_OF_COUNTING = _count_references(weakref.ref(_held_once)) - 1
-"""References that are there because they are counted."""
+_reference_probe = _ReferenceProbe()
+_OF_COUNTING = _count_references(weakref.ref(_reference_probe)) - 1
+"""References that exist only because of the counting."""
 
 
 def is_held_by_python(reference: weakref.ref[Tensor]) -> bool:
-    """Whether somebody besides C++ holds a tensor. What autograd saves for a backward pass is held by C++ alone."""
+    """Whether Python code refers to a tensor. Tensors that autograd saves for a backward pass are referenced by C++ only."""
     tensor = reference()
     if tensor is None:
         return False

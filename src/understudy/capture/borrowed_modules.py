@@ -1,8 +1,8 @@
-"""The modules that a traced function refers to, and their tensors for the time of the trace.
+"""Finds the modules that a traced function refers to, and replaces their tensors during the trace.
 
-Functions that keep their results (`functools.lru_cache`): what one has kept from before is a tensor of the program like
-any other: a constant of the graph. So is what a module has kept in a dict or a list of its own. What a function keeps of
-the trace is nothing without it: a cache that has taken up a stand-in of the trace is emptied when the trace ends.
+A tensor that was in the cache of a function (`functools.lru_cache`) before the trace, or in a dict or list of a module,
+is a constant of the graph. Stand-ins are useless after the trace: a cache that has stored one is cleared when the trace
+ends.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from understudy.fake.inputs import LRU_CACHE
 from understudy.fake.mode import FakeTensorMode
 from understudy.fake.tensor import FakeTensor
 from understudy.graph.borrowed_state import BorrowedState, named_parts, own_containers, parts_in, values_in
-from understudy.lines import is_the_users
+from understudy.lines import is_user_file
 
 Named = tuple[torch.nn.Module, bool]
-"""A module, and whether it is the one that is traced: its tensors then keep their own names."""
+"""A module, and whether it is the traced one: its tensors then keep their names in the graph module."""
 
 
 def modules_of(f: Callable[..., object]) -> list[Named]:
-    """The modules that a function is, is bound to, wraps, or refers to by name."""
+    """The modules that a callable is, is bound to, wraps, or refers to by name."""
     found: dict[int, Named] = {}
     for module, is_root in _modules_of(f, set()):
         found.setdefault(id(module), (module, is_root))
@@ -57,7 +57,7 @@ def _modules_of(f: object, seen: set[int]) -> Iterator[Named]:
 
 
 def _modules_in(value: object, seen: set[int], depth: int = 0) -> Iterator[Named]:
-    """The modules that a value is, holds in a list, a dict or an object, or, if it is a function, refers to in turn."""
+    """The modules in a value: the value itself, in containers and objects, or those that a function refers to."""
     if isinstance(value, torch.nn.Module):
         yield value, False
     elif isinstance(value, FUNCTIONS):
@@ -71,7 +71,7 @@ def _modules_in(value: object, seen: set[int], depth: int = 0) -> Iterator[Named
 
 
 DEEPEST, MOST = 4, 10_000
-"""How deep, and into how many values, a function's surroundings are searched."""
+"""Limits of the search: the depth, and the number of values."""
 
 
 def _parts(value: object) -> list[Any]:
@@ -86,13 +86,13 @@ def _parts(value: object) -> list[Any]:
 
 CONTAINERS = (list, tuple, dict, set, frozenset)
 WITHOUT_MODULES = frozenset({"builtins", "torch", "numpy", "types", "functools", "understudy"})
-"""Whose objects hold no module that is called through them."""
+"""Packages whose objects are not searched for modules."""
 SLOT = MemberDescriptorType
 FUNCTIONS = (FunctionType, MethodType, functools.partial, LRU_CACHE)
 
 
 def _references_of(f: object) -> Iterator[Any]:
-    """What is in the closure of a function, its defaults, its object, and what it names among the globals."""
+    """The values that a function refers to: closure, defaults, bound object, and the globals that it names."""
     if isinstance(f, functools.partial):
         yield from (*f.args, *f.keywords.values())
     yield from map(cell_contents, getattr(f, "__closure__", None) or ())
@@ -100,20 +100,20 @@ def _references_of(f: object) -> Iterator[Any]:
     yield from (getattr(f, "__kwdefaults__", None) or {}).values()
     if isinstance(f, MethodType) and not isinstance(f.__self__, (type, torch.nn.Module)):
         yield f.__self__
-    elif not isinstance(f, (*FUNCTIONS, type)):  # an object that can be called
+    elif not isinstance(f, (*FUNCTIONS, type)):  # a callable object
         yield from (*_parts(f), type(f).__call__)
     code = getattr(f, "__code__", None)
     names = getattr(f, "__globals__", {})
     for name in _names_in(code) if code is not None else ():
         value = names.get(name)
-        # Functions of other files have surroundings of their own, and many of them.
+        # Functions of other files are not followed: they refer to too many values.
         is_of_here = getattr(value, "__globals__", names) is names
         if not isinstance(value, (type, ModuleType)) and (is_of_here or isinstance(value, MethodType)):
             yield value
 
 
 def _names_in(code: CodeType) -> Iterator[str]:
-    """What the code of a function names, and that of functions and comprehensions in it."""
+    """The names used in the code of a function, including nested functions and comprehensions."""
     yield from code.co_names
     for part in code.co_consts:
         if isinstance(part, CodeType):
@@ -123,52 +123,53 @@ def _names_in(code: CodeType) -> Iterator[str]:
 def cell_contents(cell: Any) -> Any:
     try:
         return cell.cell_contents
-    except ValueError:  # a variable that has no value yet
+    except ValueError:  # an empty cell
         return None
 
 
 class LazyBorrowedState(BorrowedState):
-    """Stand-ins that are made when somebody asks for them, in modules of which it is likely that nobody will."""
+    """Borrowed state of modules that will probably not run: stand-ins are made on first access."""
 
-    def __init__(self, mode: FakeTensorMode, lender: LazyParameters, waiting: Container[int]) -> None:
+    def __init__(self, mode: FakeTensorMode, lazy: LazyParameters, waiting: Container[int]) -> None:
         super().__init__(mode)
-        self._lender = lender
+        self._lazy = lazy
         self._waiting = waiting
 
     def _make_table(self, module: torch.nn.Module, table: dict[str, Any], replaced: list[Any]) -> dict[str, Any]:
         if not table or id(module) not in self._waiting or type(table) is not dict:
             return super()._make_table(module, table, replaced)
-        lent = LazyParameterDict(table)
+        lazy_table = LazyParameterDict(table)
         for name, value in table.items():
             if value is not None:
-                tensor = lent[name] = (self._lender.lend(value) if self._is_real(value) else None) or self._stand_in(value)
+                lazy = self._lazy.make_lazy(value) if self._is_real(value) else None
+                tensor = lazy_table[name] = lazy or self._stand_in(value)
                 replaced.append((name, value, tensor))
-        return lent
+        return lazy_table
 
     def _stand_in(self, tensor: torch.Tensor) -> torch.Tensor:
-        self._lender.settle_storage_of(tensor)
+        self._lazy.make_fake_on_storage(tensor)
         return super()._stand_in(tensor)
 
     def give_back(self) -> None:
         super().give_back()
-        self._lender.close()
+        self._lazy.close()
 
 
 class BorrowedModules:
-    """While a trace runs on stand-ins, the modules hold stand-ins; afterwards, exactly what they held before."""
+    """Puts stand-ins into modules during a trace, and restores the modules afterwards."""
 
     def __init__(self, mode: FakeTensorMode | None) -> None:
         self._mode = mode
         self._borrowed: BorrowedState | None = None
 
-    def lend(
+    def borrow(
         self, modules: list[Named], constants: Constants, waiting: Container[int] = (), with_gradients: bool = False
     ) -> None:
-        """`waiting`: modules, by identity, whose stand-ins are made when somebody asks for them. `with_gradients`: also
-        those of parameters that gradients may go to."""
+        """`waiting`: modules, by identity, whose stand-ins are made on first access. `with_gradients`: also those of
+        parameters that may receive gradients."""
         if self._mode is not None:
-            lender = LazyParameters(self._mode, constants, with_gradients)
-            self._borrowed = LazyBorrowedState(self._mode, lender, waiting)
+            lazy = LazyParameters(self._mode, constants, with_gradients)
+            self._borrowed = LazyBorrowedState(self._mode, lazy, waiting)
         for module, is_root in modules:
             named = named_parts(module) if self._borrowed is None else self._borrowed.borrow_parts(module)
             for path, part in named:
@@ -177,7 +178,7 @@ class BorrowedModules:
                     constants.expect(tensor, real, f"{prefix}{name}" if is_root else None)
 
     def _tensors(self, module: torch.nn.Module) -> list[tuple[str, torch.Tensor, Any]]:
-        """Name, tensor of the module, and what stands for it in this trace."""
+        """For each tensor of a module: its name, the tensor, and its stand-in."""
         if self._borrowed is not None:
             return self._borrowed.replaced[module]
         tables = (module._parameters, module._buffers, vars(module))
@@ -189,9 +190,9 @@ class BorrowedModules:
             self._borrowed.give_back()
 
 
-class CachesOfNamespaces:
-    """The functions with a cache that stand in a module of Python, in its classes, and in modules that it names. A module
-    is looked through once, and again if it has got more names."""
+class CachesOfModules:
+    """The cached functions in a Python module, in its classes, and in modules that it imports. A module is searched
+    once, and again if names were added to it."""
 
     def __init__(self) -> None:
         self._seen: dict[str, tuple[int, list[Any]]] = {}
@@ -199,7 +200,7 @@ class CachesOfNamespaces:
     def find(self, names: Iterable[str]) -> Iterator[Any]:
         modules = {name: sys.modules.get(name) for name in names}
         for name, module in modules.items():
-            if module is None or not _is_looked_through(module):
+            if module is None or not _is_searched(module):
                 continue
             size, caches = self._seen.get(name, (-1, []))
             if size != len(vars(module)):
@@ -208,17 +209,17 @@ class CachesOfNamespaces:
             yield from caches
 
 
-_CACHES = CachesOfNamespaces()
+_CACHES = CachesOfModules()
 
 
-def _is_looked_through(module: object) -> bool:
-    """Whether it is neither torch's nor of Python's own library."""
+def _is_searched(module: object) -> bool:
+    """Whether it belongs neither to torch nor to Python's standard library."""
     file = vars(module).get("__file__") if isinstance(module, ModuleType) else None
-    return isinstance(file, str) and is_the_users(file)
+    return isinstance(file, str) and is_user_file(file)
 
 
 def _inner_modules(module: ModuleType) -> list[ModuleType]:
-    return [value for value in list(vars(module).values()) if isinstance(value, ModuleType) and _is_looked_through(value)]
+    return [value for value in list(vars(module).values()) if isinstance(value, ModuleType) and _is_searched(value)]
 
 
 def _caches_in(module: ModuleType) -> Iterator[Any]:
@@ -230,7 +231,7 @@ def _caches_in(module: ModuleType) -> Iterator[Any]:
 
 
 def _caches_behind(value: object) -> Iterator[Any]:
-    """The value itself, or, if it is a function around another, the functions with a cache that it calls."""
+    """The cached functions behind a value: the value itself, or those that a wrapper calls."""
     if type(value) is LRU_CACHE:
         yield value
     elif isinstance(value, FunctionType) and value.__closure__ and hasattr(value, "__wrapped__"):
@@ -244,8 +245,8 @@ def _unwrap(member: object) -> Any:
 
 
 def _surroundings_of(f: Callable[..., object]) -> tuple[list[Any], set[str]]:
-    """The functions with a cache that a function is, wraps, or refers to in its closure, by any number of steps; and the
-    names of the modules of Python in which it and the functions in its closure stand."""
+    """The cached functions that a function is, wraps, or refers to through closures; and the Python modules in which
+    these functions are defined."""
     found: list[Any] = []
     names: set[str] = set()
     seen: set[int] = set()
@@ -268,7 +269,7 @@ def _surroundings_of(f: Callable[..., object]) -> tuple[list[Any], set[str]]:
 
 
 class ProgramCaches:
-    """The caches that a traced function may use: of functions that keep results, and dicts and lists of modules."""
+    """The caches that a traced function may use: cached functions, and dicts and lists of modules."""
 
     def __init__(self, f: Callable[..., object], modules: Iterable[torch.nn.Module], mode: FakeTensorMode) -> None:
         self._mode = mode
@@ -282,23 +283,23 @@ class ProgramCaches:
         return {id(cache): cache for cache in (*self._around, *_CACHES.find(self._names))}.values()
 
     def holds(self, tensor: torch.Tensor) -> bool:
-        """Whether a function, or a module in a dict or list of its own, has kept this tensor from before the trace."""
-        if any(kept is tensor for cache in self._all() for kept in tensors_kept_by(cache)):
+        """Whether this tensor was in a cache before the trace."""
+        if any(kept is tensor for cache in self._all() for kept in tensors_cached_by(cache)):
             return True
         parts = (part for module in self._modules for part in parts_in(module))
         return any(kept is tensor for part in parts for container in own_containers(part) for kept in values_in(container))
 
     def empty(self) -> None:
-        """Empty the caches that have taken up stand-ins of the trace. May be called again, after an interrupt."""
+        """Clear the caches that contain stand-ins of the trace. An interrupt may cause a second call."""
         for cache in self._all():
             if cache.cache_info().misses != self._misses.get(id(cache), 0):
-                kept = tensors_kept_by(cache)
+                kept = tensors_cached_by(cache)
                 if any(type(value) is FakeTensor and value.fake_mode is self._mode for value in kept):
                     cache.cache_clear()
 
 
-def tensors_kept_by(cache: Any) -> list[torch.Tensor]:
-    """The tensors among the results that a function keeps, also in lists, tuples, dicts and plain objects."""
+def tensors_cached_by(cache: Any) -> list[torch.Tensor]:
+    """The tensors in the cache of a function, also inside lists, tuples, dicts and plain objects."""
     if not cache.cache_info().currsize:
         return []
     return [tensor for value in gc.get_referents(cache) for tensor in _tensors_in(value)]
@@ -314,4 +315,4 @@ def _tensors_in(value: object, depth: int = 0) -> Iterator[torch.Tensor]:
 
 
 DEEPEST_RESULT = 4
-"""How far into a result tensors are looked for."""
+"""How many levels of a cached result are searched for tensors."""

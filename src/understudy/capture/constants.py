@@ -1,9 +1,9 @@
-"""Tensors that the graph did not make: parameters, buffers and constants, as attributes of the graph module.
+"""Tensors that no node of the graph produces: parameters, buffers and constants, as attributes of the graph module.
 
-    AttributePaths          under which name the graph module holds a tensor of the program
-    Constants               which tensor is which attribute, the nodes that read them, writes to them in a real run
-    OutsideTensors          real tensors that a program reaches past its modules, while stand-ins are traced
-    forgetful_optimizers    optimizers that make a step in a trace get their state back
+    AttributePaths          the names of attributes in the graph module
+    Constants               the tensors, the nodes that read them, and writes to them in a real run
+    OutsideTensors          real tensors that a program uses without its modules, while stand-ins are traced
+    restore_optimizers_after  undoes optimizer steps that were made during a trace
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from understudy import _torch
 from understudy.capture.lazy_state import VAL, LazyMeta, LazyParameter
-from understudy.contexts import contextmanager, to_the_end
+from understudy.contexts import contextmanager, run_to_the_end
 from understudy.errors import Context, MixedTensorsError
 from understudy.fake.convert import spec_of_real
 from understudy.fake.mode import FakeTensorMode
@@ -40,25 +40,26 @@ if TYPE_CHECKING:
     from understudy.capture.tracer import PythonKeyTracer
 
 ORIGINAL_PATH = "original_path"
-"""In the metadata of a node: the name that the program has for what it reads, where the graph module has another."""
+"""In the metadata of a node: the attribute's path in the program, where the graph module uses another one."""
 PLAIN_PATH = re.compile(r"\w+(\.\w+)*", re.ASCII)
 OF_MODULES = frozenset(dir(torch.nn.Module()))
 
 
 @functools.cache
 def names_of_graph_modules() -> frozenset[str]:
-    """Attributes that a graph module has itself, and what its code calls it."""
+    """Attributes that every graph module has, and names that its code uses."""
     own = {"self", "shape_env", "example_parameters", "example_state"}
     return frozenset({*dir(GraphModule(torch.nn.Module(), Graph())), *own})
 
 
 class AttributePaths:
-    """Where a graph module holds what a program has under some path. The path is written into the code of the graph: a key
-    of a `ParameterDict` may be any text, and a submodule may be called as an attribute of every graph module."""
+    """Chooses the paths of attributes in a graph module. A path is part of the graph's code, so it has to be made of
+    identifiers; but a key of a `ParameterDict` may be any text, and a submodule may have the name of an attribute of
+    every graph module."""
 
     def __init__(self) -> None:
         self.expected: set[str] = set()
-        """The paths of the program, some of which will be asked for."""
+        """The paths of the program, which may be requested."""
         self._originals: dict[str, str] = {}
         """Path in the graph module → path in the program."""
         self._never_plain = frozenset({*keyword.kwlist, *names_of_graph_modules()})
@@ -67,7 +68,7 @@ class AttributePaths:
         self._occupied: tuple[int, set[str]] = 0, set()
 
     def choose(self, path: str) -> str:
-        """The path itself, if it is made of plain names and is still free; else one like it."""
+        """The path itself, if it is made of identifiers and still free; else a similar one."""
         is_plain = PLAIN_PATH.fullmatch(path) is not None and self._never_plain.isdisjoint(path.split("."))
         chosen = path if is_plain else self._make_safe(path)
         if chosen in self._originals:
@@ -91,7 +92,7 @@ class AttributePaths:
     def _make_safe_part(self, outer: str, part: str) -> str:
         """`.name`. `outer`: what comes before it, with a dot in front."""
         taken = OF_MODULES if outer else names_of_graph_modules()
-        is_name = part.isidentifier() and unicodedata.normalize("NFKC", part) == part  # as Python reads it in code
+        is_name = part.isidentifier() and unicodedata.normalize("NFKC", part) == part  # Python normalises identifiers
         if (is_name or part.isdecimal()) and not keyword.iskeyword(part) and part not in taken:
             return f".{part}"
         safe = re.sub(r"\W", "_", part, flags=re.ASCII) or "_"
@@ -102,7 +103,7 @@ class AttributePaths:
         return f".{safe}"
 
     def _paths_of_program(self) -> set[str]:
-        """The expected paths, and those of the modules on the way to them."""
+        """The expected paths, and those of the modules that contain them."""
         if self._occupied[0] != len(self.expected):
             found = set(self.expected)
             for path in self.expected:
@@ -114,7 +115,7 @@ class AttributePaths:
 
 
 class Constants:
-    """Which attribute of the graph module a tensor is, by the tensor's identity."""
+    """Maps tensors, by identity, to attributes of the graph module."""
 
     def __init__(self, tracer: PythonKeyTracer) -> None:
         self._tracer = tracer
@@ -133,7 +134,7 @@ class Constants:
         self._storages: dict[int, torch.Tensor] | None = None
 
     def expect(self, tensor: torch.Tensor | LazyParameter, real: torch.Tensor, name: str | None) -> None:
-        """Where `tensor` turns up, the graph reads `real`, under this name if there is one."""
+        """Register `tensor`: nodes that use it read `real`, under this name if one is given."""
         if name is not None:
             self._paths.expected.add(name)
         if type(tensor) is LazyParameter:
@@ -145,40 +146,40 @@ class Constants:
         if tensor is not real:
             self._lent[id(real)] = (real, tensor)
         if type(tensor) is not FakeTensor and _torch.is_traceable_wrapper_subclass(tensor):
-            # operators on it become operators on what is inside
+            # operators on a wrapper become operators on its inner tensors
             for part in tensor.__tensor_flatten__()[0]:
                 self.expect(getattr(tensor, part), getattr(real, part), name and f"{name}_{part}")
 
     def stand_in_of(self, real: torch.Tensor) -> torch.Tensor | None:
-        """What the program computes with in the place of this tensor, None if nothing else."""
+        """The stand-in of this real tensor, None if it has none."""
         pair = self._lent.get(id(real))
         if pair is None and id(real) in self._late:
             return self._late[id(real)][0].stand_in()
         return pair[1] if pair is not None and pair[0] is real else None
 
-    def has_stand_in(self, lent: LazyParameter, fake: FakeTensor) -> None:
-        """Somebody has asked for it."""
-        if id(lent.real) in self._late:  # else it is going to be expected
-            self.expect(fake, lent.real, self._late[id(lent.real)][1])
-        if lent.node is not None:
-            self._nodes[id(fake)] = lent.node
+    def register_fake(self, lazy: LazyParameter, fake: FakeTensor) -> None:
+        """Called when the stand-in of a lazy parameter is made."""
+        if id(lazy.real) in self._late:  # otherwise `expect` will be called for it
+            self.expect(fake, lazy.real, self._late[id(lazy.real)][1])
+        if lazy.node is not None:
+            self._nodes[id(fake)] = lazy.node
 
     def belongs_to(self, mode: FakeTensorMode | None) -> None:
-        """The inputs of the program are stand-ins of this mode: others of it may be constants."""
+        """Set the mode of the program's inputs: other stand-ins of this mode may be constants."""
         self._around = mode or self._around
 
     def knows(self, tensor: torch.Tensor) -> bool:
-        """Whether this is a parameter, buffer or constant of the surrounding program."""
+        """Whether this is a parameter, buffer or constant of the program."""
         return id(tensor) in self._known and self._known[id(tensor)][0] is tensor
 
     def existing(self, tensor: torch.Tensor | LazyParameter) -> Node | None:
-        """The node that reads a tensor off the graph module, if something has read it."""
+        """The `get_attr` node of a tensor, None if there is none yet."""
         if type(tensor) is LazyParameter:
             return tensor.node
         return self._nodes.get(id(tensor)) if self.knows(tensor) else None
 
     def node_of(self, tensor: torch.Tensor) -> Node:
-        """The node that reads a tensor off the graph module. The same one for every use."""
+        """The `get_attr` node of a tensor, made on first use."""
         known = self._known.get(id(tensor))
         if known is None or known[0] is not tensor:
             self._refuse_fake(tensor)
@@ -189,25 +190,25 @@ class Constants:
         return node
 
     def named_nodes(self) -> dict[Node, str]:
-        """The nodes that read what has a name in the program, and that name."""
+        """The `get_attr` nodes of named tensors, with their names."""
         names = {identity: name for identity, (_, _, name) in self._known.items() if name is not None}
         return {node: names[identity] for identity, node in self._nodes.items() if identity in names}
 
-    def node_of_lent(self, lent: LazyParameter) -> Node:
-        """As `node_of`, without a stand-in if there is none."""
-        if lent.fake is not None:
-            return self.node_of(lent.fake)
-        if lent.node is None:
-            node = lent.node = self._read(lent.real, self._late[id(lent.real)][1])
-            tensor_meta = self._tracer.node_meta.tensor_meta_of_spec(lent.spec, lent.requires_grad)
+    def node_of_lazy(self, lazy: LazyParameter) -> Node:
+        """As `node_of`, for a lazy parameter, without making its stand-in."""
+        if lazy.fake is not None:
+            return self.node_of(lazy.fake)
+        if lazy.node is None:
+            node = lazy.node = self._read(lazy.real, self._late[id(lazy.real)][1])
+            tensor_meta = self._tracer.node_meta.tensor_meta_of_spec(lazy.spec, lazy.requires_grad)
             meta = LazyMeta(val=VAL, tensor_meta=tensor_meta)
-            meta.source = lent
+            meta.source = lazy
             _torch.set_node_meta(node, meta)
             self._note_path(node)
-        return lent.node
+        return lazy.node
 
     def node_of_object(self, value: object, prefix: str) -> Node:
-        """As `node_of`, for something that is no tensor and can't be written into the code of a graph."""
+        """As `node_of`, for an object that is not a tensor and can't be written as a literal."""
         node = self._nodes.get(id(value))
         if node is None:
             name = self._fresh(prefix)
@@ -220,7 +221,7 @@ class Constants:
     # --- writes while tracing for real -------------------------------------------------------------------------
 
     def before_write(self, func: object, args: object, kwargs: object) -> None:
-        """A real run writes to real tensors. Those of the traced module get their values back after the trace."""
+        """Called before a write in a real run: save the values of the module's tensors, to restore them after the trace."""
         for tensor in flat(torch.Tensor, written_values(func, args, kwargs), {}):
             place = self._by_storage().get(_torch.storage_id(tensor))
             if place is not None and id(place) not in self._saved:
@@ -235,7 +236,7 @@ class Constants:
 
     def put_back(self) -> None:
         for tensor, real, _ in self._known.values():
-            # Past every torch function, such as a Function of the user's: a real tensor was given a gradient without data.
+            # Below all function modes: a real tensor may have been given a gradient without data.
             if tensor is real and type(real) is not FakeTensor and real.is_leaf and type(real.grad) is FakeTensor:
                 real.grad = None
         with _torch.no_modes(), torch.no_grad():
@@ -244,7 +245,7 @@ class Constants:
         self._saved.clear()
 
     def _refuse_fake(self, tensor: torch.Tensor) -> None:
-        # With a fake mode of the user's own, graphs are for its stand-ins: one of them is a constant like any other.
+        # In a fake mode of the user, stand-ins of that mode may be constants.
         if type(tensor) is FakeTensor and not self.allow_fakes and tensor.fake_mode is not self._around:
             raise MixedTensorsError(
                 f"{tensor._spec} is a stand-in that was made outside of this trace: a graph can't hold it as a constant",
@@ -270,7 +271,7 @@ class Constants:
             node.meta[ORIGINAL_PATH] = path
 
     def _read(self, real: torch.Tensor, name: str | None) -> Node:
-        """A node that reads this tensor, under this name if there is one."""
+        """A node that reads this tensor, under this name if one is given."""
         if name is None:
             is_parameter = isinstance(real, torch.nn.Parameter)
             name = self._fresh("_param_constant" if is_parameter else "_tensor_constant")
@@ -278,7 +279,7 @@ class Constants:
             name = self._paths.choose(name)
         value = self._detach(real) if self.without_gradient else real
         if "." in name:
-            self._nested[name] = value  # the graph module makes the modules on the way, once
+            self._nested[name] = value  # submodules are made once, with the graph module
         else:
             attach(self._tracer.root, name, value)
         return self._tracer.append_read(name)
@@ -294,12 +295,12 @@ class Constants:
         return make_new(self._stand_ins, spec_of_real(tensor))
 
     def graph_module(self, graph: Graph, name: str) -> GraphModule:
-        """A graph module of this graph, with the tensors and modules that it reads as its attributes."""
-        # Past `GraphModule.__init__`, which looks for each attribute along its path and copies it.
+        """A graph module of this graph, with the tensors and modules that its nodes read as attributes."""
+        # Without `GraphModule.__init__`, which looks up and copies each attribute by its path.
         gm = _torch.lazy_graph_module(torch.nn.Module(), Graph(tracer_cls=type(self._tracer)), name)
         targets = [str(node.target) for op in ("get_attr", "call_module") for node in graph.find_nodes(op=op)]
         parents: dict[str, torch.nn.Module] = {"": gm}
-        # Outer ones first: what is given by name may be a module, and others be found in it.
+        # Outer paths first: an attribute may be a module that contains others.
         for target in sorted(targets, key=lambda target: target.count(".")):
             value = self._nested[target] if target in self._nested else getattr(self._tracer.root, target)
             path, _, last = target.rpartition(".")
@@ -316,13 +317,13 @@ class Constants:
 
 
 def attach(root: torch.nn.Module, name: str, tensor: object) -> None:
-    """Make `root.a.b.c` this tensor, with plain modules on the way."""
+    """Set `root.a.b.c` to this tensor, making submodules as needed."""
     path, _, last = name.rpartition(".")
     set_attribute(_parent({"": root}, path), last, tensor)
 
 
 def _parent(known: dict[str, torch.nn.Module], path: str) -> torch.nn.Module:
-    """The module at this path, made where there is none. `known`: by paths, what was found before."""
+    """The module at this path, made if there is none. `known`: modules found before, by path."""
     found = known.get(path)
     if found is None:
         outer_path, _, name = path.rpartition(".")
@@ -340,7 +341,7 @@ _CONTAINERS = [
 
 
 def plain_module() -> torch.nn.Module:
-    """`torch.nn.Module()`, at half of its price: a graph of many layers needs hundreds."""
+    """`torch.nn.Module()` at half the cost: a graph of many layers needs hundreds of them."""
     module = torch.nn.Module.__new__(torch.nn.Module)
     attributes = vars(module)
     attributes.update(EVERY_MODULE_HAS)
@@ -350,10 +351,10 @@ def plain_module() -> torch.nn.Module:
 
 
 def set_attribute(module: torch.nn.Module, name: str, value: object) -> None:
-    """Of what a graph reads, in the table where it belongs. The names are those of a module, or made here."""
+    """Set an attribute of a module in the dict to which it belongs."""
     if type(value) is torch.nn.Parameter or isinstance(
         value, torch.nn.Parameter
-    ):  # torch answers the latter slowly
+    ):  # `is_nested` is slow
         module._parameters[name] = value
     elif isinstance(value, torch.Tensor):
         module._buffers[name] = value
@@ -361,18 +362,18 @@ def set_attribute(module: torch.nn.Module, name: str, value: object) -> None:
         setattr(module, name, value)
 
 
-# --- Tensors that a program reaches past its modules: a list of parameters, an optimizer's, one in a closure ---
-# While stand-ins are traced, a tensor of a lent module is its stand-in, whoever holds it: `torch.autograd.grad(loss,
-# params)` and `[p.grad for p in params]` then speak of the tensors that the program has computed with. So is every
-# other tensor to which gradients go: none of them is left at a tensor of the user's. What an optimizer learns in a
-# step is taken back.
+# --- Tensors that a program uses without its modules: a list of parameters, an optimizer's, in a closure ---------
+# While stand-ins are traced, real tensors of borrowed modules are replaced by their stand-ins in every torch function:
+# `torch.autograd.grad(loss, params)` and `[p.grad for p in params]` then refer to the tensors that the program computed
+# with. So is every other tensor that requires grad: no gradient is left on a tensor of the user. Steps of optimizers
+# are undone.
 
 REAL = frozenset({torch.Tensor, torch.nn.Parameter})
 SEQUENCES = frozenset({list, tuple})
 
 
 def has_reals(args: Any, kwargs: Any) -> bool:
-    """Whether a real tensor is among the arguments of a torch function."""
+    """Whether the arguments of a torch function contain a real tensor."""
     for value in (*args, *kwargs.values()) if kwargs else args:
         kind = type(value)
         if kind in REAL or (kind in SEQUENCES and not REAL.isdisjoint(map(type, value))):
@@ -381,7 +382,7 @@ def has_reals(args: Any, kwargs: Any) -> bool:
 
 
 class OutsideTensors:
-    """The stand-ins of real tensors, for the time of one trace."""
+    """The stand-ins of real tensors during one trace."""
 
     def __init__(self, constants: Constants, mode: FakeTensorMode, cached: ProgramCaches) -> None:
         self._constants = constants
@@ -389,7 +390,7 @@ class OutsideTensors:
         self._cached = cached
 
     def replace(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """The arguments of a torch function with stand-ins for what is real."""
+        """The arguments of a torch function with real tensors replaced by stand-ins."""
         return tuple(map(self._replace, args)), {name: self._replace(value) for name, value in kwargs.items()}
 
     def _replace(self, value: Any) -> Any:
@@ -419,8 +420,8 @@ class OutsideTensors:
 
 
 @contextmanager
-def forgetful_optimizers() -> Iterator[None]:
-    """Optimizers that make a step in a trace of this thread have, afterwards, the state and options of before."""
+def restore_optimizers_after() -> Iterator[None]:
+    """Restore the state and options of optimizers that make a step inside, in this thread."""
     before: dict[Optimizer, tuple[dict[Any, Any], list[dict[str, Any]]]] = {}
 
     def remember(optimizer: Optimizer, args: object, kwargs: object) -> None:
@@ -437,6 +438,6 @@ def forgetful_optimizers() -> Iterator[None]:
                 group.update(options)
 
     handles: list[Any] = []
-    with to_the_end(restore), to_the_end(lambda: [handle.remove() for handle in handles]):
+    with run_to_the_end(restore), run_to_the_end(lambda: [handle.remove() for handle in handles]):
         handles.append(register_optimizer_step_pre_hook(remember))
         yield

@@ -1,4 +1,4 @@
-"""Operators written out in other operators, by a table: around a trace, inside of one, and for a graph that is there."""
+"""Decomposition tables: around a trace, inside a trace, and for an existing graph."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from understudy.contexts import contextmanager
 
 @contextmanager
 def decompose(decomposition_table: Decompositions | None) -> Iterator[Decompositions]:
-    """Inside, operators are decomposed by this table: those of the trace that is under way, and those of every trace
-    that is begun here without a table of its own."""
+    """Inside, operators are decomposed by this table: in the current trace, and in new traces without their own
+    table."""
     table: Decompositions = {} if decomposition_table is None else decomposition_table
     recorder = _torch.active_recorder()
     token = AMBIENT.set(table)
@@ -36,7 +36,7 @@ def decompose(decomposition_table: Decompositions | None) -> Iterator[Decomposit
 
 
 def maybe_handle_decomp(proxy_mode: ProxyTorchDispatchMode, op: object, args: Any, kwargs: Any) -> Any:
-    """What the recorder's table makes of this call, recorded; NotImplemented if the operator is not in it."""
+    """Decompose this call by the recorder's table, and record it; NotImplemented if the operator is not in it."""
     table = proxy_mode.decomposition_table
     if op not in table:
         return NotImplemented
@@ -46,7 +46,7 @@ def maybe_handle_decomp(proxy_mode: ProxyTorchDispatchMode, op: object, args: An
 
 @contextmanager
 def set_original_aten_op(func: object) -> Iterator[None]:
-    """Inside, recorded nodes say that they come from this operator, unless they come from one around it already."""
+    """Inside, recorded nodes have this operator as `original_aten`, unless an outer one is set."""
     recorder = _torch.active_recorder()
     meta = recorder.tracer.node_meta if isinstance(recorder, ProxyTorchDispatchMode) else None
     if meta is None or meta.original_aten is not None:
@@ -60,12 +60,12 @@ def set_original_aten_op(func: object) -> Iterator[None]:
 
 
 class DecompositionInterpreter(Interpreter):
-    """Runs a graph module and records what it runs in another graph, through a table of decompositions.
+    """Runs a graph module and records it in another graph, with decompositions.
 
         DecompositionInterpreter(module, new_graph := Graph(), table).run(*inputs)
         decomposed = GraphModule(module, new_graph)
 
-    Constants that a decomposition makes become attributes of `module`, where the new graph looks for them.
+    Constants that a decomposition makes become attributes of `module`.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class DecompositionInterpreter(Interpreter):
 
 
 class SelectiveDecomposer(Interpreter):
-    """Runs a graph module; a node that is selected is decomposed by the table."""
+    """Runs a graph module; selected nodes are decomposed by the table."""
 
     def __init__(
         self, module: GraphModule, decompositions: Decompositions | None, is_selected: Callable[[Node], bool]
@@ -124,10 +124,10 @@ def selective_decompose(
     joint_gm: GraphModule, *args: object, decomposition: Decompositions | None, should_decompose: Callable[[Node], bool],
     trace_joint_graph: bool,
 ) -> GraphModule:  # fmt: skip
-    """The graph module once more, traced on `args`, with the nodes decomposed for which `should_decompose(node)` is true.
+    """The graph module retraced on `args`, with the nodes decomposed for which `should_decompose(node)` is true.
 
-    `trace_joint_graph`: it is a function of two lists, whose placeholders are called after `primals` and `tangents`, by
-    which torch's partitioner knows them.
+    `trace_joint_graph`: the graph is a function of two lists, and its placeholders are named after `primals` and
+    `tangents`, as torch's partitioner expects.
     """
     run = SelectiveDecomposer(joint_gm, decomposition, should_decompose).run
 

@@ -1,8 +1,8 @@
-"""What is done to a graph when the run is over.
+"""Passes over a recorded graph.
 
-    remove_dead_code    nodes that nothing uses and that have no effect
-    make_writable       forward-mode gradients without memory, which an operator of the graph writes to
-    insert_promises     what the trace took for granted of data-dependent numbers (`torch._check`), as assertions
+    remove_dead_code    removes nodes without users and without effects
+    make_writable       replaces ZeroTensors that an operator of the graph writes to by ordinary zeros
+    insert_promises     writes deferred runtime assertions (`torch._check` on unbacked symbols) as nodes
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from understudy import _torch
 from understudy.capture.tracer import SYMBOLIC, PythonKeyTracer
-from understudy.capture.unrecorded_effects.global_state import forget_needless_states
+from understudy.capture.unrecorded_effects.global_state import remove_unused_rng_states
 from understudy.fake.tensor import FakeTensor
 from understudy.ops.registry import record_of
 from understudy.ops.traits.writes import is_pure, written_values
@@ -28,7 +28,7 @@ from understudy.spec.call import flat
 
 
 def remove_dead_code(graph: Graph) -> None:
-    forget_needless_states(graph)
+    remove_unused_rng_states(graph)
     pure: dict[Any, bool] = {}
     for node in reversed(graph.nodes):
         if node.users or node.op in ("placeholder", "output"):
@@ -63,16 +63,16 @@ def _target_is_pure(node: Node) -> bool:
     return target is operator.getitem or is_number
 
 
-# --- Forward-mode gradients of what does not vary: C++ has tensors without memory for them, which nobody may write to ---
-# Before it writes to a gradient in place, it looks whether it is such a one, and takes a copy. Stand-ins with symbolic sizes
-# are ordinary zeros there, and no copy is in the graph: then the graph has ordinary zeros, too.
+# --- Forward-mode gradients of constants: C++ uses ZeroTensors, which have no memory and can't be written to ---------------
+# Before C++ writes to a gradient in place, it copies a ZeroTensor. For stand-ins with symbolic sizes ordinary zeros are
+# used, so the graph has no such copy, and needs ordinary zeros as well.
 
 aten = torch.ops.aten
 EFFICIENT = aten._efficientzerotensor.default
 
 
 def make_writable(graph: Graph) -> None:
-    """Zeros that a node writes to, or to something computed from them, have memory."""
+    """Replace `_efficientzerotensor` by `zeros` where a node writes to it, or to a view of it."""
     zeros = graph.find_nodes(op="call_function", target=EFFICIENT)
     if zeros:
         written = _sources(_written(graph))
@@ -88,7 +88,7 @@ def _written(graph: Graph) -> Iterable[Node]:
 
 
 def _sources(nodes: Iterable[Node]) -> set[Node]:
-    """All that these are computed from. A copy has memory of its own."""
+    """The nodes that these are computed from, up to copies."""
     todo, seen = list(nodes), set()
     while todo:
         node = todo.pop()
@@ -99,11 +99,11 @@ def _sources(nodes: Iterable[Node]) -> set[Node]:
     return seen
 
 
-# --- What a trace took for granted of numbers that only data knows, as nodes of its graph -------------------
-# `torch._check(n >= 2)`, for a number `n` that was read off a tensor, is a promise: the graph is right where it holds. Each
-# promise becomes a node `aten._assert_scalar` behind the one that makes the number known, so that a run with other data
-# fails where it is broken, before anything is computed from it. What an operator of the graph checks itself, as that a size
-# is not negative, is left to it.
+# --- Deferred runtime assertions on unbacked symbols, as nodes of the graph ----------------------------------
+# `torch._check(n >= 2)`, for a data-dependent number `n`, is a promise: the graph is valid where it holds. Each promise
+# becomes a node `aten._assert_scalar` after the node that produces the number, so that a run that violates it fails
+# before anything is computed from it. What operators of the graph check themselves, as sizes being non-negative, is
+# left to them.
 
 ASSERT = torch.ops.aten._assert_scalar.default
 
@@ -111,10 +111,10 @@ ASSERT = torch.ops.aten._assert_scalar.default
 def insert_deferred_runtime_asserts(
     gm: GraphModule, shape_env: ShapeEnv | None = None, name: str = "", export: bool = False
 ) -> None:
-    """Write what `shape_env` is still to check into the graph, and into the graphs inside of it.
+    """Write the deferred assertions of `shape_env` into the graph, and into its subgraphs.
 
-    `make_fx` has done so with its graphs; this is for graphs that were made otherwise, as the pass of the same name in
-    `torch.fx.passes.runtime_assert`. A promise that is in the graph already is not written again.
+    Graphs of `make_fx` have them already; this is for other graphs, like the pass of the same name in
+    `torch.fx.passes.runtime_assert`. An assertion that is already in the graph is not repeated.
     """
     for module in gm.modules():
         if isinstance(module, GraphModule):
@@ -132,8 +132,8 @@ def _env_of(graph: Graph) -> ShapeEnv | None:
 
 
 def insert_promises(graph: Graph, env: ShapeEnv | None, is_inner: bool = False) -> bool:
-    """Write the promises on numbers of this graph, those that are made in it if it is inside of another. Whether there
-    was one."""
+    """Write the promises on numbers of this graph; in a subgraph, only on those that it creates. Returns whether there
+    were any."""
     if env is None or not env.runtime_asserts:
         return False
     writer = AssertWriter(graph, env, is_inner)
@@ -147,7 +147,7 @@ def insert_promises(graph: Graph, env: ShapeEnv | None, is_inner: bool = False) 
 
 
 class AssertWriter:
-    """Goes through a graph, and writes each promise as soon as all that it is about is known."""
+    """Walks through a graph, and writes each promise as soon as all of its symbols are available."""
 
     def __init__(self, graph: Graph, env: ShapeEnv, is_inner: bool) -> None:
         self._env = env
@@ -156,19 +156,19 @@ class AssertWriter:
         self._tracer = TracerWithoutOrigins(graph)
         self._tracer.shape_env = env
         self._symbols = self._tracer.symbols
-        self._symbols.simplifies = False  # by the promises themselves there would be nothing to check
+        self._symbols.simplifies = False  # the promises themselves would simplify to true
         written = {node.meta.get("promise") for node in graph.find_nodes(op="call_function", target=ASSERT)}
-        promises = [p for p in env.runtime_asserts if p.text not in written and not p.is_refused_else]
+        promises = [p for p in env.runtime_asserts if p.text not in written and not p.is_checked_by_operator]
         self._promises = [(promise, self._symbols_of(promise)) for promise in promises]
         self._waiting: dict[Any, list[int]] = {}
-        """By a symbol that is not known yet: the numbers of promises that need it."""
+        """For each symbol that is not available yet: the numbers of the promises that wait for it."""
         self._known_count = 0
         self._ready = list(range(len(promises)))
-        """The numbers of promises of which all is known, as far as has been looked."""
+        """The numbers of the promises that may be ready to be written."""
         self.has_written = False
 
     def read(self, node: Node) -> None:
-        """What can be computed once this node is known."""
+        """Register the symbols that can be read from this node."""
         value = node.meta.get("val")
         self._born.update(getattr(node.meta.get("unbacked_bindings"), "by_symbol", ()))
         if isinstance(value, SYMBOLIC):
@@ -181,7 +181,7 @@ class AssertWriter:
         return frozenset(s for symbol in promise.condition.symbols for s in origins(symbol, definitions))
 
     def write(self, node: Node) -> None:
-        """The promises of which all is known now. Each is looked at when a symbol is known that it waits for."""
+        """Write the promises whose symbols are all available after this node."""
         known = self._symbols.readable()
         found = self._symbols.readable_from(self._known_count)
         self._known_count += len(found)
@@ -193,7 +193,7 @@ class AssertWriter:
             if missing is not None:
                 self._waiting.setdefault(missing, []).append(number)
             elif self._is_inner and self._born.isdisjoint(symbols):
-                self._ready.append(number)  # it is about numbers from outside, as far as is known
+                self._ready.append(number)  # it depends only on numbers from outside
             else:
                 self._write(promise, node)
 
@@ -208,7 +208,7 @@ class AssertWriter:
 
 
 def promise_size(tracer: PythonKeyTracer, tensor: torch.Tensor, text: str) -> None:
-    """A run for real has plain sizes, also where data decides them: the graph says so before it goes on with them."""
+    """In a real run data-dependent sizes are plain numbers: record an assertion on them before they are used."""
     size = tensor.shape[0]
     read = tracer.append_call(torch.ops.aten.sym_size.int, (tracer.node_of_tensor(tensor), 0), {}, "sym_size")
     is_same = tracer.append_call(operator.eq, (read, size), {}, "eq")
@@ -218,7 +218,7 @@ def promise_size(tracer: PythonKeyTracer, tensor: torch.Tensor, text: str) -> No
 
 
 class TracerWithoutOrigins(PythonKeyTracer):
-    """Nodes that no line of the program has called for."""
+    """A tracer for nodes without an origin in the user's program."""
 
     def __init__(self, graph: Graph) -> None:
         super().__init__(graph)

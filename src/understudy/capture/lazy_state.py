@@ -1,7 +1,7 @@
-"""What is made when somebody reads it: most of what a large graph says, and most stand-ins of parameters, nobody asks for.
+"""Values that are made on first access: most metadata of a large graph, and most stand-ins of parameters, are never read.
 
-    LazyMeta            the metadata of a node; values that are pending are made by a source on the first read
-    LazyParameterDict   the parameters of a borrowed module; each stand-in is made when somebody asks for it
+    LazyMeta            the metadata of a node; pending values are made by a source on first access
+    LazyParameterDict   the parameters of a borrowed module; each stand-in is made on first access
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ NOT_GIVEN: Any = object()
 
 
 class LazyDict(dict[str, Any]):
-    """A dict in which some values are pending: nobody who asks for one gets anything else than the value.
+    """A dict in which some values are pending: every access makes the value first.
 
-    It hears of every way in which a dict gives its values away. `__iter__` is among them because Python copies a dict
-    with another `__iter__` (`dict(table)`, `{**table}`, `update`) by asking for each value, and any other past all methods.
+    It overrides every method that returns values. `__iter__` is overridden because Python copies a dict (`dict(table)`,
+    `{**table}`, `update`) without calling any method, unless its class overrides `__iter__`.
     """
 
     __slots__ = ()
     pending: type
-    """The type of what stands for a value until it is read."""
+    """The type of the placeholders of pending values."""
 
     def _make(self, pending: Any) -> Any:
         raise NotImplementedError
 
-    def settle(self) -> None:
+    def make_all(self) -> None:
         """Make all values."""
         for key, value in list(dict.items(self)):
             if type(value) is self.pending:
@@ -56,36 +56,36 @@ class LazyDict(dict[str, Any]):
         return self[key] if type(value) is self.pending else value
 
     def pop(self, key: str, default: object = NOT_GIVEN) -> Any:
-        self.settle()
+        self.make_all()
         return dict.pop(self, key) if default is NOT_GIVEN else dict.pop(self, key, default)
 
     def popitem(self) -> tuple[str, object]:
-        self.settle()
+        self.make_all()
         return dict.popitem(self)
 
     def setdefault(self, key: str, default: object = None) -> Any:
-        self.settle()
+        self.make_all()
         return dict.setdefault(self, key, default)
 
     def values(self) -> Any:
-        self.settle()
+        self.make_all()
         return dict.values(self)
 
     def items(self) -> Any:
-        self.settle()
+        self.make_all()
         return dict.items(self)
 
     def __iter__(self) -> Iterator[str]:
         return dict.__iter__(self)
 
     def __eq__(self, other: object) -> bool:
-        self.settle()
+        self.make_all()
         return dict.__eq__(self, other)
 
     __hash__ = None
 
     def __repr__(self) -> str:
-        self.settle()
+        self.make_all()
         return dict.__repr__(self)
 
     def __or__(self, other: Any) -> Any:
@@ -101,12 +101,12 @@ class LazyDict(dict[str, Any]):
         return self.copy()
 
     def __reduce_ex__(self, protocol: object) -> Any:
-        """Copied deeply and pickled as the dict that it looks like."""
+        """Pickled and deep-copied as a plain dict."""
         return dict, (dict(self),)
 
 
 class Pending:
-    """Stands for something that a node says, such as its `val`: what it is, and its number among those of its kind."""
+    """The placeholder of a metadata entry, such as `val`: its kind, and its number among those of its kind."""
 
     __slots__ = ("kind", "number")
 
@@ -116,14 +116,14 @@ class Pending:
 
 
 class LazySource(Protocol):
-    """Knows what is pending."""
+    """Makes pending values."""
 
     def make(self, pending: Pending) -> Any:
-        """The same object each time, if it is a tensor."""
+        """Returns the same object each time, if it is a tensor."""
 
 
 class LazyMeta(LazyDict):
-    """The `meta` of a node, in which some of what it says is pending."""
+    """The `meta` of a node, with pending values."""
 
     __slots__ = ("source",)
     pending = Pending
@@ -133,7 +133,7 @@ class LazyMeta(LazyDict):
         return self.source.make(pending)
 
     def copy(self) -> Any:
-        """A dict that shares the values, also those that nobody has asked for yet."""
+        """A dict that shares the values, including pending ones."""
         other = LazyMeta()
         for key in self:
             dict.__setitem__(other, key, dict.__getitem__(self, key))
@@ -141,31 +141,30 @@ class LazyMeta(LazyDict):
         return other
 
 
-# --- Parameters that a module is lent with: the stand-in of each is made when somebody asks for it ----------
+# --- Parameters of borrowed modules: each stand-in is made on first access ----------------------------------
 
 VAL = Pending("val", 0)
 
 
 @final
 class LazyParameter:
-    """A tensor of a module, and what is known of it without a stand-in. Layers that are written down again without being
-    run need no more than that."""
+    """A tensor of a module, with its spec but without a stand-in. Replayed layers need no more than that."""
 
-    __slots__ = ("_lender", "_val", "fake", "node", "real", "requires_grad", "spec")
+    __slots__ = ("_owner", "_val", "fake", "node", "real", "requires_grad", "spec")
 
-    def __init__(self, lender: LazyParameters, real: torch.Tensor, spec: TensorSpec) -> None:
-        self._lender = lender
+    def __init__(self, owner: LazyParameters, real: torch.Tensor, spec: TensorSpec) -> None:
+        self._owner = owner
         self.real = real
         self.spec = spec
         self.requires_grad = real.requires_grad
         self.fake: FakeTensor | None = None
         self._val: torch.Tensor | None = None
         self.node: Node | None = None
-        """What reads it in the graph, if that was written down before there was a stand-in."""
+        """The node that reads it, if that was recorded before there was a stand-in."""
 
     def stand_in(self) -> FakeTensor:
         if self.fake is None:
-            self.fake = self._lender.make(self)
+            self.fake = self._owner.make(self)
         return self.fake
 
     def make(self, pending: Pending) -> torch.Tensor:
@@ -176,7 +175,7 @@ class LazyParameter:
 
 
 class LazyParameterDict(LazyDict):
-    """The parameters or buffers of a module, while it is lent."""
+    """The parameters or buffers of a borrowed module."""
 
     __slots__ = ()
     pending = LazyParameter
@@ -186,7 +185,7 @@ class LazyParameterDict(LazyDict):
 
 
 class LazyParameters:
-    """Says for the tensors of a trace which of them can wait."""
+    """Decides which tensors of a trace can be lazy."""
 
     def __init__(self, mode: FakeTensorMode, constants: Constants, allows_gradients: bool) -> None:
         self._mode = mode
@@ -195,24 +194,24 @@ class LazyParameters:
         self._by_storage: dict[int, LazyParameter] = {}
         self._lent: dict[int, LazyParameter] = {}
 
-    def lend(self, real: torch.Tensor) -> LazyParameter | None:
-        """None for a tensor that can't wait: gradients may go to it, others share its memory, or it is no plain one."""
+    def make_lazy(self, real: torch.Tensor) -> LazyParameter | None:
+        """None for a tensor that can't be lazy: it requires grad, shares memory, or is not a plain tensor."""
         found = self._lent.get(id(real))
         if found is not None:
             return found
-        spec = self._mode.fake_tensor_converter.spec_of_simple(real)
+        spec = self._mode.fake_tensor_converter.spec_if_simple(real)
         if spec is None:
-            self.settle_storage_of(real)
+            self.make_fake_on_storage(real)
             return None
         storage = _torch.storage_id(real)
         if storage in self._by_storage or (self._is_grad and real.requires_grad):
-            self.settle_storage_of(real)
+            self.make_fake_on_storage(real)
             return None
-        lent = self._lent[id(real)] = self._by_storage[storage] = LazyParameter(self, real, spec)
-        return lent
+        lazy = self._lent[id(real)] = self._by_storage[storage] = LazyParameter(self, real, spec)
+        return lazy
 
-    def settle_storage_of(self, real: torch.Tensor) -> None:
-        """Another tensor on its storage: it finds it by the stand-in of the first."""
+    def make_fake_on_storage(self, real: torch.Tensor) -> None:
+        """Make the stand-in of the lazy tensor on this storage, because another tensor on it needs the fake storage."""
         if (
             self._by_storage
             and real.layout is torch.strided
@@ -222,16 +221,16 @@ class LazyParameters:
             if first is not None:
                 first.stand_in()
 
-    def make(self, lent: LazyParameter) -> FakeTensor:
+    def make(self, lazy: LazyParameter) -> FakeTensor:
         with _torch.NoFunctionModes(), torch.inference_mode(False):
-            if self._constants is None:  # the tensor may be another one by now; it is to be as it was in the trace
-                return make_new(self._mode, lent.spec)
-            fake = self._mode.fake_tensor_converter.from_simple(self._mode, lent.real)
-        self._constants.has_stand_in(lent, fake)
+            if self._constants is None:  # after the trace the real tensor may have changed: the spec is used
+                return make_new(self._mode, lazy.spec)
+            fake = self._mode.fake_tensor_converter.convert_simple(self._mode, lazy.real)
+        self._constants.register_fake(lazy, fake)
         return fake
 
     def close(self) -> None:
-        """The trace is over: all that belongs to it is let go of."""
+        """Called at the end of the trace: drop references to it."""
         self._constants = None
         while self._lent:
             del self._lent.popitem()[1].real
@@ -239,5 +238,5 @@ class LazyParameters:
 
 
 def resolve_parameters(tensors: Iterable[object]) -> list[Any]:
-    """The stand-ins that there are in the place of what was lent."""
+    """The tensors, with lazy parameters replaced by their stand-ins where these exist."""
     return [part.fake if type(part) is LazyParameter and part.fake is not None else part for part in tensors]

@@ -1,7 +1,7 @@
-"""make_fx: run a function once on stand-ins or real tensors, and give the graph of the operators that it ran.
+"""make_fx: run a function once on stand-ins or real tensors, and return the graph of the operators that ran.
 
-    names of inputs    from the signature of the function; those that the code of a graph uses itself get others
-    errors             an exception inside the traced function also says which nodes were recorded last
+    names of inputs    from the signature of the function; names that clash with the code of a graph are changed
+    errors             an exception inside the traced function also shows the nodes recorded last
     make_fx, Capture   one run: inputs become placeholders, modules are borrowed, the recorder is entered, the graph is
                        completed and put into a graph module. `capture_step` and subgraphs are captures of their own
 """
@@ -21,7 +21,7 @@ from torch.fx import Graph, GraphModule, Node
 from understudy import _torch
 from understudy.capture import wrapper_subclasses
 from understudy.capture.borrowed_modules import BorrowedModules, ProgramCaches, modules_of
-from understudy.capture.constants import ORIGINAL_PATH, OutsideTensors, forgetful_optimizers
+from understudy.capture.constants import ORIGINAL_PATH, OutsideTensors, restore_optimizers_after
 from understudy.capture.graph_passes import insert_promises, make_writable, remove_dead_code
 from understudy.capture.higher_order.torch_tracing import running
 from understudy.capture.module_stack import recorded_modules, root_of
@@ -30,15 +30,15 @@ from understudy.capture.recorder import ProxyTorchDispatchMode
 from understudy.capture.repeated_layers.layers import RepeatedLayers
 from understudy.capture.tracer import OPEN, SYMBOLIC, PythonKeyTracer
 from understudy.capture.unrecorded_effects.torch_functions import TorchFunctionMetadataMode
-from understudy.contexts import contextmanager, to_the_end
+from understudy.contexts import contextmanager, run_to_the_end
 from understudy.errors import NotProvidedError
 from understudy.fake.mode import FakeTensorMode
 from understudy.fake.tensor import FakeTensor
 from understudy.fake.torch_api import maybe_get_fake_mode
 from understudy.graph import show
 from understudy.graph.borrowed_state import no_collection, refuse_cycles
-from understudy.graph.node_origins import begins_here
-from understudy.graph.node_values import in_stand_ins, set_val
+from understudy.graph.node_origins import mark_boundary
+from understudy.graph.node_values import convert_to_fakes, set_val
 from understudy.shapes.bindings import bindings_of_input
 from understudy.shapes.env import ShapeEnv
 from understudy.shapes.node import SymNode
@@ -46,7 +46,7 @@ from understudy.spec.call import map_structure
 
 
 def argument_names(f: Callable[..., object], args: tuple[object, ...]) -> list[tuple[str, tuple[Any, ...]]]:
-    """Name and default of each argument: those of the signature, or arg0, arg1, … where it does not say."""
+    """Name and default of each argument: from the signature, or arg0, arg1, … where that has none."""
     numbered: list[tuple[str, tuple[Any, ...]]] = [(f"arg{position}", ()) for position in range(len(args))]
     inner = inspect.unwrap(f)
     code = getattr(inner, "__code__", None)
@@ -66,11 +66,11 @@ USED_BY_CODE = frozenset(
      "understudy", "getattr", "slice", "range", "float", "int", "bool", "complex", "len", "list", "tuple", "dict", "set",
      "frozenset"}
 )  # fmt: skip
-"""Names that the code of a graph may use: an input that hides one of them gets another name there."""
+"""Names that the code of a graph may use: an input with such a name is renamed."""
 
 
 def names_in_code(names: list[str]) -> list[str]:
-    """What the inputs of a program are called in the signature of its graph module."""
+    """The names of a program's inputs in the signature of its graph module."""
     chosen: list[str] = []
     for name in names:
         while name in USED_BY_CODE or name in chosen:
@@ -84,7 +84,7 @@ def name_of(f: Callable[..., object]) -> str:
 
 
 def leaf_names(names: list[tuple[str, tuple[Any, ...]]], in_spec: object) -> list[str]:
-    """What each leaf of the arguments is called: `x`, or `x_1`, `x_2`, … for the leaves of a structure."""
+    """The name of each leaf of the arguments: `x`, or `x_1`, `x_2`, … for the leaves of a structure."""
     result = []
     for (name, _), part in zip(names, _torch.children(in_spec), strict=True):
         if _torch.is_leaf(part):
@@ -94,18 +94,18 @@ def leaf_names(names: list[tuple[str, tuple[Any, ...]]], in_spec: object) -> lis
     return result
 
 
-# --- Errors inside a traced function say how far the trace had come -----------------------------------------
+# --- Errors inside a traced function show the last recorded nodes -----------------------------------------
 
-SHOWN = 4
-"""Recorded nodes that an error shows."""
+SHOWN_NODES = 4
+"""How many recorded nodes an error shows."""
 
 
-def with_last_nodes(error: Exception, graph: Graph) -> None:
+def add_last_nodes(error: Exception, graph: Graph) -> None:
     """Add the last recorded nodes to an error, once."""
     notes = getattr(error, "__notes__", [])
     if any(note.startswith(HEAD) for note in notes):
         return
-    nodes = [node for node in graph.nodes if node.op != "output"][-SHOWN:]
+    nodes = [node for node in graph.nodes if node.op != "output"][-SHOWN_NODES:]
     if not nodes:
         return
     text = "\n".join(
@@ -134,7 +134,7 @@ def describe_val(val: object) -> str:
     return "" if val is None else str(val)
 
 
-# --- make_fx: run a function once, and give the graph of the operators that it ran --------------------------
+# --- make_fx --------------------------
 
 TracingMode = Literal["real", "fake", "symbolic"]
 MODES: tuple[TracingMode, ...] = get_args(TracingMode)
@@ -142,7 +142,7 @@ MODES: tuple[TracingMode, ...] = get_args(TracingMode)
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How a program is captured: the keywords of `make_fx`."""
+    """The options of a capture: the keywords of `make_fx`."""
 
     decomposition_table: Mapping[Any, Callable[..., Any]] | None = None
     tracing_mode: TracingMode = "real"
@@ -153,10 +153,10 @@ class Options:
     error_on_data_dependent_ops: bool = True
     proxy_module_inputs: bool = False
     torch_functions: bool = True
-    keeps_parts: bool = True
-    """Above autograd: record what operators consist of, for a backward pass inside of the program."""
+    records_parts: bool = True
+    """Above autograd: also record the inner operators of composites, for a backward pass inside the program."""
     whole: Container[Any] | None = None
-    """Composite operators that are recorded as they are. Autograd, which would break them up, is left out."""
+    """Composite operators that are recorded without decomposition. Autograd, which would decompose them, is skipped."""
 
 
 def make_fx(
@@ -173,11 +173,11 @@ def make_fx(
         gm(torch.randn(3, 50))
 
     `tracing_mode`: "real" runs the operators, "fake" runs stand-ins of the same sizes, "symbolic" makes sizes symbols:
-    the graph then holds for every size that `gm.shape_env`'s guards admit.
+    the graph is then valid for all sizes that satisfy the guards of `gm.shape_env`.
     `decomposition_table`: operator → function to record in its place. `pre_dispatch`: record above autograd and autocast.
     `allow_non_fake_inputs` (torch's name for it is `_allow_non_fake_inputs`): in fake and symbolic mode, real tensors that
     the function refers to, besides those of its modules, are constants of the graph; without it they are an error.
-    `record_module_stack`: `node.meta["nn_module_stack"]` says which modules were being called.
+    `record_module_stack`: `node.meta["nn_module_stack"]` holds the modules that were being called.
     """
     if dynamic_shapes is not None or _torch.has_declared_shapes(f):
         raise NotProvidedError(
@@ -218,7 +218,7 @@ class Capture:
         self._modules_borrowed: list[torch.nn.Module] = []
 
     def run(self, args: tuple[object, ...]) -> GraphModule:
-        if self.options.tracing_mode == "real":  # what the program lets go of may be large
+        if self.options.tracing_mode == "real":  # real tensors may be large: garbage collection stays enabled
             return self._run(args)
         with no_collection():
             return self._run(args)
@@ -236,21 +236,21 @@ class Capture:
             self.tracer, self.options.tracing_mode, self.options.pre_dispatch, self.options.allow_fake_constant,
             self.options.error_on_data_dependent_ops, self.options.decomposition_table,
         )  # fmt: skip
-        self.recorder.keeps_parts = self.options.keeps_parts
+        self.recorder.records_parts = self.options.records_parts
         self.recorder.whole = self.options.whole or ()
         self._make_placeholders(names, in_spec, inputs)
         self._bind_symbols_of_data(inputs)
-        with to_the_end(lambda: self._close(inputs)):
+        with run_to_the_end(lambda: self._close(inputs)):
             OPEN.add(self.tracer.graph)
             self._modules_given = [value for value in inputs if isinstance(value, torch.nn.Module)]
             with self._state() as state:
-                given = self._as_given(inputs)
-                result = self._perform(_torch.tree_unflatten(given, in_spec), state)
+                given = self._call_arguments(inputs)
+                result = self._run_program(_torch.tree_unflatten(given, in_spec), state)
                 out_spec = self._finish(result, state)
         return self._graph_module(names, in_spec, out_spec)
 
     def _close(self, inputs: list[Any]) -> None:
-        """Nothing that was there before keeps a mark of the trace."""
+        """Remove references to the trace from objects that existed before."""
         OPEN.remove(self.tracer.graph)
         self.tracer.constants.put_back()
         self.tracer.node_meta.close()
@@ -258,12 +258,12 @@ class Capture:
             if type(leaf) is FakeTensor and leaf._node is not None and leaf._node.graph is self.tracer.graph:
                 leaf._node = None
 
-    # --- graphs inside of this graph -----------------------------------------------------------------------------
+    # --- subgraphs -----------------------------------------------------------------------------
 
     @functools.cached_property
     def stand_ins(self) -> FakeTensorMode:
-        """The mode in which branches are traced. While the program itself runs for real, they still run on stand-ins:
-        at most one of them is to touch data."""
+        """The mode in which branches are traced. They run on stand-ins even if the program runs for real, because only
+        one of them may touch data."""
         mode = self.fake_mode or _torch.active_fake_mode()
         if type(mode) is FakeTensorMode:
             return mode
@@ -272,7 +272,7 @@ class Capture:
     def subgraph(
         self, f: Callable[..., object], args: tuple[object, ...], table: Mapping[Any, Callable[..., Any]] | None = None
     ) -> GraphModule:
-        """The graph of a branch."""
+        """Trace a branch."""
         is_real = self.options.tracing_mode == "real"
         options = replace(
             self.options,
@@ -284,7 +284,7 @@ class Capture:
     # --- before ----------------------------------------------------------------------------------------------
 
     def _mode_for(self, args: object) -> FakeTensorMode | None:
-        """The fake mode that the inputs belong to; else the active one; else a new one."""
+        """The fake mode of the inputs; else the active one; else a new one."""
         if self.options.tracing_mode == "real":
             return None
         leaves, _ = _torch.tree_flatten(args)
@@ -311,7 +311,7 @@ class Capture:
             return leaf
         if self.outer is not None:
             inner = _torch.innermost(leaf)
-            return leaf if _torch.is_stand_in(inner) else in_stand_ins(mode, inner)
+            return leaf if _torch.is_stand_in(inner) else convert_to_fakes(mode, inner)
         if isinstance(leaf, torch.Tensor):
             return leaf if mode.is_our_fake(leaf) else mode.from_tensor(leaf, source=name)
         if type(leaf) is int and self.options.tracing_mode == "symbolic":
@@ -329,7 +329,7 @@ class Capture:
                 self._is_input(next(remaining), node)
 
     def _bind_symbols_of_data(self, inputs: list[Any]) -> None:
-        """Sizes of inputs that are marked as data's (`torch._dynamo.mark_unbacked`) are read off the inputs."""
+        """Bind unbacked sizes of inputs (`torch._dynamo.mark_unbacked`) to the inputs."""
         env = getattr(self.fake_mode or _torch.active_fake_mode(), "shape_env", None)
         if type(env) is ShapeEnv and env.pending_fresh_unbacked_symbols and self.outer is None:
             for node, value in zip(self.tracer.graph.find_nodes(op="placeholder"), inputs, strict=True):
@@ -354,8 +354,8 @@ class Capture:
         elif isinstance(value, torch.ScriptObject):
             tracer.script_object_tracker[value] = tracer.proxy(node)
 
-    def _as_given(self, inputs: list[Any]) -> list[Any]:
-        """What `f` is called with: the inputs, or, if that was asked for, proxies in the place of modules."""
+    def _call_arguments(self, inputs: list[Any]) -> list[Any]:
+        """The arguments of `f`: the inputs, with `proxy_module_inputs` proxies in the place of modules."""
         if not self.options.proxy_module_inputs:
             return inputs
         placeholders = self.tracer.graph.find_nodes(op="placeholder")
@@ -366,45 +366,45 @@ class Capture:
 
     @contextmanager
     def _state(self) -> Iterator[BorrowedModules]:
-        """The modules that `f` refers to and is given, with stand-ins for their tensors while stand-ins are traced."""
+        """Borrow the modules that `f` refers to or gets as arguments, if stand-ins are traced."""
         state = BorrowedModules(self.fake_mode)
         given = [(module, False) for module in self._modules_given]
         modules = [] if self.outer is not None else [*modules_of(self.f), *given]
         self._modules_borrowed = [module for module, _ in modules]
         layers = RepeatedLayers(self._modules_borrowed) if self._may_repeat_layers() else None
 
-        with to_the_end(state.give_back), to_the_end(nothing if layers is None else layers.release):
+        with run_to_the_end(state.give_back), run_to_the_end(no_context if layers is None else layers.release):
             if self.outer is None:
                 waiting = () if layers is None else layers.later
-                state.lend(modules, self.tracer.constants, waiting, with_gradients=self.options.pre_dispatch)
+                state.borrow(modules, self.tracer.constants, waiting, with_gradients=self.options.pre_dispatch)
             if layers is not None:
                 layers.watch(self.tracer, self.stand_ins, self.recorder)
             yield state
 
     def _may_repeat_layers(self) -> bool:
-        """Whether a layer may be written down without being run: not where what operators consist of is recorded, too."""
-        has_parts = self.options.pre_dispatch and self.options.keeps_parts
+        """Whether layers may be replayed: not where the inner operators of composites are recorded."""
+        has_parts = self.options.pre_dispatch and self.options.records_parts
         return self.outer is None and self.fake_mode is not None and not has_parts
 
     # --- the run ---------------------------------------------------------------------------------------------
 
-    def _perform(self, args: object, state: BorrowedModules) -> Any:
+    def _run_program(self, args: object, state: BorrowedModules) -> Any:
         below = nullcontext() if self.options.whole is None else _torch.below_autograd()
         surroundings = self._surroundings()
         with self.fake_mode or nullcontext(), surroundings, running(self), below, self.recorder, self._modules() as stack:
             self.tracer.node_meta.module_stack = stack
-            with disable_autocast_cache():  # casts that were made before would be unknown to the graph
+            with disable_autocast_cache():  # casts cached before the trace have no nodes
                 try:
                     return _call_program(self.f, args)
                 except Exception as error:
-                    with_last_nodes(error, self.tracer.graph)
+                    add_last_nodes(error, self.tracer.graph)
                     raise
 
     @contextmanager
     def _surroundings(self) -> Iterator[None]:
-        """What is set for the program, besides the modes in which it runs."""
+        """The global settings of the run, besides its modes."""
         options, mode = self.options, self.fake_mode
-        # torch's Python versions of operators know of a recorder above autograd
+        # torch's Python decompositions check whether a recorder above autograd is active
         above = _torch.python_versions() if options.pre_dispatch else nullcontext()
         regions = _torch.function_mode(PreDispatchTorchFunctionMode(self.tracer)) if options.pre_dispatch else nullcontext()
         names = _torch.function_mode(TorchFunctionMetadataMode(self.tracer)) if options.torch_functions else nullcontext()
@@ -414,12 +414,12 @@ class Capture:
             return
         cached = ProgramCaches(self.f, self._modules_borrowed, mode)
         self.tracer.strays = OutsideTensors(self.tracer.constants, mode, cached)
-        with above, regions, to_the_end(cached.empty), forgetful_optimizers(), names:
+        with above, regions, run_to_the_end(cached.empty), restore_optimizers_after(), names:
             yield
 
     @contextmanager
     def _modules(self) -> Iterator[Callable[[], Any] | None]:
-        """What says which modules are being called, if that is to be recorded."""
+        """The context that tracks the module stack, if it is recorded."""
         if self.outer is not None:
             yield self.outer.tracer.node_meta.module_stack
             return
@@ -430,10 +430,10 @@ class Capture:
     # --- after -----------------------------------------------------------------------------------------------
 
     def _finish(self, result: object, state: BorrowedModules) -> Any:
-        """Write the output; gives the structure of the output."""
-        # A size is given as the tuple that it is: it compares equal, and the graph stays without a structure of its own.
+        """Add the output node; returns the structure of the output."""
+        # A `torch.Size` is returned as a tuple, which compares equal and needs no pytree spec.
         leaves, out_spec = _torch.tree_flatten(map_structure(tuple, torch.Size, result))
-        if self.outer is not None:  # inside of a transform, which goes on around the branch
+        if self.outer is not None:  # a branch, possibly inside a transform
             leaves = list(map(_torch.innermost, leaves))
         nodes = [wrapper_subclasses.output(self.tracer, leaf) for leaf in leaves]
         is_plain = _torch.is_plain_structure(out_spec)
@@ -442,8 +442,8 @@ class Capture:
         make_writable(self.tracer.graph)
         remove_dead_code(self.tracer.graph)
         insert_promises(self.tracer.graph, self.tracer.shape_env, is_inner=self.outer is not None)
-        if self.options.pre_dispatch:  # what operators are made of was among it
-            _torch.number_calls_anew(self.tracer.graph)
+        if self.options.pre_dispatch:  # may include inner operators of composites
+            _torch.renumber_calls(self.tracer.graph)
         return out_spec
 
     def _graph_module(self, names: Any, in_spec: object, out_spec: object) -> GraphModule:
@@ -461,22 +461,22 @@ class Capture:
 
 @contextmanager
 def disable_autocast_cache() -> Iterator[None]:
-    """Inside, autocast casts a weight each time: a cast that was made before would be unknown to a graph."""
+    """Inside, autocast casts a weight each time: a cached cast would have no node in the graph."""
     before = torch.is_autocast_cache_enabled()
-    with to_the_end(lambda: torch.set_autocast_cache_enabled(before)):
+    with run_to_the_end(lambda: torch.set_autocast_cache_enabled(before)):
         torch.set_autocast_cache_enabled(False)
         yield
 
 
-def nothing() -> None:
-    """Where there is nothing to undo."""
+def no_context() -> None:
+    """A context manager that does nothing."""
 
 
 def _mode_among(leaves: Iterable[object]) -> FakeTensorMode | None:
-    """The fake mode that the first stand-in among these belongs to."""
+    """The fake mode of the first stand-in among these."""
     return next((mode for mode in map(maybe_get_fake_mode, leaves) if mode is not None), None)
 
 
-@begins_here
+@mark_boundary
 def _call_program(f: Callable[..., object], args: Any) -> Any:
     return f(*args)

@@ -1,4 +1,4 @@
-"""Tracing by hand: the recorder that is active, a trace through a tracer, a trace beside the one that is under way."""
+"""Manual tracing: the active recorder, a trace with a given tracer, an isolated trace inside another."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def get_torch_dispatch_modes() -> list[Any]:
 
 @contextmanager
 def disable_proxy_modes_tracing(enable_current: bool = False) -> Iterator[ProxyTorchDispatchMode | None]:
-    """Inside, nothing is recorded; gives the recorder that is taken out."""
+    """Inside, nothing is recorded; yields the deactivated recorder."""
     with _torch.without_recorder() as recorder:
         yield recorder
 
 
 @contextmanager
 def maybe_disable_fake_tensor_mode() -> Iterator[Any]:
-    """Inside, operators run for real; gives the fake mode that is taken out, None if there was none."""
+    """Inside, operators run for real; yields the deactivated fake mode, None if there was none."""
     with unset_fake_temporarily() as mode:
         yield mode
 
@@ -58,7 +58,7 @@ def maybe_disable_fake_tensor_mode() -> Iterator[Any]:
 def proxy_call(
     proxy_mode: ProxyTorchDispatchMode, func: object, pre_dispatch: bool, args: tuple[object, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Record one operator call, as the recorder does with those that it intercepts, and give its result."""
+    """Record one operator call, as if the recorder had intercepted it, and return its result."""
     if pre_dispatch is not proxy_mode.pre_dispatch:
         raise UnderstudyError(
             f"proxy_call with pre_dispatch={pre_dispatch}, and a recorder that was made with "
@@ -74,9 +74,9 @@ def proxy_call(
 class ProxySymDispatchMode:
     """Arithmetic on symbolic numbers for the graph of a tracer.
 
-    Nothing is recorded when a number is computed: it is known by its expression, and becomes a node of the graph when an
-    operator takes it. So while it is active there is nothing to intercept; `enable_tracing = False` keeps the tracer
-    from learning of an environment of symbols here.
+    Arithmetic is not recorded when it happens: a number is identified by its expression, and becomes a node when an
+    operator uses it. So this mode intercepts nothing; with `enable_tracing = False` the tracer does not take over the
+    environment of the symbols.
     """
 
     def __init__(self, tracer: PythonKeyTracer) -> None:
@@ -90,7 +90,7 @@ class ProxySymDispatchMode:
         pass
 
     def __sym_dispatch__(self, func: Any, types: object, args: Any, kwargs: Any) -> Any:
-        """`func` of numbers, as it is recorded: a product with the literal 1 is the other factor."""
+        """Apply `func` to symbolic numbers; a product with the literal 1 is the other factor."""
         if func is operator.mul:
             for one, other in (args, args[::-1]):
                 if isinstance(one, int) and one == 1:
@@ -102,7 +102,7 @@ class ProxySymDispatchMode:
 
 
 def handle_sym_dispatch(func: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, Any]) -> Any:
-    """`func` of symbolic numbers, for the trace that is under way."""
+    """Apply `func` to symbolic numbers of the current trace."""
     recorder = get_proxy_mode()
     if recorder is None:
         raise UnderstudyError("handle_sym_dispatch belongs into a trace, and none is under way: call the function itself")
@@ -110,7 +110,7 @@ def handle_sym_dispatch(func: Callable[..., object], args: tuple[object, ...], k
 
 
 def maybe_enable_thunkify() -> AbstractContextManager[None]:
-    """Inside, `thunkify` computes a value when it is first asked for, if a trace is under way."""
+    """Inside a trace, `thunkify` computes a value on first access."""
     return _thunkify_lazily(True)
 
 
@@ -133,11 +133,11 @@ def _thunkify_lazily(is_lazy: bool) -> Iterator[None]:
         tracer.enable_thunkify = before
 
 
-# --- a trace through a tracer ---------------------------------------------------------------------------------------
+# --- a trace with a given tracer ---------------------------------------------------------------------------------------
 
 
 def fake_signature(fn: Callable[..., object], nargs: int) -> Callable[..., Any]:
-    """`fn` as a function of exactly `nargs` positional arguments, arg0, arg1, …: a function of `*args` says too little."""
+    """`fn` as a function of exactly `nargs` positional arguments, arg0, arg1, …, for functions of `*args`."""
     names = ", ".join(f"arg{position}" for position in range(nargs))
     made: Callable[..., Any] = eval(f"lambda {names}: fn({names})", {"fn": fn})
     return made
@@ -148,7 +148,7 @@ def dispatch_trace(
 ) -> GraphModule:
     """The graph module of what `tracer` records while `root` runs on proxies of its arguments.
 
-    `root` says which tensors the proxies stand for (`track_tensor_tree`) and calls the program on those; it is to be
+    `root` registers the proxies of its tensors (`track_tensor_tree`) and calls the program on the tensors. It has to be
     called inside `ProxyTorchDispatchMode(tracer, …)`, which records the operators. See `wrap_key`.
     """
     graph = tracer.trace(
@@ -161,7 +161,7 @@ def dispatch_trace(
 
 
 def _marked_open(root: Callable[..., object], tracer: PythonKeyTracer) -> Callable[..., Any]:
-    """While `root` runs, tensors keep their nodes in the tracer's graph, even if another trace meets them."""
+    """While `root` runs, tensors keep their nodes in the tracer's graph, even if another trace uses them."""
 
     @functools.wraps(root)
     def run(*args: object) -> Any:
@@ -178,7 +178,7 @@ def _marked_open(root: Callable[..., object], tracer: PythonKeyTracer) -> Callab
 def wrap_key(
     f: Callable[..., object], tensors: Any, tracer: PythonKeyTracer, pre_dispatch: bool = False
 ) -> Callable[..., Any]:
-    """`f` on these values, as a function of the proxies that stand for them: what `dispatch_trace` runs."""
+    """A function of proxies that calls `f` on these values: the `root` of `dispatch_trace`."""
     flat, _ = _torch.tree_flatten(tensors)
 
     @functools.wraps(f)
@@ -197,7 +197,7 @@ def wrap_key(
     return call
 
 
-# --- a trace beside the one that is under way -----------------------------------------------------------------------
+# --- an isolated trace inside another -----------------------------------------------------------------------
 
 
 def wrapper_and_args_for_make_fx(
@@ -217,7 +217,7 @@ def get_isolated_graphmodule(
     func: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, Any], tracing_mode: TracingMode = "real",
     decomposition_table: Decompositions | None = None,
 ) -> GraphModule:  # fmt: skip
-    """The graph of `func(*args, **kwargs)`, of which a trace that is under way does not learn."""
+    """The graph of `func(*args, **kwargs)`; an outer trace records nothing of it."""
     wrapped, flat = wrapper_and_args_for_make_fx(func, args, kwargs)
     with disable_proxy_modes_tracing():
         return make_fx(wrapped, decomposition_table, tracing_mode)(flat)

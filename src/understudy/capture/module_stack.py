@@ -1,8 +1,8 @@
-"""Which module of the program a node comes from: the modules that were being called, each by the path it was reached by.
+"""The module stack of a node: the modules that were being called, each with the path through which it was reached.
 
 A module that the program can reach by two paths is one object, and which path was taken is lost when it is called:
-`a, b = self.x, self.y; a(t); b(t)`. So where a program has such modules, attributes and items that are modules are given
-out as *reached modules*: objects of a subclass made for the occasion, on the same `__dict__`, that know their path.
+`a, b = self.x, self.y; a(t); b(t)`. So where a program has such modules, reading a submodule returns a *reached
+module*: an object of a temporary subclass, with the same `__dict__`, that knows its path.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Stack = OrderedDict[str, Entry]
 
 
 class ModuleStack:
-    """The modules of one program that are being called in one trace, outermost first."""
+    """The modules that are being called in one trace, outermost first."""
 
     def __init__(self, root: Module) -> None:
         self.root = root
@@ -37,7 +37,7 @@ class ModuleStack:
         for path, module in root.named_modules(remove_duplicate=False):
             self._paths.setdefault(id(original(module)), []).append(
                 path
-            )  # another thread may be tracing it by path
+            )  # another thread may be tracing the module
         self.is_ambiguous = any(len(paths) > 1 for paths in self._paths.values())
 
     def current(self) -> Stack:
@@ -46,7 +46,7 @@ class ModuleStack:
 
     @contextmanager
     def inside(self, module: Module) -> Iterator[None]:
-        """While a module is called. A second call by the same path has a key of its own, `layers.0@1`."""
+        """Around a call of a module. A second call by the same path has the key `layers.0@1`."""
         path = self._path_of(module)
         if path is None:
             yield
@@ -62,7 +62,7 @@ class ModuleStack:
             del self._entries[key]
 
     def _path_of(self, module: Module) -> str | None:
-        """How the program reached a module; None if it is no part of it."""
+        """The path of a module; None if it is not part of the program."""
         if (path := getattr(type(module), PATH, None)) is not None:
             return str(path)
         paths = self._paths.get(id(module))
@@ -74,36 +74,36 @@ class ModuleStack:
                     return path
         return paths[0]
 
-    # --- layers that are written down without being called ---------------------------------------------------
+    # --- replayed layers, which are not called ---------------------------------------------------
 
-    def place_of(self, layer: Module) -> LayerPlace | None:
-        """Where a layer is being called; None if it can be reached by several paths."""
+    def position_of_layer(self, layer: Module) -> LayerPosition | None:
+        """The position of the current call of a layer; None if it has several paths."""
         paths = self._paths.get(id(layer), ())
         if self.is_ambiguous or len(paths) != 1:
             return None
-        return LayerPlace(paths[0], self._entries.copy(), self._calls.copy())
+        return LayerPosition(paths[0], self._entries.copy(), self._calls.copy())
 
-    def count_calls(self, place: LayerPlace, calls: dict[str, int]) -> None:
-        """The modules inside of a layer have been called so often, though nobody did."""
+    def count_calls(self, place: LayerPosition, calls: dict[str, int]) -> None:
+        """Add the calls of a replayed layer's submodules to the counts."""
         for inner, count in calls.items():
             path = place.path + inner
             self._calls[path] = self._calls.get(path, 0) + count
 
 
 RelativeStack = tuple[tuple[str, int, str], ...]
-"""For each module inside of a layer: its path below the layer, how often it had been called there, its class."""
+"""For each module inside a layer: its path below the layer, the number of earlier calls, its class."""
 
 
 @dataclass(frozen=True)
-class LayerPlace:
-    """Where a layer was called: its path, the modules around it, and how often each module had been called before."""
+class LayerPosition:
+    """The position of a call of a layer: its path, the modules around it, and the number of earlier calls of each module."""
 
     path: str
     around: Stack
     calls: dict[str, int]
 
     def relative(self, stack: Stack) -> RelativeStack | None:
-        """The modules of a stack that are inside of the layer; None if there are others that are not around it."""
+        """The part of a stack that is inside the layer; None if the rest is not the stack around the layer."""
         entries = list(stack.items())
         if entries[: len(self.around)] != list(self.around.items()):
             return None
@@ -116,7 +116,7 @@ class LayerPlace:
         )
 
     def absolute(self, relative: RelativeStack) -> Stack:
-        """The same in this place."""
+        """The stack of this position, from a relative one."""
         stack = self.around.copy()
         for inner, number, kind in relative:
             path = self.path + inner
@@ -124,8 +124,8 @@ class LayerPlace:
             stack[f"{path}@{count}" if count else path] = (path, kind)
         return stack
 
-    def calls_inside(self, after: LayerPlace) -> dict[str, int]:
-        """How often each module inside of the layer was called in between, by its path below the layer."""
+    def calls_inside(self, after: LayerPosition) -> dict[str, int]:
+        """How often each module inside the layer was called since, by its path below the layer."""
         return {
             path[len(self.path) :]: count - self.calls.get(path, 0)
             for path, count in after.calls.items()
@@ -140,7 +140,7 @@ ACTIVE: ContextVar[ModuleStack | None] = ContextVar("module_stack", default=None
 
 @patch("torch.nn.Module.__call__", during=MODULE_PATHS)
 def record_module_path(original: Callable[..., object]) -> Callable[..., object]:
-    """Nodes say which modules were being called, also those that the program calls as functions."""
+    """Records the module stack of each call, including modules that the program calls as functions."""
 
     @functools.wraps(original)
     def call(self: Module, *args: object, **kwargs: object) -> Any:
@@ -155,33 +155,33 @@ def record_module_path(original: Callable[..., object]) -> Callable[..., object]
 
 @contextmanager
 def recorded_modules(root: Module | None) -> Iterator[ModuleStack | None]:
-    """While it runs, the calls of the modules of `root` in this thread are followed."""
+    """Inside, the calls of the modules of `root` in this thread are tracked."""
     if root is None:
         yield None
         return
     stack, before = ModuleStack(root), ACTIVE.get()
     try:
         ACTIVE.set(stack)
-        with active(MODULE_PATHS), _GIVEN_OUT.by_path(root) if stack.is_ambiguous else nothing():
+        with active(MODULE_PATHS), _GIVEN_OUT.by_path(root) if stack.is_ambiguous else no_context():
             yield stack
     finally:
         ACTIVE.set(before)
 
 
 @contextmanager
-def nothing() -> Iterator[None]:
+def no_context() -> Iterator[None]:
     yield
 
 
 def root_of(f: object) -> Module | None:
-    """The module whose program a function is: what it wraps as `_orig_mod`, what it is, what it is a method of."""
+    """The module of a callable: the callable itself, the one it wraps as `_orig_mod`, or the one it is a method of."""
     for candidate in (getattr(f, "_orig_mod", None), f, getattr(f, "__self__", None)):
         if isinstance(candidate, Module):
             return candidate
     return None
 
 
-# --- modules that know how they were reached ------------------------------------------------------------------------
+# --- modules that know their path ------------------------------------------------------------------------
 
 PATH = "_understudy_path"
 BASE = "_understudy_base"
@@ -189,10 +189,10 @@ CHILDREN = "_understudy_children"
 
 
 class ReachedModule:
-    """What the class of a reached module adds to the class of the module."""
+    """The mixin of the classes of reached modules."""
 
     def __init_subclass__(cls, **ignored: object) -> None:
-        """The user's own `__init_subclass__` is not told of classes that are made for a trace."""
+        """Overrides the user's `__init_subclass__`, which must not run for temporary classes."""
 
     def _real_class(self) -> Any:
         return real_class(self)
@@ -212,7 +212,7 @@ class ReachedModule:
 
 
 class ReachedModules(dict[str, Any]):
-    """The submodules of a reached module, each by its path. What is put in is put into the module itself."""
+    """The submodules of a reached module, as reached modules. Writes go to the module itself."""
 
     def __init__(self, owner: object, modules: dict[str, Any]) -> None:
         super().__init__(
@@ -231,13 +231,13 @@ class ReachedModules(dict[str, Any]):
 
 
 def real_class(module: object) -> Any:
-    """The class of a module, of a reached one too."""
+    """The original class of a module, also of a reached one."""
     kind = type(module)
     return kind.__mro__[2] if issubclass(kind, ReachedModule) else kind
 
 
 def original(value: object) -> Any:
-    """The module itself, if this is one that knows how it was reached."""
+    """The original module of a reached one; any other value unchanged."""
     return (
         getattr(type(value), BASE)
         if isinstance(value, Module) and issubclass(type(value), ReachedModule)
@@ -246,7 +246,7 @@ def original(value: object) -> Any:
 
 
 def reach_module(owner: object, name: str, module: Module) -> Any:
-    """The module as it is reached from another by this name: another object on the same attributes, always the same."""
+    """The reached module for a submodule of `owner`: another object with the same `__dict__`, made once."""
     known: dict[str, Any] = getattr(type(owner), CHILDREN)
     module = original(module)
     found = known.get(name)
@@ -261,7 +261,7 @@ def reach_module(owner: object, name: str, module: Module) -> Any:
 
 
 def class_for(module: Module, path: str) -> Any:
-    """The class of a module that is reached by this path; None for classes that nothing can be derived from."""
+    """The temporary class of a module with this path; None for classes that can't be subclassed."""
     base: Any = type(module)
     if isinstance(module, torch.jit.ScriptModule):
         return None
@@ -279,7 +279,7 @@ def class_for(module: Module, path: str) -> Any:
 
 
 class _ProgramsWithPaths:
-    """Programs whose modules are given out by path just now, in any thread."""
+    """The programs, in all threads, whose submodules are currently returned as reached modules."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -287,7 +287,7 @@ class _ProgramsWithPaths:
 
     @contextmanager
     def by_path(self, root: Module) -> Iterator[None]:
-        """The class of the root is another one meanwhile; paths do not depend on who asks, so traces can share it."""
+        """Inside, the root has a temporary class. Several traces of the same root share it."""
         with self._lock:
             count = self._counts.get(id(root), 0)
             if count == 0 and (kind := class_for(root, "")) is not None:
@@ -304,7 +304,7 @@ class _ProgramsWithPaths:
 
 
 def set_class(module: Module, kind: object) -> None:
-    """Past the property, and past what classes make of an assignment."""
+    """Without the `__class__` property, and without the `__setattr__` of the class."""
     object.__dict__["__class__"].__set__(module, kind)
 
 

@@ -1,7 +1,7 @@
 """`make_fx(pre_dispatch=True)`: recording above autograd and autocast.
 
-Calls that change the state of autograd and autocast are nodes of the graph, and an operator is one node whatever it
-consists of. What it consists of is recorded beside the graph, for a backward pass inside of the traced function.
+Calls that change the state of autograd and autocast are nodes of the graph, and a composite operator is one node. Its
+inner operators are recorded as well, for a backward pass inside the traced function, and removed if they are not used.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ from understudy.ops.traits.writes import is_pure
 from understudy.spec.call import flat
 
 BACKWARD = frozenset({torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward})
-"""What these run is recorded below autograd: it is part of autograd, and there is nothing above it."""
+"""The operators of these functions are recorded below autograd: they are autograd's own."""
 
 
 class PreDispatchTorchFunctionMode(TorchFunctionMode):
     """Records `torch.no_grad`, `torch.set_grad_enabled`, `torch.autocast` and the like where they begin and end.
 
-    They are no operators, so the recorder does not hear of them; functions of torch they are.
+    They are torch functions, not operators, so the recorder does not see them.
     """
 
     only_records = True
-    """What it would do in a layer that is written down again is in the nodes of that layer."""
+    """Its effect on a replayed layer is already in the nodes of that layer."""
 
     def __init__(self, tracer: PythonKeyTracer) -> None:
         self.tracer = tracer
         self.enter_autocast_nodes: list[Node] = []
         self._told = torch.is_grad_enabled()
-        """Whether gradients are on where the graph has got to, by what it says itself."""
+        """Whether grad mode is enabled at this point of the graph, by its recorded nodes."""
         self._handlers: dict[Any, Callable[..., Any]] = {
             _torch.set_grad_enabled: self._set_grad_enabled,
             _torch.enter_autocast: self._enter_autocast,
             _torch.exit_autocast: self._exit_autocast,
         }
 
-    # torch.autocast asks the modes for functions whether one is torch's own class of this name.
+    # torch.autocast checks by isinstance whether torch's own class of this name is active.
     def _claimed_class(self) -> type:
         return _torch.torch_state_recorder_class()
 
@@ -66,19 +66,19 @@ class PreDispatchTorchFunctionMode(TorchFunctionMode):
     def __exit__(self, *exception: object) -> None:
         super().__exit__(*exception)  # type: ignore[no-untyped-call]
         if exception[0] is None:
-            self._keep_in_step()
+            self._record_grad_mode_changes()
         self.tracer.keep_in_step = None
 
     def _set_grad_enabled(self, enabled: bool) -> Node:
         if self._told is not torch.is_grad_enabled():
-            # An autograd.Function runs without gradients, and nobody is told. What is set inside of it ends with it.
-            self.tracer.keep_in_step = self._keep_in_step
+            # An autograd.Function disables grad mode without a call. Changes inside it end with it.
+            self.tracer.keep_in_step = self._record_grad_mode_changes
         _torch.set_grad_enabled(enabled)
         self._told = enabled
         return self._record(_torch.set_grad_enabled, (enabled,))
 
-    def _keep_in_step(self) -> None:
-        """Say what C++ has changed since the graph has said something."""
+    def _record_grad_mode_changes(self) -> None:
+        """Record a change of grad mode that C++ made without a call."""
         if self.tracer.keep_in_step is not None and self._told is not torch.is_grad_enabled():
             self._set_grad_enabled(torch.is_grad_enabled())
 
@@ -97,18 +97,18 @@ class PreDispatchTorchFunctionMode(TorchFunctionMode):
         return node
 
 
-# --- Above autograd an operator is one node, whatever it is made of; a backward pass needs what it is made of ---
-# `layer_norm` is recorded whole, but its derivative reads the mean that was computed inside. So what an operator runs is
-# recorded as well, before its own node. When the trace is over, `settle` looks who uses it:
+# --- Above autograd a composite operator is one node; a backward pass needs its inner operators -------------------
+# `layer_norm` is recorded as one node, but its derivative reads the mean that was computed inside. So the inner
+# operators are recorded as well, before that node. At the end of the trace, `settle` checks their users:
 #
-#     nobody, as in most programs             it goes with the rest of the dead code, writes and random numbers too
-#     somebody, and it could be left out      both stay
-#     somebody, and it could not              the operator's own node goes: two draws of random numbers, as two writes, are
-#                                             not one. `dropout` becomes `native_dropout`, whose mask the backward pass reads
+#     none (most programs)               the inner nodes are removed, including writes and random numbers
+#     some, without effects              both stay
+#     some, with writes or random draws  the composite's node is removed: it would write or draw a second time. `dropout`
+#                                        becomes `native_dropout`, whose mask the backward pass reads
 
 
 class CompositeParts:
-    """What one operator runs, as nodes, and which of them give what the operator gives."""
+    """The inner nodes of one composite operator, and those among them that produce its results."""
 
     def __init__(self, tracer: PythonKeyTracer) -> None:
         self._tracer = tracer
@@ -118,10 +118,10 @@ class CompositeParts:
         self.can_be_left_out = True
 
     def close(self, result: object) -> None:
-        """The operator has run; its own node comes next."""
+        """Called when the operator has run; its own node comes next."""
         node = _last(self._tracer)
         while node is not self._before:
-            if node.op != "get_attr":  # of which there is one for all
+            if node.op != "get_attr":  # shared by all
                 self._nodes.insert(0, node)
             node = node.prev
         self._results = [
@@ -129,7 +129,7 @@ class CompositeParts:
         ]
 
     def belong_to(self, whole: Node) -> None:
-        """This is the operator's own node, by which its results are known from now on."""
+        """Set the operator's own node, which represents its results from now on."""
         if self._nodes and not self.can_be_left_out:
             known = [(self._tracer.find_node(tensor), part) for tensor, part in self._results]
             self._tracer.parts.append(PartsOfNode(whole, self._nodes, known))
@@ -141,7 +141,7 @@ def _last(tracer: PythonKeyTracer) -> Node:
 
 
 class PartsOfNode:
-    """The parts of a node that can't be in a graph together with it."""
+    """The inner nodes of a composite node, of which only one form may stay in the graph."""
 
     def __init__(
         self, whole: Node, nodes: list[Node], results: list[tuple[Node | None, Node | None]]
@@ -151,15 +151,15 @@ class PartsOfNode:
         self._results = results
 
     def settle(self) -> None:
-        """Either the parts go, or the node that stands for them all."""
+        """Remove either the inner nodes or the composite node."""
         inside = set(self._nodes)
         is_used = any(user not in inside for node in self._nodes for user in node.users)
         if is_used:
-            self._take_the_place()
+            self._replace_whole()
         else:
             _erase(self._nodes)
 
-    def _take_the_place(self) -> None:
+    def _replace_whole(self) -> None:
         for known_by, part in self._results:
             if known_by is not None and part is not None and known_by is not part:
                 known_by.replace_all_uses_with(part)
@@ -173,14 +173,14 @@ def _erase(nodes: list[Node]) -> None:
 
 
 def settle(tracer: PythonKeyTracer) -> None:
-    """The trace is over: of each operator with parts, one or the other stays."""
+    """Called at the end of the trace: keep one form of each composite operator."""
     for parts in reversed(tracer.parts):
         parts.settle()
     tracer.parts.clear()
 
 
 class InnerRecorder(ProxyTorchDispatchMode):
-    """Records what one operator runs, below autograd."""
+    """Records the inner operators of one composite operator, below autograd."""
 
     def __init__(self, outer: ProxyTorchDispatchMode) -> None:
         allow = outer._allow_fake_constant
@@ -193,8 +193,8 @@ class InnerRecorder(ProxyTorchDispatchMode):
         return super().__torch_dispatch__(func, types, args, kwargs)
 
 
-def needs_its_parts(args: Any, kwargs: Any) -> bool:
-    """Whether a backward pass could ask for what an operator computes inside."""
+def needs_parts(args: Any, kwargs: Any) -> bool:
+    """Whether a backward pass could need the inner operators."""
     return torch.is_grad_enabled() and any(
         tensor.requires_grad for tensor in flat(torch.Tensor, args, kwargs)
     )

@@ -1,4 +1,4 @@
-"""Which proxy stands for which value: the tracer's knowledge, under the names that users of torch's tracer know."""
+"""The proxies of values, under the names of torch's functions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PySymType = torch.SymInt | torch.SymFloat | torch.SymBool
 
 
 class Thunk(Generic[T]):
-    """A value that is computed when it is first asked for, once."""
+    """A value that is computed once, on first access."""
 
     __slots__ = ("_compute", "_value")
 
@@ -42,7 +42,7 @@ class Thunk(Generic[T]):
 
 
 def thunkify(tracer: PythonKeyTracer, f: Callable[..., T], *args: object, **kwargs: object) -> Thunk[T]:
-    """`f(*args, **kwargs)`, when it is first asked for if the tracer is lazy (`tracer.enable_thunkify`), now otherwise."""
+    """A thunk of `f(*args, **kwargs)`: lazy if `tracer.enable_thunkify` is set, computed now otherwise."""
     thunk = Thunk(functools.partial(f, *args, **kwargs))
     if not tracer.enable_thunkify:
         thunk.force()
@@ -58,8 +58,9 @@ def get_proxy_slot(
     default: object = NOTHING,
     transform: Callable[[Any], Any] = lambda slot: slot,
 ) -> Any:
-    """What the tracer knows of a value, through `transform`: `.proxy` and `.constant` of a tensor, a thunk of the proxy
-    of a symbolic number, the proxy of a script object. `default` if it is not known, an error without one."""
+    """The slot of a value, passed through `transform`: for a tensor an object with `.proxy` and `.constant`, for a
+    symbolic number a thunk of its proxy, for a script object its proxy. `default` if it has none; without a default an
+    error."""
     slot = _slot(obj, tracer)
     if slot is not None:
         return transform(slot)
@@ -88,8 +89,8 @@ def _describe_object(obj: object) -> str:
 
 
 def set_proxy_slot(obj: object, tracer: PythonKeyTracer, proxy: Any) -> None:
-    """Let a value be known: a tensor by something with `.proxy` and `.constant`, a symbolic number by a thunk of its
-    proxy, a script object by its proxy. A second name for the same symbol never replaces the first."""
+    """Set the slot of a value: for a tensor an object with `.proxy` and `.constant`, for a symbolic number a thunk of
+    its proxy, for a script object its proxy. The first proxy of a symbol is kept."""
     if isinstance(obj, torch.Tensor):
         tracer.remember(obj, proxy.proxy.node)
         if proxy.constant is not None:
@@ -101,17 +102,17 @@ def set_proxy_slot(obj: object, tracer: PythonKeyTracer, proxy: Any) -> None:
 
 
 def has_proxy_slot(obj: object, tracer: PythonKeyTracer) -> bool:
-    """Whether the tracer knows a tensor or a symbolic number."""
+    """Whether a tensor or a symbolic number has a slot."""
     return _slot(obj, tracer) is not None
 
 
 def fetch_object_proxy(tracer: PythonKeyTracer, t: object) -> Any:
-    """What the tracer knows of a value, as `get_proxy_slot` says it; the value itself if that is nothing."""
+    """The slot of a value, as `get_proxy_slot`; the value itself if it has none."""
     return get_proxy_slot(t, tracer, t)
 
 
 def fetch_sym_proxy(tracer: PythonKeyTracer) -> Callable[[Any], Any]:
-    """A function that gives the proxy of a symbolic number; a plain number if nothing in it can vary."""
+    """A function that returns the proxy of a symbolic number; a plain number if it is constant."""
 
     def fetch(number: object) -> Any:
         return guard_scalar(number) if has_static_value(number) else get_proxy_slot(number, tracer).force()
@@ -125,14 +126,14 @@ def fetch_sym_proxy(tracer: PythonKeyTracer) -> Callable[[Any], Any]:
 def track_tensor(
     tensor: torch.Tensor, proxy: Proxy, *, constant: torch.Tensor | None, tracer: PythonKeyTracer
 ) -> None:
-    """From now on this proxy stands for this tensor, and its symbolic sizes can be read off it."""
+    """Register the proxy of a tensor, and of its symbolic sizes."""
     set_proxy_slot(tensor, tracer, ProxyTensor(proxy, constant))
     tracer.symbols.bind_symbols_of(tensor, proxy.node)
 
 
 def track_tensor_tree(inner_res: T, proxy_res: object, *, constant: object, tracer: PythonKeyTracer) -> T:
-    """From now on these proxies stand for these values: tensors, symbols and script objects in any nesting of lists,
-    tuples and dicts. A part of what one proxy stands for is that proxy's item."""
+    """Register the proxies of tensors, symbols and script objects in nested lists, tuples and dicts. Where one proxy
+    stands for a structure, a part of it gets that proxy's item."""
     mode = _torch.active_fake_mode()
     env = getattr(mode, "shape_env", None)
     if env is not None and isinstance(proxy_res, Proxy):
@@ -163,27 +164,28 @@ def _track(value: object, proxy: Any, constant: Any, tracer: PythonKeyTracer) ->
 
 
 def _is_tracked(part: object) -> bool:
-    """Numbers and the like are what they are: no node needs to read them off."""
+    """Plain numbers and the like are written as literals: they need no node."""
     return isinstance(part, (torch.Tensor, *SYMBOLIC, list, tuple, dict, torch.ScriptObject))
 
 
-# --- what a node says of its value --------------------------------------------------------------------------------
+# --- metadata of nodes --------------------------------------------------------------------------------
 
 
 def set_meta(proxy: Proxy, val: object) -> Proxy:
-    """Write `val` and `tensor_meta` of the node that gives this value."""
+    """Set `val` and `tensor_meta` of a proxy's node."""
     set_val(proxy.node, val)
     return proxy
 
 
 def extract_val(val: object, include_real: bool = False) -> Any:
-    """What `node.meta["val"]` says of a value: snapshots of stand-ins, stand-ins of real tensors, numbers, in the same
+    """The `node.meta["val"]` of a value: snapshots of stand-ins, stand-ins of real tensors, numbers, in the same
     structure."""
     return as_val(val)
 
 
 def snapshot_fake(val: torch.Tensor, include_real: bool = False) -> torch.Tensor:
-    """A tensor as it is now, on the same storage, without gradient: a later write to its metadata does not show."""
+    """A snapshot of a tensor: another stand-in on the same storage, without gradient, unaffected by later changes of
+    metadata."""
     snapshot: torch.Tensor = as_val(val) if _torch.is_stand_in(val) else val.detach()
     real = getattr(val, "real_tensor", None)
     if include_real and real is not None:
@@ -192,5 +194,5 @@ def snapshot_fake(val: torch.Tensor, include_real: bool = False) -> torch.Tensor
 
 
 def is_sym_node(node: Any) -> bool:
-    """Whether a node gives a symbolic number."""
+    """Whether the value of a node is a symbolic number."""
     return isinstance(node.meta.get("val"), SYMBOLIC)

@@ -26,7 +26,7 @@ from understudy.fake.realise import make_view
 from understudy.fake.tensor import FakeTensor
 from understudy.graph.node_values import set_val
 from understudy.ops.registry import record_of
-from understudy.ops.traits.recording import recorded_as, unrecorded
+from understudy.ops.traits.caching import recorded_as, unrecorded
 from understudy.shapes.bindings import compute_unbacked_bindings, unbacked_symbols_in
 from understudy.shapes.env import ShapeEnv
 from understudy.spec.call import flat
@@ -36,11 +36,11 @@ log = logging.getLogger(__name__)
 aten = torch.ops.aten
 Decompositions = Mapping[Any, Callable[..., Any]]
 AMBIENT: ContextVar[Decompositions | None] = ContextVar("decompositions", default=None)
-"""The decompositions of a trace that is given none."""
+"""The decomposition table of traces without their own."""
 
 
 class Route:
-    """How calls of one operator are recorded. `is_direct`: the fake mode can be asked at once, and the node appended."""
+    """How calls of one operator are recorded. `is_direct`: the fake mode can be called directly, and the node appended."""
 
     __slots__ = ("breaks_up", "decomposition", "is_direct", "name", "record", "target")
 
@@ -54,15 +54,15 @@ class Route:
         self.target = recorded_as.of(op) or op
         self.name = self.target.overloadpacket.__name__
         is_unrecorded = unrecorded.of(op) is not None
-        self.breaks_up = not keeps_composites and not is_unrecorded and _torch.is_broken_up(op)
+        self.breaks_up = not keeps_composites and not is_unrecorded and _torch.is_decomposed_by_autograd(op)
         is_special = record.is_data_dependent or record.changes_metadata or record.has_out or is_unrecorded
-        # Above autograd, a call has to go through it.
+        # Above autograd, the call still has to run through autograd.
         self.is_direct = decomposition is None and not (keeps_composites or self.breaks_up or is_special)
 
 
 @functools.lru_cache(maxsize=4096)
 def route_of(op: object, keeps_composites: bool) -> Route:
-    """Of an operator that is not decomposed."""
+    """The route of an operator that is not decomposed."""
     return Route(op, None, keeps_composites)
 
 
@@ -82,10 +82,10 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
     _mode_key = _torch.PROXY
     supports_higher_order_operators = True
     enable_tracing = True
-    keeps_parts = True
-    """Above autograd, record what operators consist of: a backward pass inside of the program reads it."""
+    records_parts = True
+    """Above autograd, also record the inner operators of composites: a backward pass inside the program reads them."""
     whole: Container[Any] = ()
-    """Below autograd: composite operators that are recorded as they are."""
+    """Below autograd: composite operators that are recorded without decomposition."""
 
     def __init__(
         self, tracer: PythonKeyTracer, tracing_mode: str = "real", pre_dispatch: bool = False,
@@ -93,7 +93,7 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
         decomposition_table: Decompositions | None = None,
     ) -> None:  # fmt: skip
         if pre_dispatch:
-            _torch.goes_above_autograd(self)
+            _torch.mark_above_autograd(self)
         self.tracer = tracer
         self.tracing_mode = tracing_mode
         self.pre_dispatch = pre_dispatch
@@ -114,7 +114,7 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
     def is_infra_mode(cls) -> bool:
         return True
 
-    # The place above autograd is kept by torch for its own classes, which it asks for by isinstance.
+    # torch accepts only its own classes above autograd, which it checks by isinstance.
     def _claimed_class(self) -> Any:
         return _torch.torch_recorder_class() if self.pre_dispatch else type(self)
 
@@ -151,7 +151,7 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
             refuse_order(entry, self, exception)
 
     def leave(self) -> None:
-        """If an interrupt came while it was being left."""
+        """Leave again after an interrupt inside `__exit__`."""
         if _torch.active_recorder() is self:
             self.__exit__()
 
@@ -168,7 +168,7 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
 
     @contextmanager
     def enable_decompositions(self, decomposition_table: Decompositions | None) -> Iterator[Decompositions]:
-        """Inside, operators are decomposed by this table and no other."""
+        """Inside, operators are decomposed by this table only."""
         before = self.decomposition_table
         self.decomposition_table = {} if decomposition_table is None else decomposition_table
         try:
@@ -177,7 +177,7 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
             self.decomposition_table = before
 
     def _route_of(self, op: object) -> Route:
-        # torch's own tables are mappings whose `get` does not know all that they hold.
+        # torch's own tables are mappings whose `get` misses entries.
         decomposition = self._decompositions[op] if op in self._decompositions else None  # noqa: SIM401
         route = (
             route_of(op, self.pre_dispatch or op in self.whole)
@@ -190,11 +190,11 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
     # --- one operator call ---------------------------------------------------------------------------------
 
     def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
-        """The hot path: stand-ins in, one stand-in out. Everything else goes to `_slow`."""
+        """The hot path: stand-ins in, one stand-in out. Everything else goes to `_dispatch_unusual`."""
         fake_mode = _torch.active_fake_mode()
-        route = self._routes.get(id(func)) or self._route_of(func)  # the hash of an operator is slow
+        route = self._routes.get(id(func)) or self._route_of(func)  # hashing an operator is slow
         if not route.is_direct or type(fake_mode) is not FakeTensorMode:
-            return self._slow(func, types, args, kwargs or {}, fake_mode)
+            return self._dispatch_unusual(func, types, args, kwargs or {}, fake_mode)
         tracer = self.tracer
         graph = tracer.graph
         node_args: list[Any] = []
@@ -208,12 +208,12 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
             elif kind in PLAIN or (kind is list and is_of_integers(value)):
                 node_args.append(value)
             else:
-                if kind is not list and isinstance(value, torch.Tensor) and self._is_strange(value, kind):
+                if kind is not list and isinstance(value, torch.Tensor) and self._needs_own_dispatch(value, kind):
                     return NotImplemented
                 node_args.append(tracer.argument(value))
         node_kwargs = {name: tracer.argument(value) for name, value in kwargs.items()} if kwargs else {}
         result = fake_mode.__torch_dispatch__(func, types, args, kwargs)
-        if result is NotImplemented:  # a subclass that is an input, or made of one: it goes on from here
+        if result is NotImplemented:  # a subclass handles the call
             result = func(*args, **(kwargs or {}))
         node = tracer.appender().call(route.name, route.target, tuple(node_args), node_kwargs)
         tracer.node_meta.mark(node, sys._getframe(1))
@@ -221,7 +221,7 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
             before = result._node
             if tracer.made is None and (before is None or before.graph is graph):
                 result._node = node
-            else:  # also: written to in place, and known in the graph around this one
+            else:  # also tensors that were written in place, and have a node in an outer graph
                 tracer.remember(result, node)
             node.meta["val"] = make_view(fake_mode, result, result._spec, False)
             node.meta["tensor_meta"] = tracer.node_meta.tensor_meta(result)
@@ -238,31 +238,31 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
         return result
 
     def __sym_dispatch__(self, func: Any, types: object, args: Any, kwargs: Any) -> Any:
-        """Arithmetic on a number of torch's own. It is written down when a number reaches the graph, as it is for ours."""
+        """Arithmetic on torch's own symbolic numbers. It becomes nodes when a number reaches the graph, as for ours."""
         with _torch.without_recorder():
             return func(*args, **kwargs)
 
-    def _is_strange(self, tensor: torch.Tensor, kind: type) -> bool:
-        """A subclass with a dispatch of its own, which has to go first."""
+    def _needs_own_dispatch(self, tensor: torch.Tensor, kind: type) -> bool:
+        """Whether this is a subclass with its own `__torch_dispatch__`, which has to be called first."""
         if not _torch.uses_python_dispatch(kind) or self.tracer.find_node(tensor) is not None:
             return False
         log.debug("the recorder leaves operators on %s to its own __torch_dispatch__", kind.__name__)
         return True
 
     def call_higher_order(self, original: Any, op: object, key: object, args: object, kwargs: object) -> Any:
-        """A higher-order operator was called; `original` is how torch goes on with it."""
+        """Called for a higher-order operator; `original` is torch's own dispatch."""
         return subgraphs.enter(self, original, op, key, args, kwargs)
 
-    def _slow(self, func: Any, types: object, args: Any, kwargs: Any, fake_mode: object) -> Any:
+    def _dispatch_unusual(self, func: Any, types: object, args: Any, kwargs: Any, fake_mode: object) -> Any:
         if self.pre_dispatch and _torch.is_transformed():
             return self.below_transforms(func, args, kwargs)
         if isinstance(func, _torch.HigherOrderOperator):
             return subgraphs.record(self, func, args, kwargs)
         tensors = flat(torch.Tensor, args, kwargs)
-        if any(self._is_strange(t, type(t)) for t in tensors if type(t) is not FakeTensor):
+        if any(self._needs_own_dispatch(t, type(t)) for t in tensors if type(t) is not FakeTensor):
             return NotImplemented
         route = self._routes[id(func)]
-        # Nested tensors in strided layout have kernels of their own for composite operators.
+        # Strided nested tensors have their own kernels for composite operators.
         breaks_up = route.breaks_up and not any(tensor.is_nested for tensor in tensors)
         if route.decomposition is not None or breaks_up:
             answer = self._decompose(func, route, args, kwargs)
@@ -278,7 +278,7 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
         ):
             return known[0]
         if fake_mode is None:
-            return self._for_real(func, route, args, kwargs, tensors)
+            return self._run_for_real(func, route, args, kwargs, tensors)
         node_args, node_kwargs = self._as_arguments(route, args, kwargs, tensors)
         specs = [fake._spec for fake in tensors if type(fake) is FakeTensor] if route.record.has_out else None
         result = self._result(fake_mode, func, types, args, kwargs)
@@ -288,33 +288,33 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
             self._read_before_resizes(tensors, specs)
         node = self.tracer.append_call(route.target, node_args, node_kwargs, route.name)
         if route.record.is_data_dependent or route.record.has_dynamic_shape:
-            self._note_symbols_of_before(env_behind(result), result)
+            self._note_symbols_of_before(env_of_result(result), result)
         self.track(result, node)
         self._of_parts(node)
         return result
 
     def _read_before_resizes(self, tensors: Any, specs: Any) -> None:
-        """Sizes of a tensor that was given as `out=` are read before the call that has resized it."""
+        """Read the sizes of an `out=` tensor before the call that resized it."""
         fakes = [fake for fake in tensors if type(fake) is FakeTensor]
         if any(fake._spec is not spec for fake, spec in zip(fakes, specs, strict=True)):
             self.tracer.symbols.read_all()
 
     def _result(self, fake_mode: object, func: Any, types: object, args: Any, kwargs: Any) -> Any:
         if self.pre_dispatch:
-            return self._through_autograd(func, args, kwargs)
+            return self._run_through_autograd(func, args, kwargs)
         if type(fake_mode) is FakeTensorMode:
             result = fake_mode.__torch_dispatch__(func, types, args, kwargs)
             if result is not NotImplemented:
                 return result
         return func(*args, **kwargs)
 
-    def _through_autograd(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def _run_through_autograd(self, func: Any, args: Any, kwargs: Any) -> Any:
         # why: it is a recorder itself
-        from understudy.capture.predispatch import InnerRecorder, needs_its_parts
+        from understudy.capture.predispatch import InnerRecorder, needs_parts
 
         self._parts = None
         with _torch.NoFunctionModes():
-            if not self.keeps_parts or not needs_its_parts(args, kwargs):
+            if not self.records_parts or not needs_parts(args, kwargs):
                 return func(*args, **kwargs)
             inner = InnerRecorder(self)
             with inner:
@@ -324,18 +324,18 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
         return result
 
     def _of_parts(self, node: Node) -> None:
-        """This node stands for what was run inside of it."""
+        """Link the node of a composite to its inner nodes."""
         if self._parts is not None:
             self._parts.belong_to(node)
             self._parts = None
 
     def below_transforms(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Tensors inside a transform of torch.func are wrappers: what it makes of a call is recorded, below it."""
+        """Inside a transform of torch.func tensors are wrappers: the operators of the transformed call are recorded."""
         with self.below_autograd(), _torch.NoFunctionModes():
             return func(*args, **kwargs)
 
     def below_autograd(self) -> ProxyTorchDispatchMode:
-        """A recorder of the same trace that hears of operators when autograd is done with them."""
+        """A recorder of the same trace below autograd."""
         return ProxyTorchDispatchMode(
             self.tracer, self.tracing_mode, False, self._allow_fake_constant, self._error_on_data_dependent_ops,
             self.decomposition_table,
@@ -349,7 +349,7 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
         return node_args, {name: tracer.argument(value) for name, value in kwargs.items()}
 
     def _decompose(self, func: Any, route: Route, args: Any, kwargs: Any) -> Any:
-        """By the user's decomposition, or, for what autograd would have broken up, as eager does."""
+        """Run the user's decomposition, or eager's own for a composite operator."""
         meta = self.tracer.node_meta
         before = meta.original_aten
         if before is None:
@@ -360,36 +360,36 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
                     return route.decomposition(*args, **kwargs)
                 return func.decompose(*args, **kwargs)
         except BaseException:
-            # An interrupt may come at the ends of `with`. C++ puts the recorder back by itself, into an empty place.
+            # An interrupt may come at the ends of `with`; C++ restores the recorder by itself.
             if not self.pre_dispatch:
                 self.leave()
             raise
         finally:
             meta.original_aten = before
 
-    def _for_real(self, func: Any, route: Route, args: Any, kwargs: Any, tensors: Any) -> Any:
+    def _run_for_real(self, func: Any, route: Route, args: Any, kwargs: Any, tensors: Any) -> Any:
         if route.record.is_data_dependent and self._error_on_data_dependent_ops and tensors:
             raise refuse_read(func, tensors)
         node_args, node_kwargs = self._as_arguments(route, args, kwargs, tensors)
         if route.record.may_write:
             self.tracer.constants.before_write(func, args, kwargs)
         known = self._values.before(func, args, kwargs, tensors)
-        result = self._through_autograd(func, args, kwargs) if self.pre_dispatch else func(*args, **kwargs)
+        result = self._run_through_autograd(func, args, kwargs) if self.pre_dispatch else func(*args, **kwargs)
         node = self.tracer.append_call(route.target, node_args, node_kwargs, route.name)
         self.track(result, node)
         self._of_parts(node)
         self._values.after(func, route, known, args, result)
         return result
 
-    # --- what came out ---------------------------------------------------------------------------------------
+    # --- results ---------------------------------------------------------------------------------------
 
     def track(self, result: object, node: Node) -> None:
-        """The node gives this: tensors and symbols in it are known by it from now on."""
+        """Register a node for the tensors and symbols in its result."""
         set_val(node, result)
         self._track(result, node)
         fake_mode = _torch.active_fake_mode()
-        if fake_mode is None:  # stand-ins can be traced without their mode being entered
-            env = env_behind(result)
+        if fake_mode is None:  # stand-ins can be traced although their mode is not entered
+            env = env_of_result(result)
         else:
             env = fake_mode.shape_env if type(fake_mode) is FakeTensorMode else None
         if env is not None:
@@ -413,14 +413,14 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
                 self._track(part, item)
 
     def _note_symbols_of_before(self, env: ShapeEnv | None, result: object) -> None:
-        """A stand-in knows what was read off its data before; in this graph, it is this call that tells."""
+        """A stand-in memoises symbols that were read from its data before; in this graph, this call produces them."""
         if env is not None:
             known = self.tracer.symbols.readable()
             pending = env.pending_fresh_unbacked_symbols
             pending.extend(s for s in unbacked_symbols_in(result) if s not in known and s not in pending)
 
     def _bind_fresh(self, env: ShapeEnv, result: object, node: Node) -> None:
-        """Symbols that were born in this call are read off what it gave."""
+        """Bind the unbacked symbols that this call created to its results."""
         if not env.pending_fresh_unbacked_symbols:
             return
         self.tracer.shape_env = env
@@ -432,11 +432,11 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
 
 
 def is_determined(value: object) -> bool:
-    """Whether a number that was read off a tensor follows from the program, and from the sizes of its inputs."""
+    """Whether a number that was read from a tensor is determined by the program and the sizes of its inputs."""
     return type(value) in PLAIN or (isinstance(value, SYMBOLIC) and not unbacked_symbols_in(value))
 
 
-def env_behind(result: object) -> ShapeEnv | None:
+def env_of_result(result: object) -> ShapeEnv | None:
     """The environment of the symbols in a result."""
     for value in flat((FakeTensor, *SYMBOLIC), (result,), {}):
         env = (

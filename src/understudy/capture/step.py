@@ -21,13 +21,13 @@ from understudy import _torch
 from understudy.capture.borrowed_modules import BorrowedModules
 from understudy.capture.constants import attach
 from understudy.capture.make_fx import MODES, Capture, Options, TracingMode, leaf_names, names_in_code
-from understudy.contexts import contextmanager, to_the_end
+from understudy.contexts import contextmanager, run_to_the_end
 from understudy.errors import GuardOnDataDependentSymNode
 
 STATE = "optimizer_state."
-"""Where a graph module holds the optimizer's state."""
+"""The prefix of the optimizer's state in the graph module."""
 Numbers = dict[tuple[int, str], torch.Tensor]
-"""Options of an optimizer that are not fixed in the graph, by group and name."""
+"""Options of an optimizer that are read at each step, by group and name."""
 State = dict[str, dict[str, Any]]
 """The optimizer's state of each parameter, by the parameter's name."""
 
@@ -92,7 +92,7 @@ def _loss_program(loss_fn: Callable[..., object], count: int, targets: int | Non
             if parameter.default is inspect.Parameter.empty
             and parameter.kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
         ]
-    except (TypeError, ValueError):  # written in C: most losses take an output and a target
+    except (TypeError, ValueError):  # a C function: most losses take an output and a target
         required = []
         targets = min(1, count - 1) if targets is None else targets
     if targets is None and required and required[0].name == "model":
@@ -104,13 +104,13 @@ def _loss_program(loss_fn: Callable[..., object], count: int, targets: int | Non
 
 
 def _varying_numbers(optimizer: torch.optim.Optimizer, names: Iterable[str]) -> Numbers:
-    """Each group's numbers of these names, as tensors that keep every digit."""
+    """The numbers with these names of each group, as float64 tensors."""
     found: Numbers = {}
     for position, group in enumerate(optimizer.param_groups):
         for name in names:
             value = group.get(name)
             if isinstance(value, torch.Tensor):
-                continue  # read at each step anyway
+                continue  # a tensor is read at each step anyway
             if not isinstance(value, (int, float)) or isinstance(value, bool):
                 numbers = [key for key, other in group.items() if type(other) in (int, float)]
                 raise ValueError(
@@ -134,7 +134,7 @@ def _state_of(optimizer: torch.optim.Optimizer, names: dict[torch.Tensor, str]) 
 
 
 class StepCapture(Capture):
-    """One training step under a recorder, with stand-ins in a copy of the optimizer."""
+    """Records one training step, with a copy of the optimizer that holds stand-ins."""
 
     def __init__(
         self, model: torch.nn.Module, program: Callable[..., Any], optimizer: torch.optim.Optimizer, options: Options,
@@ -191,9 +191,9 @@ class StepCapture(Capture):
     def _state(self) -> Iterator[BorrowedModules]:
         state = BorrowedModules(self.fake_mode)
         reals = _names(self._model)
-        with to_the_end(state.give_back):
+        with run_to_the_end(state.give_back):
             self._modules_borrowed = [self._model]
-            state.lend([(self._model, True)], self.tracer.constants)
+            state.borrow([(self._model, True)], self.tracer.constants)
             self.tracer.constants.without_gradient = True
             self._stand_ins = dict(self._model.named_parameters())
             by_name = {name: real for real, name in reals.items()}
@@ -228,7 +228,7 @@ class StepCapture(Capture):
         return shadow
 
     def _options(self, position: int, group: dict[str, Any]) -> dict[str, Any]:
-        """A group's options. Tensors among them, such as a learning rate, are read at each step."""
+        """The options of a group. Tensors among them, such as a learning rate, are read at each step."""
         leaves, structure = _torch.tree_flatten({key: value for key, value in group.items() if key != "params"})
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         if not tensors:
@@ -249,7 +249,7 @@ class StepCapture(Capture):
         return stand_in
 
     def _lend_as(self, name: str, value: torch.Tensor) -> Any:
-        """A stand-in for a tensor that the graph module holds among the state."""
+        """A stand-in for a tensor that is part of the state in the graph module."""
         stand_in = self.stand_ins.from_tensor(value, static_shapes=True)
         self.tracer.constants.expect(stand_in, value, f"{STATE}{name}")
         self._lent_state.append(stand_in)
@@ -273,7 +273,7 @@ class StepCapture(Capture):
             }
 
     def state_made_here(self, graph: GraphModule) -> State:
-        """The state that the traced step has made, for real, as it was before the step wrote to it."""
+        """The real initial state: what the traced step created, before it wrote to it."""
         values: dict[Node, Any] = {}
         return {
             name: {key: self._make_initial(node, graph, values) for key, node in entries.items()}
@@ -297,18 +297,18 @@ class StepCapture(Capture):
 
 
 class StateFromInputs(Exception):
-    """State that an optimizer makes from gradients."""
+    """The optimizer computes its initial state from gradients."""
 
 
 def _begins_with_zeros(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether state that the first step makes from gradients is what the later steps make of zeros."""
+    """Whether state that the first step makes from gradients equals what a later step computes from zeros."""
     return isinstance(optimizer, torch.optim.SGD) and all(
         group["dampening"] == 0 for group in optimizer.param_groups
     )
 
 
 def _origin(node: Node) -> Node:
-    """The node that made a tensor which this one wrote to in place."""
+    """The node that made the tensor to which this node writes in place."""
     while isinstance(node.target, _torch.OpOverload) and _torch.is_mutable(node.target):
         written = node.args[0]
         assert isinstance(written, Node)
@@ -317,7 +317,7 @@ def _origin(node: Node) -> Node:
 
 
 def _written_before(node: Node) -> Node:
-    """The same. Memory that nobody has written to is as good as state that is made from gradients: a kernel does it."""
+    """The same; raises for uninitialised memory, which a kernel fills from gradients."""
     origin = _origin(node)
     if isinstance(origin.target, _torch.OpOverload) and origin.target.overloadpacket.__name__ in UNWRITTEN:
         raise StateFromInputs(origin.name)
@@ -335,7 +335,7 @@ LIKE = (
     "new_empty",
     "new_full",
 )
-"""Operators that read the metadata of their input only."""
+"""Operators that read only the metadata of their input."""
 
 
 def _zeros_like(val: Any) -> torch.Tensor:
@@ -344,7 +344,7 @@ def _zeros_like(val: Any) -> torch.Tensor:
 
 
 def _evaluate_node(node: Node, graph: GraphModule, values: dict[Node, Any]) -> Any:
-    """What a node gives for real, where it depends on nothing but parameters, constants and metadata."""
+    """The real value of a node that depends only on parameters, constants and metadata."""
     if isinstance(node.target, _torch.OpOverload) and node.target.overloadpacket.__name__ in LIKE:
         like = node.args[0]
         assert isinstance(like, Node)
@@ -370,7 +370,8 @@ def _evaluate_node(node: Node, graph: GraphModule, values: dict[Node, Any]) -> A
 def _with_parameters_as_inputs(
     graph_module: GraphModule, names: dict[Node, str], of_state: Container[Node | None]
 ) -> GraphModule:
-    """The same graph, called with what it held: `step(parameters, state, *inputs)`. `names`: of the nodes that read it."""
+    """The same graph with parameters and state as inputs: `step(parameters, state, *inputs)`. `names`: those of the
+    `get_attr` nodes."""
     graph = graph_module.graph
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
     held: dict[str, dict[str, tuple[Node, Any]]] = {"parameters": {}, "state": {}}

@@ -1,4 +1,4 @@
-"""PythonKeyTracer: the graph that is being recorded, and which node stands for which value."""
+"""PythonKeyTracer: the graph that is being recorded, and the node of each value."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ PLAIN = frozenset(
     {int, float, bool, complex, str, type(None), type(...), torch.dtype, torch.layout, torch.memory_format,
      torch.device, range, type(NotImplemented)}
 )  # fmt: skip
-"""What is an argument of a node as it is."""
+"""Types of values that are node arguments as literals."""
 
 
 class PythonKeyTracer(torch.fx.Tracer):
     """Records the operators of a program as the nodes of a graph.
 
-    A stand-in carries the node that made it; every other tensor is remembered weakly. `root` holds the constants.
+    A stand-in has a reference to its node; other tensors are in a weak dict. `root` holds the constants.
     """
 
     def __init__(
@@ -56,13 +56,13 @@ class PythonKeyTracer(torch.fx.Tracer):
         self.generators: dict[int, tuple[torch.Generator, Node]] = {}
         self.parts: list[Any] = []
         self.keep_in_step: Callable[[], None] | None = None
-        """Before the next call is recorded."""
+        """Callbacks to run before the next call is recorded."""
         self._others: MutableMapping[torch.Tensor, Node] = WeakTensorKeyDictionary()
         self._appender: _torch.NodeAppender | None = None
         self.made: list[weakref.ref[torch.Tensor]] | None = None
-        """While somebody wants to know: the tensors that were made."""
+        """If a list: collects the tensors that are made."""
         self.strays: Any = None
-        """What knows the stand-ins of real tensors, where stand-ins are traced."""
+        """The stand-ins of real tensors, if stand-ins are traced."""
         self.torch_fn_counts: dict[Any, int] = {}
         self.proxy_module_inputs = False
         self.enable_thunkify = False
@@ -70,17 +70,17 @@ class PythonKeyTracer(torch.fx.Tracer):
     # --- nodes ---------------------------------------------------------------------------------------------
 
     def append_call(self, target: Any, args: object, kwargs: object, name: str | None = None) -> Node:
-        """Add a call to the graph. Its arguments are nodes and numbers already."""
+        """Add a call to the graph. Its arguments must be nodes and literals already."""
         node = self.append_bare(name or self.graph._target_to_str(target), target, args, kwargs)
         self.node_meta.mark(node)
         return node
 
     def append_bare(self, name: str, target: object, args: object, kwargs: object) -> Node:
-        """A call that says nothing yet of where it comes from."""
+        """Add a call without metadata."""
         return self.appender().call(name, target, args, kwargs)
 
     def append_read(self, target: str) -> Node:
-        """What reads an attribute of the graph module."""
+        """Add a `get_attr` node."""
         return self.appender().read(target)
 
     def appender(self) -> _torch.NodeAppender:
@@ -95,26 +95,26 @@ class PythonKeyTracer(torch.fx.Tracer):
         return None if self.node_meta.torch_call is None else self.node_meta.torch_call[0]
 
     def trace(self, root: Any, concrete_args: Any = None) -> Graph:
-        """As torch has it. A graph module that comes out of a pickle is made by this, from its code."""
+        """As in torch.fx. Unpickling a graph module calls this, to rebuild the graph from its code."""
         if not isinstance(root, _torch.CodeOnlyModule):
             return super().trace(root, concrete_args)
-        before = READS_CODE.get()
+        before = TRACER_OF_CODE.get()
         try:
-            READS_CODE.set(self)
-            with Hold() as hold, KeepUnusedCalls(self):
-                for owner, name in (*BESIDES_TENSORS, *_higher_order_in(root.forward.__code__)):
-                    hold.replace(owner, name, keep_call)
+            TRACER_OF_CODE.set(self)
+            with Hold() as hold, RecordAllCalls(self):
+                for owner, name in (*FUNCTIONS_WITHOUT_TENSORS, *_higher_order_in(root.forward.__code__)):
+                    hold.replace(owner, name, record_call)
                 return super().trace(root, concrete_args)
         finally:
-            READS_CODE.set(before)
+            TRACER_OF_CODE.set(before)
 
     def placeholder(self, name: str, default: tuple[Any, ...] = ()) -> Node:
         return self.graph.create_node("placeholder", name, default, {}, name=name)
 
-    # --- which node is it ----------------------------------------------------------------------------------
+    # --- nodes of values ----------------------------------------------------------------------------------
 
     def remember(self, tensor: torch.Tensor, node: Node) -> None:
-        """From now on, this tensor is what this node gives."""
+        """Register the node of a tensor."""
         if self.made is not None:
             self.made.append(weakref.ref(tensor))
         if type(tensor) is FakeTensor:
@@ -125,11 +125,11 @@ class PythonKeyTracer(torch.fx.Tracer):
         self._others[tensor] = node
 
     def _outer_graph(self, node: Node) -> Graph | None:
-        """The graph of a node, if it is still being recorded: a tensor must not lose its node there."""
+        """The graph of a node, if it is still being recorded: the tensor must keep its node there."""
         return node.graph if node.graph in OPEN else None
 
     def find_node(self, tensor: torch.Tensor) -> Node | None:
-        """The node that made this tensor, None if this graph did not."""
+        """The node of this tensor in this graph, None if it has none."""
         if type(tensor) is FakeTensor:
             node: Node | None = tensor._node
             if node is not None and node.graph is self.graph:
@@ -137,12 +137,12 @@ class PythonKeyTracer(torch.fx.Tracer):
         return self._others.get(tensor)
 
     def node_of_tensor(self, tensor: torch.Tensor) -> Node:
-        """The node that made this tensor; a constant of the module if it was not made here."""
+        """The node of this tensor; if it has none, it becomes a constant of the module."""
         node = self.find_node(tensor)
         return self.constants.node_of(tensor) if node is None else node
 
     def argument(self, value: Any) -> Any:
-        """What stands for a value among the arguments of a node."""
+        """A value as an argument of a node."""
         kind = type(value)
         if kind in PLAIN:
             return value
@@ -175,7 +175,7 @@ class PythonKeyTracer(torch.fx.Tracer):
     def argument_of_symbol(self, value: Any) -> Any:
         node = value.node
         if type(node) is not SymNode:
-            return self.symbols.node_of_foreign(value)
+            return self.symbols.node_of_torch_number(value)
         if self.shape_env is None:
             self.shape_env = node.shape_env
         return self.symbols.node_of(node)
@@ -184,7 +184,7 @@ class PythonKeyTracer(torch.fx.Tracer):
         """Whether the graph can compute a symbolic number."""
         return self.symbols.can_compute(value)
 
-    # --- as torch.fx calls it ------------------------------------------------------------------------------
+    # --- methods that torch.fx calls ------------------------------------------------------------------------------
 
     def call_module(self, m: torch.nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
         return forward(*args, **kwargs)
@@ -219,12 +219,12 @@ class PythonKeyTracer(torch.fx.Tracer):
 
     @property
     def tensor_tracker(self) -> TensorTracker:
-        """Tensor → node, as a mapping, for code that knows torch's tracer."""
+        """Tensor → proxy, as a mapping, for code that uses torch's tracer."""
         return TensorTracker(self)
 
 
 class TensorTracker:
-    """`tensor in tracker`, `tracker[tensor]`: what the graph knows about a tensor."""
+    """`tensor in tracker`, `tracker[tensor]`: the proxies of tensors."""
 
     def __init__(self, tracer: PythonKeyTracer) -> None:
         self._tracer = tracer
@@ -246,10 +246,10 @@ class TensorTracker:
         self._tracer.remember(tensor, value.proxy.node)
 
 
-class KeepUnusedCalls(TorchFunctionMode):
-    """While code is read: a call that is given no tensor of the graph is one of its calls all the same. Run at once, it
-    would be a constant, as random numbers that are always the same, or zeros that are written to; and sizes of the graph
-    in a list are nothing that C++ takes."""
+class RecordAllCalls(TorchFunctionMode):
+    """While the code of a graph is traced: calls without proxies among their arguments become nodes as well. If they
+    ran, their results would be constants: random numbers that are always the same, or zeros that are written to. And
+    C++ does not accept lists with proxies of sizes."""
 
     def __init__(self, tracer: PythonKeyTracer) -> None:
         self._tracer = tracer
@@ -262,23 +262,22 @@ class KeepUnusedCalls(TorchFunctionMode):
 
 
 def _higher_order_in(code: CodeType) -> Iterator[tuple[Any, str]]:
-    """Where torch has the higher-order operators that are named in the code of a graph."""
+    """The places in torch of the higher-order operators that the code of a graph names."""
     for name in code.co_names:
         if isinstance(getattr(torch.ops.higher_order, name, None), _torch.HigherOrderOperator):
             yield torch.ops.higher_order, name
 
 
-READS_CODE: ContextVar[PythonKeyTracer | None] = ContextVar("reads_code", default=None)
-"""The tracer that reads the code of a graph in this thread."""
+TRACER_OF_CODE: ContextVar[PythonKeyTracer | None] = ContextVar("reads_code", default=None)
+"""The tracer that traces the code of a graph in this thread."""
 
 
 @patch_found("functions of the random state and higher-order operators that the code of a graph names", during=RECORDING)
-def keep_call(original: Callable[..., object]) -> Callable[..., Any]:
-    """A graph module that comes out of a pickle is made from its code. No mode is told of these calls: they are calls of the
-    graph."""
+def record_call(original: Callable[..., object]) -> Callable[..., Any]:
+    """Unpickling a graph module traces its code. No mode sees these functions, so they are replaced to become nodes."""
 
     def call(*args: object, **kwargs: object) -> Any:
-        tracer = READS_CODE.get()
+        tracer = TRACER_OF_CODE.get()
         if tracer is None:
             return original(*args, **kwargs)
         return tracer.create_proxy("call_function", inspect.unwrap(original), args, kwargs)
@@ -286,16 +285,16 @@ def keep_call(original: Callable[..., object]) -> Callable[..., Any]:
     return call
 
 
-BESIDES_TENSORS = (
+FUNCTIONS_WITHOUT_TENSORS = (
     *((torch.random, name) for name in ("get_rng_state", "set_rng_state", "manual_seed")),
     _torch.place_of_generator(),
 )
-"""As the code of a graph names them."""
+"""As they are named in the code of a graph."""
 CHANGES_OF_STATE = (_torch.set_grad_enabled, _torch.enter_autocast, _torch.exit_autocast)
 
 
 class ProxyTensor:
-    """What the tracer knows of a tensor: its proxy, and its value if that is determined."""
+    """The slot of a tensor: its proxy, and its value if that is determined."""
 
     __slots__ = ("constant", "proxy")
 
@@ -305,7 +304,7 @@ class ProxyTensor:
 
 
 class OpenGraphs:
-    """The graphs that are being recorded just now, in any thread."""
+    """The graphs that are being recorded, in any thread."""
 
     def __init__(self) -> None:
         self._graphs: list[Graph] = []

@@ -1,8 +1,7 @@
 """Tensors of wrapper classes that a program makes and returns.
 
-What is computed inside of them is recorded; the wrapper is made anew around it when the graph runs. A class that can be
-taken apart and put together says how (`__tensor_flatten__`, `__tensor_unflatten__`); of any other, the attributes are
-carried over.
+Operators on their inner tensors are recorded; the graph rebuilds the wrapper when it runs. Traceable classes define how
+(`__tensor_flatten__`, `__tensor_unflatten__`); for other classes, the attributes are copied.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class WrapperParts:
-    """All of a wrapper but the tensors inside of it and its sizes."""
+    """A wrapper without its inner tensors and sizes."""
 
     kind: Any
     names: tuple[str, ...]
     context: Any
-    """What `__tensor_flatten__` gave; of a class without it, the other attributes."""
+    """The context of `__tensor_flatten__`; for a class without it, the other attributes."""
     dtype: torch.dtype
     device: torch.device
     layout: torch.layout
@@ -36,10 +35,10 @@ class WrapperParts:
         return f"Recipe({self.kind.__name__}: {', '.join(self.names)})"
 
 
-def wrapped_again(
+def rebuild_wrapper(
     recipe: WrapperParts, parts: list[torch.Tensor], size: list[Any], stride: list[Any]
 ) -> torch.Tensor:
-    """The wrapper around these tensors."""
+    """Make the wrapper around these tensors."""
     inner = dict(zip(recipe.names, parts, strict=True))
     if hasattr(recipe.kind, "__tensor_unflatten__"):
         put_together: torch.Tensor = recipe.kind.__tensor_unflatten__(
@@ -55,20 +54,20 @@ def wrapped_again(
 
 
 def output(tracer: PythonKeyTracer, value: object) -> Any:
-    """What stands for a value among the outputs of a graph."""
+    """A value as an output of a graph."""
     if type(value) is FakeTensor or not isinstance(value, torch.Tensor) or not _is_wrapper(tracer, value):
         return tracer.argument(value)
     return _node_of(tracer, value)
 
 
 def _is_wrapper(tracer: PythonKeyTracer, tensor: torch.Tensor) -> bool:
-    """Whether it is a wrapper of which the graph only knows what is inside."""
+    """Whether it is a wrapper of which only the inner tensors have nodes."""
     kind = type(tensor)
     is_own = _torch.uses_python_dispatch(kind) and not _torch.is_functional_wrapper(kind)
-    return is_own and tracer.find_node(tensor) is None and bool(_computed_inside(tracer, tensor))
+    return is_own and tracer.find_node(tensor) is None and bool(_has_computed_parts(tracer, tensor))
 
 
-def _computed_inside(tracer: PythonKeyTracer, tensor: torch.Tensor) -> list[torch.Tensor]:
+def _has_computed_parts(tracer: PythonKeyTracer, tensor: torch.Tensor) -> list[torch.Tensor]:
     return [part for part in _parts(tensor)[0].values() if _is_computed(tracer, part)]
 
 
@@ -77,7 +76,7 @@ def _is_computed(tracer: PythonKeyTracer, part: torch.Tensor) -> bool:
 
 
 def _parts(tensor: torch.Tensor) -> tuple[dict[str, torch.Tensor], Any]:
-    """The tensors inside by name, and the rest."""
+    """The inner tensors by name, and the rest."""
     if _torch.is_traceable_wrapper_subclass(tensor):
         names, context = tensor.__tensor_flatten__()
         return {name: getattr(tensor, name) for name in names}, context
@@ -93,9 +92,9 @@ def _node_of(tracer: PythonKeyTracer, tensor: torch.Tensor) -> Node:
     parts = [output(tracer, part) for part in inner.values()]
     numbers = [[_number(tracer, number) for number in given] for given in (tensor.shape, tensor.stride())]
     made_of = tracer.constants.node_of_object(recipe, "_wrapper")
-    node = tracer.append_call(wrapped_again, (made_of, parts, *numbers), {})
+    node = tracer.append_call(rebuild_wrapper, (made_of, parts, *numbers), {})
     if any(isinstance(size, torch.SymInt) for size in tensor.shape):
-        node.meta["val"] = tensor  # no stand-in of another kind has its sizes
+        node.meta["val"] = tensor  # a stand-in could not represent its sizes
     else:
         set_val(node, tensor)
     tracer.remember(tensor, node)
@@ -103,6 +102,6 @@ def _node_of(tracer: PythonKeyTracer, tensor: torch.Tensor) -> Node:
 
 
 def _number(tracer: PythonKeyTracer, number: object) -> Any:
-    """A size or stride; None where it is that of a jagged dimension, which is a matter of the tensors inside."""
+    """A size or stride as an argument; None for a nested int, which follows from the inner tensors."""
     is_jagged = isinstance(number, torch.SymInt) and number.node.is_nested_int()
     return None if is_jagged else tracer.argument(number)

@@ -64,9 +64,9 @@ def _run_guarded(command: str, run: Callable[[], int]) -> int:
     except (TargetError, BrokenPipeError):  # the latter: the reader of a pipe has gone (`| head`)
         raise
     except Exception as error:
-        from understudy.lines import is_the_users  # why: it imports torch, which is there by now
+        from understudy.lines import is_user_file  # why: it imports torch, which is there by now
 
-        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_the_users(frame.filename)]
+        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_user_file(frame.filename)]
         text = str(error) if isinstance(error, UnderstudyError) else f"{type(error).__name__}: {error}"
         shown = "".join(traceback.format_list(frames)) + f"understudy {command}: the model failed: {text}"
         for line in shown.splitlines():

@@ -203,8 +203,9 @@ class Workers:
         return self._executor
 
     def end(self) -> None:
+        """Waits for the threads of the pool: one that still closes its pipes while Python ends prints a traceback."""
         if self._executor is not None:
-            self._executor.shutdown(wait=False, cancel_futures=True)
+            self._executor.shutdown(wait=True, cancel_futures=True)
             self._executor = None
 
     def __enter__(self) -> Workers:
@@ -225,7 +226,7 @@ class _ClusterExecutor(Executor):
         return self._inner.submit(fn, *args, **kwargs)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        self._inner.shutdown(wait=wait)
+        self._inner.shutdown(wait=wait and not cancel_futures)
         self._client.close()
 
 

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from understudy.cli.commands import Command
@@ -92,6 +93,21 @@ def _part(text: str) -> float:
     return value
 
 
+def _check_module(name: str) -> None:
+    """Whether its package is there: `python -m` looks into the current folder first. Nothing of it is run."""
+    package = name.partition(".")[0]
+    before = sys.path[:]
+    sys.path.insert(0, os.getcwd())
+    try:
+        is_found = bool(package) and find_spec(package) is not None
+    except ValueError:  # a module that was made without a file
+        is_found = True
+    finally:
+        sys.path[:] = before
+    if not is_found:
+        raise UsageError(f"can't run -m {name}: there is no module named {package!r}")
+
+
 def _check(options: argparse.Namespace) -> list[tuple[Card | None, int]]:
     """The devices that are meant."""
     if not options.program:
@@ -99,6 +115,7 @@ def _check(options: argparse.Namespace) -> list[tuple[Card | None, int]]:
     if options.program[0] == "-m":
         if len(options.program) < 2:
             raise UsageError("-m needs the name of a module")
+        _check_module(options.program[1])
     elif not os.path.isfile(options.program[0]):
         what = "it is a folder" if os.path.isdir(options.program[0]) else "there is no such file"
         raise UsageError(f"can't run {options.program[0]!r}: {what}{_near_files(options.program[0])}")
@@ -282,7 +299,7 @@ def _print_report(rehearsal: Rehearsal, is_quiet: bool) -> None:
         lines += [f"  {describe_answer(entry)}" for entry in rehearsal.answers[:MOST_LISTED]]
         lines += _more(rehearsal.answers)
     if rehearsal.writes:
-        lines += ["", "Not written (--write allows it):"]
+        lines += ["", "Not written, not run (--write allows it):"]
         lines += [f"  {describe_write(entry)}" for entry in rehearsal.writes[:MOST_LISTED]]
         lines += _more(rehearsal.writes)
     for line in lines:

@@ -1,7 +1,7 @@
-"""Operators that write, as functions that compute the new values and copy them into what was written to.
+"""Operators that write, as functions that compute the new values and copy them into the written tensors.
 
     functional_form    operator → such a function
-    FunctionalTable    a table of decompositions in which operators that write are decomposed by it
+    FunctionalTable    a decomposition table that includes the functional forms
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _write_results(op: OpOverload, functional: OpOverload) -> Form:
             kwargs = {name: value for name, value in kwargs.items() if name not in names}
         results = functional(*args, **kwargs)
         values = list(results) if isinstance(results, (tuple, list)) else [results]
-        # In place and out=, all results are written; a `_functional` variant gives them after its other results.
+        # In-place and out= variants write all results; a `_functional` variant returns them after its other results.
         into = values[-len(targets) :] if len(values) >= len(targets) else values
         if len(targets) == 1 and isinstance(targets[0], (list, tuple)):
             into = [values]
@@ -96,7 +96,7 @@ def _copy_all(target: Any, value: Any, op: OpOverload) -> None:
     target.copy_(value)
 
 
-# --- Operators whose schema does not tell ----------------------------------------------------------------------------
+# --- Operators whose schema is not enough ----------------------------------------------------------------------------
 
 
 @functional_form("normal_")
@@ -123,7 +123,7 @@ def native_batch_norm(
 
 
 class FunctionalTable(Mapping[Any, Form]):
-    """A table of decompositions, and for operators that write their functional forms."""
+    """A decomposition table that also contains functional forms."""
 
     def __init__(self, table: Mapping[Any, Form]) -> None:
         self._table = table

@@ -1,18 +1,17 @@
-"""Functionalisation of a captured graph: writes become values, and what is written to from outside becomes an output.
+"""Functionalisation of a captured graph: writes become new values, and written inputs become outputs.
 
-    view_inverse       operator → what a tensor is, from the new value of a view of it
-    functionalise      the copies of a graph as values
+    view_inverse       operator → the new value of a tensor, from the new value of a view of it
+    functionalise      removes the copies of a graph
 
-A graph that was recorded through `FunctionalTable` has one kind of write left, `aten.copy_(target, source)`, and views: the
-new values are computed by operators that go through the recorder as well, and are decomposed by the same table. Which nodes
-share memory is known: their stand-ins do. A memory has a *base*, the node that made it, and *views*, each a call on the base
-or on another view. A copy into a view becomes
+A graph that was recorded with `FunctionalTable` has only one kind of write, `aten.copy_(target, source)`, and views.
+Aliasing is known from the storages of the stand-ins. A memory has a *base*, the node that made it, and *views*, each a
+call on the base or on another view. A copy into a view becomes
 
     v = source, as the view looks                          the new value of the view
     b = slice_scatter(base, v, …)                          the new value of what it is a view of, up to the base
 
-and whoever reads the memory afterwards reads the new values: of the base, `b`; of a view, the call that made it, on `b`.
-Bases that came from outside (inputs, parameters, buffers) and were written to are what the program has to give back.
+and later reads of the memory use the new values: of the base, `b`; of a view, the same view of `b`. Written bases from
+outside (inputs, parameters, buffers) become outputs of the program.
 """
 
 from __future__ import annotations
@@ -32,9 +31,9 @@ from understudy.errors import Context
 from understudy.exporting.functional_forms import COPY, NotFunctionalError
 from understudy.fake.realise import make_new
 from understudy.fake.tensor import FakeTensor
-from understudy.graph.node_origins import line_behind
+from understudy.graph.node_origins import line_of_node
 from understudy.ops.registry import Trait, record_of
-from understudy.shapes.sizes import surely_equal
+from understudy.shapes.sizes import is_provably_equal
 from understudy.spec.call import flat
 
 aten = torch.ops.aten
@@ -43,7 +42,7 @@ aten = torch.ops.aten
 # --- the inverse of a view ------------------------------------------------------------------------------------------
 
 class Scattering(NamedTuple):
-    """`view` is a view of `parent`, made by `call`; it has the new `value`. `before` is the parent's value until now."""
+    """`view` is a view of `parent`, made by `call`, with the new `value`. `before` is the parent's previous value."""
 
     graph: Graph
     call: Node
@@ -52,7 +51,7 @@ class Scattering(NamedTuple):
     before: Node
     value: Node
     position: int | None
-    """Which of the views that the call gave."""
+    """The position of the view among the results of the call."""
 
     def argument(self, position: int, name: str, default: object = None) -> Any:
         """An argument of the call that made the view."""
@@ -70,7 +69,7 @@ class Scattering(NamedTuple):
         return shape
 
     def add(self, op: Any, *args: Any) -> Node:
-        """A node that gives the parent's new value."""
+        """Add a node for the parent's new value."""
         node = self.graph.call_function(op, args)
         node.meta = self.parent.meta.copy() if self.parent.op == "call_function" else self.call.meta.copy()
         node.meta["val"] = self.parent.meta["val"]
@@ -82,7 +81,7 @@ view_inverse: Trait[Inverse] = Trait("the value of a tensor, from that of a view
 
 
 def sizes_of(graph: Graph, node: Node) -> list[Any]:
-    """The sizes of a node's tensor, as arguments: numbers, and nodes that ask for those that vary."""
+    """The sizes of a node's tensor as arguments: numbers, and `sym_size` nodes for symbolic ones."""
     sizes: list[Any] = []
     for dim, size in enumerate(node.meta["val"]._spec.shape):
         if isinstance(size, int):
@@ -147,7 +146,7 @@ def squeeze(s: Scattering) -> Node | None:
     dims = sorted({dim % count for dim in ([asked] if isinstance(asked, int) else asked)}) if count else []
     value = s.value
     for dim in dims:
-        if surely_equal(s.parent_shape[dim], 1):
+        if is_provably_equal(s.parent_shape[dim], 1):
             value = s.add(aten.unsqueeze.default, value, dim)
     return value
 
@@ -171,7 +170,7 @@ def t(s: Scattering) -> Node:
 
 @view_inverse("expand")
 def expand(s: Scattering) -> Node | None:
-    is_same = len(s.parent_shape) == len(s.view_shape) and all(map(surely_equal, s.parent_shape, s.view_shape))
+    is_same = len(s.parent_shape) == len(s.view_shape) and all(map(is_provably_equal, s.parent_shape, s.view_shape))
     return s.value if is_same else None
 
 
@@ -205,7 +204,7 @@ def split(s: Scattering) -> Node | None:
 # --- the copies of a graph ------------------------------------------------------------------------------------------
 
 def functionalise(graph: Graph) -> dict[Node, Node]:
-    """Resolve all writes of a graph. Gives, for each placeholder that was written to, the node of its last value."""
+    """Remove all writes of a graph. Returns, for each placeholder that was written to, the node of its last value."""
     if not any(map(_is_write, graph.nodes)):
         return {}
     return _Functionalisation(graph).run()
@@ -215,20 +214,20 @@ def _is_write(node: Node) -> bool:
     return isinstance(node.target, _torch.OpOverload) and record_of(node.target).is_mutable
 
 
-def refuse(node: Node, why: str, hint: str = "") -> NotFunctionalError:
-    return NotFunctionalError(why, func=node.target, context=Context(str(node.target), "", line_behind(node), hint))
+def make_refusal(node: Node, why: str, hint: str = "") -> NotFunctionalError:
+    return NotFunctionalError(why, func=node.target, context=Context(str(node.target), "", line_of_node(node), hint))
 
 
 @dataclass
 class Memory:
-    """What shares one memory: the base, and by how many writes it has changed."""
+    """The nodes that share one memory: the base, its views, and the number of writes."""
 
     base: Node
     writes: int = 0
     values: dict[Node, tuple[int, Node]] = field(default_factory=dict)
-    """For base and views: the node that has their value, and since which write."""
-    born: defaultdict[Node, int] = field(default_factory=lambda: defaultdict(int))
-    """For views that were made after a write: after which."""
+    """For the base and its views: the number of the write since which the node has their value."""
+    first_write: defaultdict[Node, int] = field(default_factory=lambda: defaultdict(int))
+    """For views that were made after a write: the number of that write."""
 
 
 class _Functionalisation:
@@ -238,18 +237,18 @@ class _Functionalisation:
         self._memory_of: dict[Node, Memory] = {}
         self._parents: dict[Node, Node] = {}
         self._list_sources: dict[Node, Node] = {}
-        """For calls that give several views: what they are views of."""
+        """For calls that return several views: their base or parent."""
         self._targets: dict[Node, Node] = {}
         """For each copy: the node whose tensor it writes to, and returns."""
 
     def run(self) -> dict[Node, Node]:
         for node in list(self._graph.nodes):
-            # The arguments that were recorded say what is a view of what; then they are replaced by their values.
+            # Aliasing is read from the recorded arguments, before these are replaced by their current values.
             if node.op == "call_function" and _is_write(node):
                 self._resolve_write(node)
                 continue
             if node.op != "output":
-                self._note(node)
+                self._register_memory(node)
             self._read_new_values(node)
         changed = {
             memory.base: self._value_of(memory.base, None)
@@ -262,8 +261,8 @@ class _Functionalisation:
 
     # --- memory ----------------------------------------------------------------------------------------------
 
-    def _note(self, node: Node) -> None:
-        """Which memory a node's tensor has, and what it is a view of."""
+    def _register_memory(self, node: Node) -> None:
+        """Register the memory of a node's tensor, and its parent."""
         val = node.meta.get("val")
         source = node.args[0] if node.op == "call_function" and node.args else None
         if isinstance(val, (list, tuple)) and isinstance(source, Node):
@@ -278,7 +277,7 @@ class _Functionalisation:
         else:
             self._memory_of[node] = memory
             self._parents[node] = parent
-            memory.born[node] = memory.writes
+            memory.first_write[node] = memory.writes
 
     def _parent_of(self, source: object, memory: Memory) -> Node | None:
         if not isinstance(source, Node):
@@ -287,7 +286,7 @@ class _Functionalisation:
         return source if self._memory_of.get(source) is memory else None
 
     def _original(self, node: Node) -> Node:
-        """The node that made the tensor that a copy has written to and returned."""
+        """The node that made the tensor to which a copy writes."""
         while node in self._targets:
             node = self._targets[node]
         return node
@@ -295,7 +294,7 @@ class _Functionalisation:
     # --- values ----------------------------------------------------------------------------------------------
 
     def _read_new_values(self, node: Node) -> None:
-        """The arguments of a node are what they are by now."""
+        """Replace the arguments of a node by their current values."""
         if any(self._is_stale(argument) for argument in node.all_input_nodes):
             node.args = torch.fx.node.map_arg(node.args, lambda n: self._value_of(n, node))
             node.kwargs = torch.fx.node.map_arg(node.kwargs, lambda n: self._value_of(n, node))
@@ -305,13 +304,13 @@ class _Functionalisation:
         return node in self._targets or (memory is not None and memory.writes > 0)
 
     def _value_of(self, node: Node, before: Node | None) -> Node:
-        """What has the value of a base or view after all writes so far."""
+        """The node with the current value of a base or view."""
         node = self._original(node)
         memory = self._memory_of.get(node)
         if memory is None:
             return node
-        since, value = memory.values.get(node, (memory.born[node], node))
-        if since == memory.writes or node is memory.base:  # each write gives the base a value
+        since, value = memory.values.get(node, (memory.first_write[node], node))
+        if since == memory.writes or node is memory.base:  # each write sets the base
             return value
         value = self._view_again(node, self._value_of(self._parents[node], before), before)
         memory.values[node] = (memory.writes, value)
@@ -347,15 +346,15 @@ class _Functionalisation:
         target = self._original(written)
         memory = self._memory_of.get(target)
         if memory is None:
-            raise refuse(node, f"{node.target} writes to a tensor that no node of the graph has made")
+            raise make_refusal(node, f"{node.target} writes to a tensor that no node of the graph has made")
         with self._graph.inserting_before(node):
-            value = self._as_written(target, node)
+            value = self._convert_source(target, node)
             self._set_value(memory, target, value, node)
         memory.writes += 1
         self._targets[node] = target
 
     def _set_value(self, memory: Memory, view: Node, value: Node, write: Node) -> None:
-        """After the next write a view has this value; what it is a view of has another one, too."""
+        """Set the value of a view after the next write, and the values of its parents."""
         new = {view: value}
         while view is not memory.base:
             parent = self._parents[view]
@@ -372,18 +371,18 @@ class _Functionalisation:
         invert = view_inverse.of(call.target)
         made = None if invert is None else invert(Scattering(self._graph, call, view, parent, before, value, position))
         if made is None:
-            raise refuse(
+            raise make_refusal(
                 write,
                 f"a write through {call.target}: no operator gives the whole tensor again",
                 "write to the tensor itself, or build the new one with torch.cat or torch.where",
             )
         return made
 
-    def _as_written(self, target: Node, write: Node) -> Node:
-        """What is copied, as the target looks: of its shape, dtype and device."""
+    def _convert_source(self, target: Node, write: Node) -> Node:
+        """The copied value, converted to the shape, dtype and device of the target."""
         source = write.args[1]
         if not isinstance(source, Node):
-            raise refuse(write, f"a copy of {source!r}, which is no tensor of the program")
+            raise make_refusal(write, f"a copy of {source!r}, which is no tensor of the program")
         made = self._value_of(source, write)
         into, given = target.meta["val"]._spec, source.meta["val"]._spec
         if given.dtype is not into.dtype or given.device != into.device:
@@ -391,7 +390,7 @@ class _Functionalisation:
             if given.device != into.device:
                 kwargs["device"] = into.device
             made = self._call(aten._to_copy.default, (made,), kwargs, target, write, given.shape)
-        if len(given.shape) != len(into.shape) or not all(map(surely_equal, given.shape, into.shape)):
+        if len(given.shape) != len(into.shape) or not all(map(is_provably_equal, given.shape, into.shape)):
             sizes = sizes_of(self._graph, target)
             made = self._call(aten.expand.default, (made, sizes), {}, target, write, into.shape)
         return made
@@ -404,22 +403,23 @@ class _Functionalisation:
         return node
 
     def _resolve_other(self, node: Node) -> None:
-        """Changes of metadata in place are views; anything else has no functional form."""
+        """In-place changes of metadata become views; other writes have no functional form."""
         op: Any = node.target
         record = record_of(op)
         if record.changes_metadata and record.packet.endswith("_"):
             overload = getattr(getattr(aten, record.packet[:-1], None), op._overloadname, None)
             if overload is not None and not record_of(overload).is_mutable:
                 node.target = overload
-                self._note(node)
+                self._register_memory(node)
                 self._read_new_values(node)
                 return
         if op.namespace in ("aten", "prims"):
-            raise refuse(node, f"{op} writes to a tensor, and no such operator gives a new one")
+            raise make_refusal(node, f"{op} writes to a tensor, and no such operator gives a new one")
         self._resolve_custom(node, op)
 
     def _resolve_custom(self, node: Node, op: OpOverload) -> None:
-        """`auto_functionalized` calls it on copies of what it writes to, and gives these behind its results."""
+        """Use `auto_functionalized`, which calls a custom operator on copies of its written arguments, and returns
+        these last."""
         written = [_by_name(node, op)[name] for _, name in _torch.written_arguments(op)]
         self._check_apart(node, written)
         self._read_new_values(node)
@@ -434,18 +434,18 @@ class _Functionalisation:
                 self._set_targets(target, self._item(call, position), node)
         if results == 1:
             node.target, node.args, node.kwargs = operator.getitem, (call, 0), {}
-            self._note(node)
+            self._register_memory(node)
         else:
             node.replace_all_uses_with(call)
             self._graph.erase_node(node)
 
     def _check_apart(self, node: Node, written: list[Any]) -> None:
-        """Copies have no memory in common."""
+        """Raise if another argument shares memory with a written one: their copies would not."""
         memories = [self._memory_of.get(self._original(argument)) for argument in node.all_input_nodes]
         shared = {id(memory) for memory in memories if memory is not None and memories.count(memory) > 1}
         for target in flat(Node, written, {}):
             if id(self._memory_of.get(self._original(target))) in shared:
-                raise refuse(
+                raise make_refusal(
                     node, f"{node.target} writes to {target}, and another of its arguments is on the same memory",
                     "give it a copy: x.clone()",
                 )  # fmt: skip
@@ -463,7 +463,7 @@ class _Functionalisation:
             original = self._original(target)
             memory = self._memory_of.get(original)
             if memory is None:
-                raise refuse(write, f"{write.target} writes to a tensor that no node of the graph has made")
+                raise make_refusal(write, f"{write.target} writes to a tensor that no node of the graph has made")
             self._set_value(memory, original, value, write)
             memory.writes += 1
 
@@ -481,6 +481,6 @@ def _map_targets(function: Callable[[Node], object], target: Any) -> Any:
 
 
 def _new_value(target: Node) -> FakeTensor:
-    """Of what was written to: a tensor like it, elsewhere."""
+    """A new stand-in like a written tensor."""
     val = target.meta["val"]
     return make_new(val.fake_mode, val._spec)

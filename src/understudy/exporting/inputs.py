@@ -1,11 +1,11 @@
-"""The inputs of an export: which of their dimensions are asked to vary, and what the program assumed of them.
+"""The inputs of an export: their dynamic dimensions, and the guards on them.
 
-    Inputs           the leaves of the arguments, with their names, and what is asked for each
-    read_inputs      from what `export` is given, in all of torch's forms and in ours
-    guard_code       each guard as the code that `ep.module()` checks, with the line that made it
+    Inputs           the leaves of the arguments, with their names and dynamic dimensions
+    read_inputs      reads the arguments of `export`, in all of torch's forms and in ours
+    guard_code       guards as code for `ep.module()`, with the line that made each
     guards_of        the guards of a program
-    check_inputs     which of them some inputs break
-    check_requests   whether the dimensions that were asked to vary do
+    check_inputs     the guards that some inputs violate
+    check_requests   whether the requested dimensions are dynamic
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ class Inputs:
 
     leaves: list[Any]
     names: list[str]
-    """What the placeholders are called: `x`, or `x_0` for a part of it."""
+    """The names of the placeholders: `x`, or `x_0` for a part of it."""
     paths: list[str]
-    """Where the leaf stands among the arguments of the exported module: `L['x'][0]`."""
+    """The paths of the leaves in the arguments of the exported module: `L['x'][0]`."""
     requests: list[Any]
-    """For each leaf: None, an entry for each dimension of a tensor, or what is asked for a number."""
+    """For each leaf: None, an entry for each dimension of a tensor, or the request for a number."""
     in_spec: Any
     forward_names: list[str]
     verify: Callable[[Any], None]
-    """What `AdditionalInputs` wants to ask the finished program."""
+    """The check of `AdditionalInputs` on the finished program."""
 
     @property
     def is_dynamic(self) -> bool:
@@ -70,7 +70,7 @@ def read_inputs(
 
 
 def _forward_names(arguments: Mapping[str, object], args: tuple[object, ...]) -> list[str]:
-    """The names of the arguments; `*args` has one name for each."""
+    """The names of the arguments, with one for each of `*args`."""
     count = len(args)
     names: list[str] = []
     for name, value in arguments.items():
@@ -96,24 +96,24 @@ def _read_requests(arguments: dict[str, Any], dynamic_shapes: object, leaves: Se
         inner = [name for name, value in arguments.items() if isinstance(value, dict) and name not in dynamic_shapes]
         if len(inner) == 1 and set(dynamic_shapes) & set(arguments[inner[0]]):
             raise ValueError(f"dynamic_shapes names arguments inside of {inner[0]!r}: write {{{inner[0]!r}: {{…}}}}")
-    dynamic_shapes = _in_words_of_torch(dynamic_shapes, {})
+    dynamic_shapes = _to_torch_dims(dynamic_shapes, {})
     _torch.check_dynamic_shapes(arguments, dynamic_shapes)
     asked = _torch.flatten_shapes(arguments, dynamic_shapes)
     return [_request_for(leaf, one) for leaf, one in zip(leaves, asked, strict=True)]
 
 
-def _in_words_of_torch(asked: Any, known: dict[str, Any]) -> Any:
-    """`understudy.Dim` and names of dimensions as `torch.export.Dim`, the same one for the same name."""
+def _to_torch_dims(asked: Any, known: dict[str, Any]) -> Any:
+    """Convert `understudy.Dim` and names of dimensions to `torch.export.Dim`, the same one for the same name."""
     if isinstance(asked, Dim):
         if asked.name not in known:
             known[asked.name] = torch.export.Dim(asked.name, min=asked.min, max=asked.max)
         return known[asked.name]
     if isinstance(asked, str):
-        return _in_words_of_torch(Dim(asked), known)
+        return _to_torch_dims(Dim(asked), known)
     if isinstance(asked, Mapping):
-        return {key: _in_words_of_torch(value, known) for key, value in asked.items()}
+        return {key: _to_torch_dims(value, known) for key, value in asked.items()}
     if type(asked) in (list, tuple):
-        return type(asked)(_in_words_of_torch(value, known) for value in asked)
+        return type(asked)(_to_torch_dims(value, known) for value in asked)
     return asked
 
 
@@ -131,7 +131,7 @@ def _request_for(leaf: object, asked: Any) -> Any:
 
 BECAUSE = " or (not 'because "
 TO_ADMIT = "; to run it on the path of its example: "
-"""Before what can be done about a guard."""
+"""Separates the hint from the line in the text of a guard."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ class GuardRecord:
     condition: str
     line: str
     code: str
-    """As the program keeps it, and as it is saved: `L['x'].size(0) % 2 == 0 or (not 'because model.py:3: …')`."""
+    """As stored in the program and its files: `L['x'].size(0) % 2 == 0 or (not 'because model.py:3: …')`."""
 
     def __str__(self) -> str:
         return f"{self.condition}    because {self.line}" if self.line else self.condition
@@ -150,10 +150,10 @@ class GuardRecord:
 def guard_code(
     env: ShapeEnv | None, vals: Sequence[object], paths: Sequence[str], guard_zero_one: bool = True
 ) -> list[GuardRecord]:
-    """What the program assumed of its inputs, besides the sizes and ranges that their values tell themselves.
+    """The guards on the inputs, without static sizes and ranges, which are in their values.
 
-    Operators look at sizes of 0 and 1 by themselves whenever they run: what was asked about their results is no guard of
-    the program, as far as it tells nothing but these apart. What the program asks is one if `guard_zero_one` is on.
+    Operators handle sizes of 0 and 1 when they run: a guard of an operator that only distinguishes these is left out.
+    Such a guard of the program itself is kept if `guard_zero_one` is set.
     """
     if env is None:
         return []
@@ -162,7 +162,7 @@ def guard_code(
     code = InputCode(read_symbols(bind_inputs(inputs)), env.definitions)
     records = []
     for required in env.checks.choose_requirements(inputs, _simplified=True):
-        is_of_zero_one = _tells_zero_one_apart(required.condition)
+        is_of_zero_one = _depends_only_on_zero_one(required.condition)
         if is_of_zero_one and (required.is_of_operator or not guard_zero_one):
             continue
         text = required.write_code(code)
@@ -174,8 +174,8 @@ def guard_code(
 EXAMPLES = (2, 3, 4, 5, 7, 8, 16, 31, 1009, (1 << 20) + 7)
 
 
-def _tells_zero_one_apart(condition: Any) -> bool:
-    """Whether a condition holds at every example of sizes that are neither 0 nor 1."""
+def _depends_only_on_zero_one(condition: Any) -> bool:
+    """Whether a condition holds for all example sizes other than 0 and 1."""
     symbols = list(condition.symbols)
     if len(symbols) > 2:
         return False
@@ -191,7 +191,7 @@ def _condition_of(code: str) -> str:
 
 
 def _with_line(code: str, line: str) -> str:
-    """Text that says why is part of the code, so that it is saved with it and shown where the guard fails."""
+    """Add the line to the code of a guard, so that it is saved with it and shown when the guard fails."""
     if not line:
         return code
     plain = line.replace("\\", "/").replace("'", "`").replace('"', "`").replace("\n", " ")
@@ -199,7 +199,7 @@ def _with_line(code: str, line: str) -> str:
 
 
 def guards_of(program: ExportedProgram) -> list[GuardRecord]:
-    """What a program assumes of its inputs, each with the line that made it; of a program from a file, too."""
+    """The guards of a program, each with the line that made it; also for a program loaded from a file."""
     records = []
     for code in program._guards_code:
         condition, _, line = code.partition(BECAUSE)
@@ -209,7 +209,7 @@ def guards_of(program: ExportedProgram) -> list[GuardRecord]:
 
 
 def check_inputs(program: ExportedProgram, *args: object, **kwargs: object) -> list[str]:
-    """What these inputs break of the program's sizes, ranges and guards; nothing if it may run on them."""
+    """The sizes, ranges and guards of the program that these inputs violate; empty if it can run on them."""
     module = program.module()
     leaves, _ = _torch.tree_flatten((args, kwargs))
     guards = getattr(module, "_guards_fn", None)
@@ -218,11 +218,11 @@ def check_inputs(program: ExportedProgram, *args: object, **kwargs: object) -> l
     return _torch.broken_guards(guards, leaves)
 
 
-# --- what was asked, and is not so -----------------------------------------------------------------------------------
+# --- violated requests -----------------------------------------------------------------------------------
 
 
 def check_requests(env: ShapeEnv | None, inputs: Inputs) -> None:
-    """Raise one error for all dimensions that were asked to vary and that the program fixes."""
+    """Raise one error for all dimensions that were requested to be dynamic and that the program specialises."""
     if env is None:
         return
     broken: list[str] = []

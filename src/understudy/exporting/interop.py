@@ -6,6 +6,9 @@ The only module of the library that uses torch's fake tensors and symbolic shape
 from __future__ import annotations
 
 import copy
+import functools
+import operator
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,6 +25,10 @@ from understudy import _torch
 from understudy.capture.lazy_state import LazyDict, LazyMeta, Pending
 from understudy.errors import UnderstudyError
 from understudy.fake.tensor import FakeTensor
+from understudy.graph.symbol_nodes import OPERATIONS, RELATIONS
+from understudy.shapes.algebra.expr import Expr
+from understudy.shapes.algebra.floats import Operand
+from understudy.shapes.algebra.writers import Term, Writable, Writer
 from understudy.shapes.node import SymNode
 from understudy.spec import TensorSpec
 
@@ -38,6 +45,37 @@ def to_torch(graph_module: GraphModule, mode: Any = None) -> GraphModule:
     mode = mode or TorchFakeTensorMode(allow_non_fake_inputs=True, shape_env=TorchShapeEnv())
     symbols = TorchSymbols(mode.shape_env)
     return _convert_graph(graph_module, mode, symbols)
+
+
+class TorchNumbers(Writer[Any]):
+    """An expression, computed with torch's numbers for its symbols. Nothing is decided: a number that varies stays one."""
+
+    def __init__(self, symbols: Mapping[Expr, Any]) -> None:
+        self._symbols = symbols
+
+    def write_number(self, number: float) -> Any:
+        return number
+
+    def write_symbol(self, symbol: Expr) -> Any:
+        return self._symbols[symbol]
+
+    def write_sum(self, terms: Sequence[Term]) -> Any:
+        total: Any = 0
+        for monomial, coefficient in terms:
+            for atom, exponent in monomial:
+                coefficient = coefficient * self.write(atom) ** exponent
+            total = total + coefficient
+        return total
+
+    def write_operation(self, value: Writable, operation: str, operands: Sequence[Operand]) -> Any:
+        parts = [self.write(operand) for operand in operands]
+        return parts[0] if operation == "value" else OPERATIONS[operation](*parts)
+
+    def write_comparison(self, relation: str, left: Any, right: Any) -> Any:
+        return RELATIONS[relation](left, right)
+
+    def write_junction(self, kind: str, parts: Sequence[Writable]) -> Any:
+        return functools.reduce(operator.and_ if kind == "and" else operator.or_, map(self.write, parts))
 
 
 class TorchSymbols:
@@ -59,8 +97,8 @@ class TorchSymbols:
             return expression
         if not hasattr(expression, "symbols") or self._env is None:
             raise UnderstudyError(f"{node} has no counterpart among torch's symbols")
-        values = {symbol: self._symbol(node.shape_env, symbol) for symbol in expression.symbols}
-        return expression.evaluate(values)
+        numbers = TorchNumbers({symbol: self._symbol(node.shape_env, symbol) for symbol in expression.symbols})
+        return numbers.write(expression)
 
     def _symbol(self, env: Any, symbol: Any) -> Any:
         if symbol not in self._symbols:
@@ -141,7 +179,7 @@ def _tensor(spec: TensorSpec, mode: Any, symbols: TorchSymbols) -> torch.Tensor:
         return tensor if isinstance(offset, int) and offset == 0 else tensor.as_strided(shape, stride, 0)
 
 
-# --- The values of an exported program: made of specs, one for each, when somebody reads them -------------------------
+# --- The values of an exported program: made on access, one for each spec -------------------------
 
 
 class TorchValues:
@@ -154,7 +192,7 @@ class TorchValues:
         self._made: dict[tuple[TensorSpec, bool], torch.Tensor] = {}
 
     def convert(self, value: Any) -> Any:
-        """Torch's for a stand-in, a symbolic number, or a structure of them."""
+        """The value of torch for a stand-in, a symbolic number, or a structure of them."""
         if type(value) is FakeTensor:
             return self._convert_tensor(value._spec, value.requires_grad and value.is_leaf)
         if isinstance(value, SYMBOLIC):
@@ -167,7 +205,7 @@ class TorchValues:
         found = self._made.get((spec, requires_grad))
         if found is None:
             shape, stride = ([self.symbols.number(size) for size in sizes] for sizes in (spec.shape, spec.stride))
-            # Nothing is to be assumed because it was written down, and no mode of the caller is to answer.
+            # No guards are added here, and no mode of the caller is used.
             with _torch.no_modes(), self.env.suppress_guards():
                 plain = torch.empty_strided(shape, stride, dtype=spec.dtype, device="meta")
                 device = torch.device(spec.device)
@@ -176,7 +214,7 @@ class TorchValues:
         return found
 
     def bind_unbacked(self, node: Node) -> None:
-        """Where the symbols that a node makes are found in what it gives, in torch's words."""
+        """Set `unbacked_bindings` of a node for torch's symbols."""
         from torch.fx.experimental.symbolic_shapes import _free_unbacked_symbols_with_path  # why: private
 
         env = self.env
@@ -189,7 +227,7 @@ class TorchValues:
 
 
 class TorchMeta(LazyDict):
-    """The metadata of a node, in which a stand-in becomes torch's fake tensor when it is read."""
+    """The metadata of a node, in which a stand-in is converted to torch's fake tensor on access."""
 
     __slots__ = ("values_of_torch",)
     pending = FakeTensor
@@ -207,7 +245,7 @@ class TorchMeta(LazyDict):
 
 
 class ReplayedTorchMeta(LazyMeta):
-    """The same for a node of a layer that was not run: what it says is made when it is read, in torch's words."""
+    """The same for a node of a replayed layer, whose metadata is made on access."""
 
     __slots__ = ("values_of_torch",)
     values_of_torch: TorchValues
@@ -225,7 +263,7 @@ class ReplayedTorchMeta(LazyMeta):
 
 
 def convert_values(graph_module: GraphModule, values: TorchValues) -> None:
-    """From now on, the nodes of a graph and of those inside say what they give in torch's words."""
+    """Convert the metadata of the nodes of a graph and its subgraphs to torch's values."""
     for module in graph_module.modules():
         if not isinstance(module, GraphModule):
             continue

@@ -1,8 +1,8 @@
 """export: an ExportedProgram of torch, from one capture.
 
-    export              the function of the users
-    Recording           the model, run once
-    FunctionalProgram             the exported program: torch's class, whose decompositions take our path
+    export              the public function
+    Recording           one run of the model
+    FunctionalProgram   the exported program: a subclass of torch's class with our decompositions
     accelerate_export   `torch.export.export` and `torch.onnx.export` on our capture, for code that calls them
 """
 
@@ -53,12 +53,12 @@ def export(
     preserve_module_call_signature: Sequence[str] = (), prefer_deferred_runtime_asserts_over_guards: bool = False,
     guard_zero_one: bool = True,
 ) -> ExportedProgram:  # fmt: skip
-    """The program that `torch.export.export` gives for a model, much sooner.
+    """The program that `torch.export.export` returns for a model, much faster.
 
         batch, seq = dims("batch", "seq")
         ep = export(model, (ids,), dynamic_shapes={"input_ids": {0: batch, 1: seq}})
 
-    `dynamic_shapes`: in any of torch's forms; `understudy.Dim` and names are taken as well.
+    `dynamic_shapes`: in any of torch's forms; `understudy.Dim` and names are accepted as well.
     `decompositions`: a table such as `torch.export.default_decompositions()`. The program is captured straight in the
     decomposed dialect, without writes; without a table it is in torch's training dialect.
     `guard_zero_one`: what the program asks about sizes of 0 and 1 (`if batch != 1:`) is a guard: where the answer is
@@ -90,18 +90,18 @@ def _check_arguments(model: object, args: object, strict: bool) -> None:
         )
 
 
-# --- flags that libraries ask for --------------------------------------------------------------------------------------
+# --- flags that libraries check --------------------------------------------------------------------------------------
 
 
 @patch("torch.compiler._is_compiling_flag", during=EXPORTING)
 def say_compiling(original: bool) -> bool:
-    """`torch.compiler.is_compiling()`: libraries take paths that can be traced."""
+    """`torch.compiler.is_compiling()`: libraries choose traceable paths by it."""
     return True
 
 
 @patch("torch.compiler._is_exporting_flag", during=EXPORTING)
 def say_exporting(original: bool) -> bool:
-    """`torch.compiler.is_exporting()`: libraries take their paths for exports."""
+    """`torch.compiler.is_exporting()`: libraries choose their paths for exports by it."""
     return True
 
 
@@ -122,7 +122,7 @@ class Recording:
         self.mode = self._choose_mode(defers_asserts)
         self.fakes = self._make_fakes()
         self.out_spec: Any = None
-        self.calls: dict[str, CallNotes] = {}
+        self.calls: dict[str, CallRecorder] = {}
 
     def _choose_mode(self, defers_asserts: bool) -> FakeTensorMode:
         tensors = [*self.inputs.leaves, *self.state.parameters.values(), *self.state.buffers.values()]
@@ -135,7 +135,7 @@ class Recording:
         return FakeTensorMode(shape_env=env, allow_non_fake_inputs=True, allow_fallback_kernels=True)
 
     def _make_fakes(self) -> list[Any]:
-        """A stand-in for each tensor, a symbol for each number that is asked to vary; what is else as it is."""
+        """A stand-in for each tensor, a symbol for each dynamic number; other leaves unchanged."""
         env, fakes = self.mode.shape_env, []
         for leaf, name, request in zip(self.inputs.leaves, self.inputs.names, self.inputs.requests, strict=True):
             if isinstance(leaf, torch.Tensor):
@@ -154,7 +154,7 @@ class Recording:
         """Run the model once. Without a table it is recorded above autograd, else below, without writes."""
         is_training = table is None
         options = _options(table)
-        if self.mode.shape_env is None:  # stand-ins of the user, all of whose sizes are numbers
+        if self.mode.shape_env is None:  # stand-ins of the user with static sizes
             options = replace(options, tracing_mode="fake")
         given = [fake for fake in self.fakes if isinstance(fake, (torch.Tensor, torch.SymInt))]
         is_grad_enabled = torch.is_grad_enabled()
@@ -164,7 +164,7 @@ class Recording:
         return Captured(self, module, is_training, is_grad_enabled)
 
     def _run(self, options: Options, given: tuple[object, ...]) -> GraphModule:
-        """Layers that repeat are not run again, unless it is asked what they are called with, or for their gradients."""
+        """Repeated layers are replayed, unless their signatures are preserved, or gradients are needed."""
         with run_every_layer() if self.preserved else nullcontext():
             try:
                 return Capture(self._program(), options).run(given)
@@ -173,28 +173,28 @@ class Recording:
                     return Capture(self._program(), options).run(given)
 
     def _program(self) -> Callable[..., Any]:
-        """The model as a function of the inputs that vary, which gives the leaves of the result."""
+        """The model as a function of the tensor and symbolic inputs, which returns the leaves of the result."""
         model, fakes, spec = self.model, self.fakes, self.inputs.in_spec
 
         def run(*given: object) -> tuple[Any, ...]:
             remaining = iter(given)
             leaves = [next(remaining) if isinstance(f, (torch.Tensor, torch.SymInt)) else f for f in fakes]
             args, kwargs = _torch.tree_unflatten(leaves, spec)
-            with _copied_buffers(model), self._noted_calls():
+            with _copy_assigned_buffers(model), self._record_calls():
                 result = model(*args, **kwargs)
             flat, self.out_spec = _torch.tree_flatten(result)
             check_results(flat)
             return tuple(flat)
 
-        vars(run)["_orig_mod"] = model  # whose parameters keep their names
+        vars(run)["_orig_mod"] = model  # parameters keep the names that they have in it
         return run
 
     @contextmanager
-    def _noted_calls(self) -> Iterator[None]:
-        """What the modules whose signatures are to be preserved are called with, and give."""
+    def _record_calls(self) -> Iterator[None]:
+        """Inside, record the inputs and outputs of the modules whose signatures are preserved."""
         hooks = []
         for path in self.preserved:
-            notes = self.calls[path] = CallNotes()
+            notes = self.calls[path] = CallRecorder()
             module = self.model.get_submodule(path)
             hooks.append(module.register_forward_pre_hook(notes.enter, with_kwargs=True))
             hooks.append(module.register_forward_hook(notes.leave, with_kwargs=True))
@@ -209,7 +209,7 @@ def _options(table: Table | None) -> Options:
     if table is None:
         return Options(
             tracing_mode="symbolic", allow_non_fake_inputs=True, pre_dispatch=True, record_module_stack=True,
-            keeps_parts=False,
+            records_parts=False,
         )  # fmt: skip
     return Options(
         decomposition_table=FunctionalTable(table), tracing_mode="symbolic", allow_non_fake_inputs=True,
@@ -218,8 +218,8 @@ def _options(table: Table | None) -> Options:
 
 
 @contextmanager
-def _copied_buffers(model: torch.nn.Module) -> Iterator[None]:
-    """A buffer that is assigned to is written to: `self.count = self.count + 1`."""
+def _copy_assigned_buffers(model: torch.nn.Module) -> Iterator[None]:
+    """Turn assignments to buffers into writes: `self.count = self.count + 1`."""
     tables = [(module, dict(module._buffers)) for module in model.modules() if module._buffers]
     yield
     for module, before in tables:
@@ -229,8 +229,8 @@ def _copied_buffers(model: torch.nn.Module) -> Iterator[None]:
                 tensor.copy_(now)
 
 
-class CallNotes:
-    """The inputs and outputs of one module, as they were recorded."""
+class CallRecorder:
+    """Records the inputs and outputs of one module."""
 
     def __init__(self) -> None:
         self.inputs: list[Any] = []
@@ -256,7 +256,7 @@ class CallNotes:
 
 
 def _node_of(leaf: object) -> Any:
-    """The node of a value, while it is recorded; anything else as it is."""
+    """The node of a value during recording; any other value unchanged."""
     recorder = _torch.active_recorder()
     if recorder is not None and isinstance(leaf, (torch.Tensor, torch.SymInt)):
         return recorder.tracer.argument(leaf)
@@ -277,7 +277,7 @@ def _call_argument(value: Any) -> Any:
 
 @dataclass
 class Captured:
-    """A captured graph, on the way to a program."""
+    """A captured graph, from which a program is made."""
 
     recording: Recording
     module: GraphModule
@@ -324,12 +324,12 @@ class Captured:
 
 
 def stand_ins(mode: FakeTensorMode) -> Callable[[torch.Tensor], Any]:
-    """What stands for a tensor of the model, in this mode."""
+    """A function from tensors of the model to their stand-ins in this mode."""
     return lambda tensor: tensor if mode.is_our_fake(tensor) else mode.from_tensor(tensor, static_shapes=True)
 
 
 def _complete_metadata(module: GraphModule) -> None:
-    """Every call says in which module it was made; inputs and outputs do not."""
+    """Every call gets an `nn_module_stack`; inputs and outputs do not."""
     stacks = (node.meta["nn_module_stack"] for node in module.graph.nodes if "nn_module_stack" in node.meta)
     root = dict(list(next(stacks, {}).items())[:1])
     for inner in module.modules():
@@ -340,7 +340,7 @@ def _complete_metadata(module: GraphModule) -> None:
                 node.meta.pop("nn_module_stack", None)
                 node.meta.pop("stack_trace", None)
             else:
-                # Not by `setdefault`, which would make all that nobody may ever read.
+                # Not by `setdefault`, which would make pending values.
                 if "nn_module_stack" not in node.meta:
                     node.meta["nn_module_stack"] = root
                 if node.op == "call_function" and "val" not in node.meta:
@@ -357,15 +357,19 @@ def _range_constraints(values: TorchValues, user_vals: Sequence[object]) -> dict
 
 @dataclass(frozen=True)
 class Origin:
-    """What of the capture a program keeps: the mode and the stand-ins of its placeholders, and its guards."""
+    """The parts of the capture that a program keeps: the mode, the stand-ins of its placeholders, and its guards."""
 
     mode: FakeTensorMode
     vals: list[Any]
     guards: list[GuardRecord]
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Origin:
+        """A copy of the program has the same origin."""
+        return self
+
 
 class FunctionalProgram(ExportedProgram):
-    """An exported program whose capture is known."""
+    """An exported program with its capture."""
 
     def __init__(
         self, module: GraphModule, signature: Any, *, state_dict: Any, range_constraints: Any, module_call_graph: Any,
@@ -383,26 +387,26 @@ class FunctionalProgram(ExportedProgram):
         self._verifiers = [_torch.training_verifier()] if is_training else [_torch.verifier()]
         self._guards_code = [guard.code for guard in origin.guards]
         self._origin = origin
-        # Not validated here: torch's verifier reads the value of every node, most of which nobody else will ever read.
+        # Not validated here: torch's verifier would make the value of every node.
 
     def run_decompositions(
         self, decomp_table: Table | None = None, decompose_custom_triton_ops: bool = False
     ) -> ExportedProgram:
-        """As torch has it: the program in a decomposed dialect, by the core ATen table if none is given."""
+        """As in torch: the program in a decomposed dialect, by default with the core ATen table."""
         table = _torch.materialise_table(torch.export.default_decompositions() if decomp_table is None else decomp_table)
         vals = self._stand_ins()
-        if vals is None or decompose_custom_triton_ops:  # other inputs than were captured: torch knows what to do
+        if vals is None or decompose_custom_triton_ops:  # the inputs were changed: use torch's implementation
             return super().run_decompositions(decomp_table, decompose_custom_triton_ops)
         return _decompose(self, vals, table)
 
     def _stand_ins(self) -> list[Any] | None:
-        """Of the placeholders, if they are still those of the capture."""
+        """The stand-ins of the placeholders, if these are still those of the capture."""
         names = [node.name for node in self.graph.find_nodes(op="placeholder")]
         return self._origin.vals if names == [spec.arg.name for spec in self._graph_signature.input_specs] else None
 
 
 def _decompose(program: FunctionalProgram, vals: list[Any], table: Table) -> FunctionalProgram:
-    """The graph of a program, run once more on its stand-ins."""
+    """Retrace the graph of a program on its stand-ins."""
     module, origin = program.graph_module, program._origin
     is_given = [isinstance(val, (torch.Tensor, torch.SymInt)) for val in vals]
     interpreter = torch.fx.Interpreter(module)
@@ -435,7 +439,7 @@ def _decompose(program: FunctionalProgram, vals: list[Any], table: Table) -> Fun
 
 
 def _submodules(module: GraphModule) -> torch.nn.Module:
-    """The graphs inside of a graph module, without its parameters: these are inputs by now."""
+    """The subgraphs of a graph module, without parameters, which are inputs."""
     root = torch.nn.Module()
     for node in module.graph.find_nodes(op="get_attr"):
         setattr(root, str(node.target), getattr(module, str(node.target)))
@@ -448,7 +452,7 @@ ACCELERATED: ContextVar[bool] = ContextVar("accelerated", default=False)
 
 
 class AccelerationWarning(UserWarning):
-    """An export that took torch's own path."""
+    """An export fell back to torch's own path."""
 
 
 @contextmanager
@@ -456,7 +460,7 @@ def accelerate_export() -> Iterator[None]:
     """Inside, in this thread, `torch.export.export` captures with understudy, and so does `torch.onnx.export`, which calls
     it.
 
-    A program that can't be exported so is exported by torch, with an `AccelerationWarning` that says why.
+    If that fails, the program is exported by torch, with an `AccelerationWarning` that says why.
     """
     token = ACCELERATED.set(True)
     try:
@@ -468,7 +472,7 @@ def accelerate_export() -> Iterator[None]:
 
 @patch("torch.export.export", during=ACCELERATION)
 def capture_quickly(original: Callable[..., Any]) -> Callable[..., Any]:
-    """The export that was asked for, from our capture; where that fails, from torch's."""
+    """Exports by our capture; if that fails, by torch's."""
 
     @functools.wraps(original)
     def export_faster(mod: torch.nn.Module, args: Any, kwargs: Any = None, **options: Any) -> Any:
@@ -477,7 +481,7 @@ def capture_quickly(original: Callable[..., Any]) -> Callable[..., Any]:
         token = ACCELERATED.set(False)
         try:
             return export(mod, args, kwargs, **options)
-        except Exception as error:  # whatever it is, torch may still be able to export the program
+        except Exception as error:  # torch may still be able to export the program
             reason = str(error).partition("\n")[0]
             warnings.warn(
                 f"accelerate_export: torch's own export is used, because {type(error).__name__}: {reason}",

@@ -2,8 +2,8 @@
 
     ModelState        parameters and buffers of a model, by name
     lift              attributes that a graph reads become placeholders before those of the user
-    make_signature    what each placeholder and each output is
-    wrap_regions      regions without gradients or with autocast, each as a graph of its own
+    make_signature    the signature: the kind of each placeholder and each output
+    wrap_regions      regions without gradients or with autocast become subgraphs
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from understudy import _torch
 from understudy.errors import Context, UnderstudyError
-from understudy.graph.node_origins import line_behind
+from understudy.graph.node_origins import line_of_node
 from understudy.ops.registry import record_of
 
 PREFIXES = {InputKind.PARAMETER: "p_", InputKind.BUFFER: "b_", InputKind.CONSTANT_TENSOR: "c_"}
@@ -49,9 +49,9 @@ class ModelState:
     parameters: dict[str, torch.Tensor]
     buffers: dict[str, torch.Tensor]
     temporary: set[str]
-    """Buffers that are no part of the state dict."""
+    """Non-persistent buffers, which are not part of the state dict."""
     attributes: dict[int, tuple[str, torch.Tensor]] = field(default_factory=dict)
-    """Other tensors that its modules hold, by identity."""
+    """Other tensor attributes of its modules, by identity."""
 
     @classmethod
     def of(cls, model: torch.nn.Module) -> ModelState:
@@ -73,7 +73,7 @@ class ModelState:
 
 @dataclass
 class Lifted:
-    """A graph whose state is among its inputs."""
+    """A graph whose state is part of its inputs."""
 
     inputs: list[InputSpec]
     constants: dict[str, Any]
@@ -82,10 +82,10 @@ class Lifted:
 def lift(
     module: GraphModule, state: ModelState, inputs: Sequence[tuple[str, object]], stand_in: Callable[[torch.Tensor], object]
 ) -> Lifted:
-    """Make placeholders of the state that the graph reads, and name all placeholders.
+    """Replace the state that the graph reads by placeholders, and name all placeholders.
 
-    `inputs`: name and leaf of each input of the user, of which the graph has those that are tensors or symbols already.
-    `stand_in`: what stands for a tensor of the state.
+    `inputs`: name and leaf of each input of the user; the graph already has those that are tensors or symbols.
+    `stand_in`: the function from a tensor of the state to its stand-in.
     """
     graph = module.graph
     specs: list[InputSpec] = []
@@ -133,9 +133,9 @@ def lift(
 def lift_again(
     module: GraphModule, lifted: Lifted, vals: Sequence[object], stand_in: Callable[[torch.Tensor], object]
 ) -> None:
-    """The same for the graph of a program that was run once more: its state is among its inputs already.
+    """The same for the graph of a program that was retraced: its state is already part of its inputs.
 
-    `vals`: of all placeholders. Constants that decompositions have made are lifted, and `lifted` is completed.
+    `vals`: the values of all placeholders. Constants that decompositions made are lifted and added to `lifted`.
     """
     graph = module.graph
     names: dict[Node, str] = {}
@@ -177,7 +177,7 @@ def _first_call(graph: Graph) -> Node:
 
 
 def _put_in_order(graph: Graph, nodes: list[Node]) -> None:
-    """Placeholders of the user in the order of the arguments."""
+    """Move the user's placeholders into the order of the arguments."""
     first = _first_call(graph)
     if list(graph.find_nodes(op="placeholder"))[-len(nodes) :] != nodes:
         for node in nodes:
@@ -235,9 +235,9 @@ def _argument(node: Node, leaf: object) -> Any:
 def make_signature(
     graph: Graph, lifted: Lifted, written: Mapping[Node, Node], before: Sequence[OutputSpec] = ()
 ) -> ExportGraphSignature:
-    """The signature; values of inputs that were written to become outputs, before those of the user.
+    """The signature; new values of written inputs become outputs, before those of the user.
 
-    `before`: the outputs of the program that was run, some of which may be such values already.
+    `before`: the outputs of the retraced program, some of which may be such values already.
     """
     (output,) = graph.find_nodes(op="output")
     results = list(output.args[0])
@@ -262,13 +262,13 @@ def _mutation(node: Node, value: Node, spec: InputSpec) -> OutputSpec:
     if kind is None:
         raise ExportError(
             f"the program writes to {spec.target}, which is neither an input nor a buffer",
-            context=Context("", "", line_behind(value), f'self.register_buffer("{spec.target}", …)'),
+            context=Context("", "", line_of_node(value), f'self.register_buffer("{spec.target}", …)'),
         )
     return OutputSpec(kind, TensorArgument(value.name), spec.target or node.name)
 
 
 def check_results(results: Sequence[object]) -> None:
-    """Refuse what an exported program can't return."""
+    """Raise for results that an exported program can't return."""
     for result in results:
         if not isinstance(result, (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)):
             _result_argument(result)
@@ -284,11 +284,11 @@ def _result_argument(result: object) -> Any:
     )
 
 
-# --- regions in which gradients or autocast are switched ------------------------------------------------------------
+# --- regions with another grad mode or autocast ------------------------------------------------------------
 
 @dataclass
 class Region:
-    """What is between two switches."""
+    """The nodes between two changes of grad mode or autocast."""
 
     operator: Any
     settings: tuple[Any, ...]
@@ -297,7 +297,7 @@ class Region:
 
 
 def wrap_regions(module: GraphModule, is_grad_enabled: bool) -> None:
-    """Put the regions of a graph module into graph modules inside of it. Gradients are on, or off, where it begins."""
+    """Move the regions of a graph module into submodules. `is_grad_enabled`: the grad mode at its start."""
     for name, inner in list(module.named_children()):
         if isinstance(inner, GraphModule):
             wrap_regions(getattr(module, name), is_grad_enabled)
@@ -355,7 +355,7 @@ class _Walk:
             self._grad.pop()
 
     def _close(self, before: Node | None) -> None:
-        """The region ends: its nodes become a graph, and a call of it takes their place."""
+        """End a region: its nodes become a subgraph, and are replaced by a call of it."""
         region = self._open.pop()
         nodes = [node for node in region.nodes if node.graph is self._graph and not getattr(node, "_erased", False)]
         made = self._wrap(region, nodes) if nodes else []
@@ -368,13 +368,13 @@ class _Walk:
         results = [node for node in nodes if any(user not in inside for user in node.users)]
         inputs = list(dict.fromkeys(n for node in nodes for n in node.all_input_nodes if n not in inside))
         last = nodes[-1]
-        if not results:  # a region may be there for what it writes
+        if not results:  # the region may have effects
             results = [node for node in nodes if _writes(node)]
         if not results:
             for node in reversed(nodes):
                 self._graph.erase_node(node)
             return []
-        graphs = [n for n in inputs if n.op == "get_attr"]  # of modules: a graph reads its own
+        graphs = [n for n in inputs if n.op == "get_attr"]  # submodules: each graph reads its own
         inputs = [n for n in inputs if n.op != "get_attr"]
         name = self._choose_name()
         setattr(self._module, name, self._make_module(nodes, inputs, graphs, results))

@@ -1,5 +1,5 @@
-"""From real tensors to stand-ins, with symbolic sizes where they are open: metadata, aliasing and autograd structure come
-along, data does not."""
+"""Conversion of real tensors to stand-ins: metadata, aliasing and autograd structure are kept, data is not. Dynamic
+sizes become symbols."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _ConversionRequest:
-    """What was asked for a conversion, besides the tensor."""
+    """The options of a conversion."""
 
     static_shapes: bool | None
     source: Any
@@ -39,12 +39,12 @@ class _ConversionRequest:
             return spec_of_real(t)
         return symbolic_spec(mode.shape_env, t, self.source, self.symbolic_context)
 
-    def inside(self, wrapper: torch.Tensor, name: str, part: torch.Tensor) -> dict[str, Any]:
-        """What is asked for a tensor inside a wrapper."""
+    def for_inner_tensor(self, wrapper: torch.Tensor, name: str, part: torch.Tensor) -> dict[str, Any]:
+        """The options for a tensor inside a wrapper."""
         contexts = getattr(self.symbolic_context, "inner_contexts", {})
         outer = self.symbolic_context if part.shape == wrapper.shape else None
         return {
-            # The size of jagged rows is a number of its own kind, which can't be multiplied with symbols.
+            # The size of a ragged dimension is a nested int, which can't be multiplied with symbols.
             "static_shapes": True if wrapper.layout is torch.jagged else self.static_shapes,
             "source": None if self.source is None else f"{name_of(self.source)}.{name}",
             "symbolic_context": contexts.get(name, outer),
@@ -58,7 +58,7 @@ def _is_static(mode: FakeTensorMode, t: torch.Tensor, wanted: bool | None) -> bo
 
 
 SWEEP_FIRST_AT = 64
-"""Storages do not tell when they go: so many may be remembered before those that went are looked for."""
+"""Storages have no weak-reference callbacks: expired ones are swept once this many are remembered."""
 
 
 class FakeTensorConverter:
@@ -94,12 +94,12 @@ class FakeTensorConverter:
                 "a module there is from_module; numbers and strings need no stand-in"
             )
         if _torch.is_functorch_wrapped(t):
-            inner, wrap = _torch.take_wrapper_off(t)
+            inner, wrap = _torch.split_wrapper(t)
             options: Any = {"static_shapes": static_shapes, "source": source, "symbolic_context": symbolic_context}
             wrapped: FakeTensor = wrap(self.from_real_tensor(fake_mode, inner, make_constant, **options))
             return wrapped
         if not make_constant and type(t) in PLAIN_TYPES and _is_static(fake_mode, t, static_shapes) and _is_whole(t):
-            return self._whole(fake_mode, t)
+            return self._convert_whole(fake_mode, t)
         wanted = _ConversionRequest(static_shapes, source, symbolic_context)
         if t.is_inference() or torch.is_inference_mode_enabled() or _torch.has_modes():
             with _torch.no_modes(), torch.inference_mode(t.is_inference()):
@@ -107,7 +107,7 @@ class FakeTensorConverter:
         else:  # entering these costs as much as the conversion
             fake = self._convert(fake_mode, t, wanted)
         self._remember(t, fake, id(t))
-        if make_constant and t.layout is torch.strided and t.device.type == "cpu":
+        if make_constant and type(t) is not FakeTensor and t.layout is torch.strided and t.device.type == "cpu":
             with _torch.no_modes():
                 fake_mode.remember_literal(fake, t.detach().clone())
         return fake
@@ -130,7 +130,7 @@ class FakeTensorConverter:
         fake.requires_grad_(t.requires_grad)
         return fake
 
-    # --- memory ------------------------------------------------------------------------------------------
+    # --- the memo ------------------------------------------------------------------------------------------
 
     def _recall(self, t: torch.Tensor, key: object) -> FakeTensor | None:
         pair = self._fakes.get(key)
@@ -147,26 +147,26 @@ class FakeTensorConverter:
 
         self._fakes[key] = (weakref.ref(t, drop), weakref.ref(fake, drop))
 
-    def keep(self, real: torch.Tensor, fake: FakeTensor) -> None:
-        """A stand-in was written to, and the real tensor was not: as long as that lives, the stand-in says what it is."""
+    def keep_alive(self, real: torch.Tensor, fake: FakeTensor) -> None:
+        """Keep a stand-in that was written to for as long as the real tensor lives: it has the current metadata."""
         self._kept[id(real)] = fake
 
     # --- conversion --------------------------------------------------------------------------------------
 
-    def spec_of_simple(self, t: torch.Tensor) -> TensorSpec | None:
-        """The spec of a tensor that has no stand-in yet, and that `from_simple` converts now as well as later."""
+    def spec_if_simple(self, t: torch.Tensor) -> TensorSpec | None:
+        """The spec of a tensor without a stand-in whose conversion (`convert_simple`) can be postponed; None for others."""
         if type(t) not in PLAIN_TYPES or id(t) in self._fakes or t.__dict__ or not _is_whole(t):
             return None
         return None if t.untyped_storage()._cdata in self._storages else _whole_spec(t)
 
-    def from_simple(self, mode: FakeTensorMode, t: torch.Tensor) -> FakeTensor:
-        return self._recall(t, id(t)) or self._whole(mode, t)
+    def convert_simple(self, mode: FakeTensorMode, t: torch.Tensor) -> FakeTensor:
+        return self._recall(t, id(t)) or self._convert_whole(mode, t)
 
-    def _whole(self, mode: FakeTensorMode, t: torch.Tensor) -> FakeTensor:
-        """The short way, for parameters and buffers: a tensor that has its storage for itself, and no history."""
+    def _convert_whole(self, mode: FakeTensorMode, t: torch.Tensor) -> FakeTensor:
+        """The fast path for parameters and buffers: leaves that cover their storage."""
         storage = t.untyped_storage()
-        if self._storage(storage) is not None:
-            fake = self._on_shared_storage(mode, t, _ConversionRequest(True, None, None))
+        if self._find_fake_storage(storage) is not None:
+            fake = self._convert_with_storage(mode, t, _ConversionRequest(True, None, None))
         else:
             fake = make_new(mode, _whole_spec(t))
             self._remember_storage(storage, _torch.native_storage(fake))
@@ -175,7 +175,7 @@ class FakeTensorConverter:
         if type(t) is torch.nn.Parameter:
             fake._is_param = True
         if t.__dict__:
-            fake.resemble(t)
+            fake.copy_attributes(t)
         self._remember(t, fake, id(t))
         return fake
 
@@ -188,14 +188,14 @@ class FakeTensorConverter:
         if is_sparse(t):
             fake = convert_sparse(mode, t)
         else:
-            fake = self._on_shared_storage(mode, t, wanted)
-        return self._with_autograd(mode, t, fake)
+            fake = self._convert_with_storage(mode, t, wanted)
+        return self._copy_autograd_state(mode, t, fake)
 
-    def _on_shared_storage(self, mode: FakeTensorMode, t: torch.Tensor, wanted: _ConversionRequest) -> FakeTensor:
-        """A stand-in whose storage stands for the real one's: views of one storage stay views of one storage."""
+    def _convert_with_storage(self, mode: FakeTensorMode, t: torch.Tensor, wanted: _ConversionRequest) -> FakeTensor:
+        """A stand-in on the fake storage that stands for the real one: views of one storage stay views of one storage."""
         spec = wanted.spec(mode, t)
         real_storage = t.untyped_storage()
-        storage = self._storage(real_storage)
+        storage = self._find_fake_storage(real_storage)
         if storage is None:
             everything = TensorSpec((real_storage.nbytes(),), dtype=torch.uint8, device=spec.device)
             base = make_new(mode, everything)
@@ -213,7 +213,7 @@ class FakeTensorConverter:
             self._sweep_at = max(SWEEP_FIRST_AT, 2 * len(self._storages))
         self._storages[real._cdata] = (_torch.weak_storage(real), _torch.weak_storage(storage))
 
-    def _storage(self, real: Any) -> Any:
+    def _find_fake_storage(self, real: Any) -> Any:
         pair = self._storages.get(real._cdata)
         if pair is None:
             return None
@@ -222,27 +222,27 @@ class FakeTensorConverter:
             return None
         return _torch.strong_storage(pair[1])
 
-    def _with_autograd(self, mode: FakeTensorMode, t: torch.Tensor, fake: FakeTensor) -> FakeTensor:
-        """What autograd knows of the tensor: whether it is a view, of what, and whether gradients go through it."""
+    def _copy_autograd_state(self, mode: FakeTensorMode, t: torch.Tensor, fake: FakeTensor) -> FakeTensor:
+        """Give a stand-in the autograd state of the real tensor: view and base, requires_grad, leaf or not, gradient."""
         if not t.is_inference() and t._is_view() and not fake._spec.is_symbolic:
-            fake = self._as_view(mode, t, fake)
+            fake = self._make_autograd_view(mode, t, fake)
         if t.requires_grad and not fake.requires_grad:
             fake.requires_grad_()
-            if not t.is_leaf:  # computed from nothing in particular
+            if not t.is_leaf:  # gets a `grad_fn`
                 with torch.enable_grad():
                     fake = _torch.as_result(fake)
         if isinstance(t, torch.nn.Parameter):
             fake._is_param = True
         if type(fake) is FakeTensor:
-            fake.resemble(t)
+            fake.copy_attributes(t)
         if t.is_leaf and t.grad is not None:
             fake.grad = self.from_real_tensor(mode, t.grad)
         return fake
 
-    def _as_view(self, mode: FakeTensorMode, t: torch.Tensor, fake: FakeTensor) -> FakeTensor:
-        """As a view of the stand-in for its base: they count their writes together, and gradients find their way.
+    def _make_autograd_view(self, mode: FakeTensorMode, t: torch.Tensor, fake: FakeTensor) -> FakeTensor:
+        """Make it a view of the stand-in for its base: they share a version counter, and gradients flow to the base.
 
-        Where no operator makes such a view, it stays what it is: a tensor on the same storage.
+        Where no operator makes such a view, it stays a tensor on the same storage.
         """
         real_base: Any = t._base
         is_same_storage = _torch.storage_id(real_base) == _torch.storage_id(t)
@@ -254,19 +254,20 @@ class FakeTensorConverter:
             return fake
         with torch.no_grad(), mode:
             if not t.is_leaf and not base.requires_grad:
-                base = base.view_as(base).requires_grad_()  # gradients begin at a view that is gone
+                base = base.view_as(base).requires_grad_()  # the view at which gradients start is gone
             with torch.set_grad_enabled(not t.is_leaf):
                 return _view_like(base, t)
 
     def _convert_wrapper(self, mode: FakeTensorMode, t: torch.Tensor, wanted: _ConversionRequest) -> Any:
-        """A wrapper subclass: the same wrapper around stand-ins for what is inside it."""
+        """Convert a wrapper subclass: the same wrapper around stand-ins for its inner tensors."""
         names, context = _torch.flatten_wrapper(t)
         parts = {name: getattr(t, name) for name in names}
         tensors = {name: part for name, part in parts.items() if isinstance(part, torch.Tensor)}
         inner = {
-            name: self.from_real_tensor(mode, part, **wanted.inside(t, name, part)) for name, part in tensors.items()
+            name: self.from_real_tensor(mode, part, **wanted.for_inner_tensor(t, name, part))
+            for name, part in tensors.items()
         }
-        # Its sizes are symbols where those of what is inside are, if these are the same sizes.
+        # If an inner tensor has the same sizes, the wrapper takes over its symbols.
         geometry = (t.shape, t.stride())
         alike = next((inner[name] for name, part in tensors.items() if (part.shape, part.stride()) == geometry), t)
         wrapper = _torch.unflatten_wrapper(type(t), {**parts, **inner}, context, alike.shape, alike.stride())
@@ -283,11 +284,11 @@ _whole_specs: dict[Any, TensorSpec] = {}
 
 
 def _is_whole(t: torch.Tensor) -> bool:
-    """Whether it covers its storage, and nothing is to be said of it but its spec and whether it has a gradient."""
+    """Whether it is a contiguous leaf that covers its storage: fully described by its spec and `requires_grad`."""
     return (
         _torch.is_ordinary(t)
         and t.is_contiguous()
-        and t.storage_offset() == 0  # of no elements, any part is the whole
+        and t.storage_offset() == 0  # matters only without elements
         and t.nbytes == t.untyped_storage().nbytes()
         and t.is_leaf
         and not t._is_view()
@@ -299,7 +300,7 @@ def _is_whole(t: torch.Tensor) -> bool:
 
 
 def _whole_spec(t: torch.Tensor) -> TensorSpec:
-    """The spec of such a tensor, found by what is read in a moment."""
+    """The spec of such a tensor, memoised by shape, dtype and device."""
     key = t.shape, t.stride(), t.dtype, t.device
     spec = _whole_specs.get(key)
     if spec is None:
@@ -310,7 +311,7 @@ def _whole_spec(t: torch.Tensor) -> TensorSpec:
 
 
 def _view_like(base: Any, t: torch.Tensor) -> Any:
-    """The view of a stand-in that `t` is of the tensor that it stands for."""
+    """The view of the stand-in `base` that corresponds to the real view `t`."""
     if base.dtype != t.dtype:
         largest = max(base.itemsize, t.itemsize)
         count = base.untyped_storage().nbytes() // largest * largest // base.itemsize
@@ -364,7 +365,7 @@ def _why_unsupported(t: torch.Tensor) -> str:
 
 
 def symbolic_spec(env: Any, t: torch.Tensor, source: object, context: object) -> TensorSpec:
-    """The spec of a real tensor in which the sizes that may vary are symbols of this environment."""
+    """The spec of a real tensor with symbols of this environment for dynamic sizes."""
     name, shape, stride = symbolic_sizes(env, t, source, context)
     env.add_input(name, shape, stride, t.storage_offset())
     return TensorSpec(
@@ -378,10 +379,11 @@ def symbolic_spec(env: Any, t: torch.Tensor, source: object, context: object) ->
     )
 
 
-def _register_number(
+def _register_number_handler(
     name: str, of_spec: Callable[[TensorSpec], object], of_tensor: Callable[[torch.Tensor], object]
 ) -> None:
-    """C++ reads sizes as plain integers: from here on they are what they are at hand, and the guards say so."""
+    """Register the handlers of an operator with which C++ reads a size as a plain integer: it is specialised, with a
+    guard."""
 
     @handler(name)
     def read(mode: object, func: object, args: Any, kwargs: object) -> Any:
@@ -389,12 +391,12 @@ def _register_number(
 
     @real_handler(name)
     def read_wrapper(mode: object, func: object, args: Any, kwargs: object) -> Any:
-        """The same of what a transform of torch.func has made of a stand-in."""
+        """The same for functorch wrappers around a stand-in."""
         (tensor,) = args
         return of_tensor(tensor) if _torch.is_functorch_wrapped(tensor) else NotImplemented
 
 
-_register_number("size", lambda spec: list(map(int, spec.shape)), lambda tensor: list(map(int, tensor.shape)))
-_register_number("stride", lambda spec: list(map(int, spec.stride)), lambda tensor: list(map(int, tensor.stride())))
-_register_number("numel", lambda spec: int(spec.numel), lambda tensor: int(tensor.numel()))
-_register_number("storage_offset", lambda spec: int(spec.offset), lambda tensor: int(tensor.storage_offset()))
+_register_number_handler("size", lambda spec: list(map(int, spec.shape)), lambda tensor: list(map(int, tensor.shape)))
+_register_number_handler("stride", lambda spec: list(map(int, spec.stride)), lambda tensor: list(map(int, tensor.stride())))
+_register_number_handler("numel", lambda spec: int(spec.numel), lambda tensor: int(tensor.numel()))
+_register_number_handler("storage_offset", lambda spec: int(spec.offset), lambda tensor: int(tensor.storage_offset()))

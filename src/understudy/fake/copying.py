@@ -10,7 +10,7 @@ import torch
 import torch.overrides
 
 from understudy import _torch
-from understudy.fake.checkpoints import where_to
+from understudy.fake.checkpoints import load_device
 from understudy.fake.realise import make_new, make_view
 from understudy.fake.tensor import FakeTensor
 from understudy.fake.values.determined import DeterminedContents, LiteralStorage
@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from understudy.fake.mode import FakeTensorMode
 
 Module = TypeVar("Module", bound=torch.nn.Module)
-NOT_COPIED = frozenset("_spec fake_mode _known _range _node _nonzero_memo _item_memo _unique_memo _nested_int_memo".split())
+NOT_COPIED = frozenset(
+    "_spec fake_mode _determined _range _node _nonzero_memo _item_memo _unique_memo _nested_int_memo".split()
+)
 
 
 def deep_copy(mode: FakeTensorMode, fake: FakeTensor, memo: dict[int, Any]) -> FakeTensor:
@@ -35,30 +37,30 @@ def deep_copy(mode: FakeTensorMode, fake: FakeTensor, memo: dict[int, Any]) -> F
             "that autograd recorded; call .detach() first"
         )
     if getattr(fake, "_is_param", False):
-        return _parameter_twin(fake, memo)
+        return _copy_parameter(fake, memo)
     with torch.no_grad():
         if _torch.active_recorder() is None:
-            twin: Any = _twin(mode, fake, memo)
-        else:  # a graph knows operators only
-            twin = fake.clone(memory_format=torch.preserve_format)
-    twin.requires_grad_(fake.requires_grad)
-    memo[id(fake)] = twin
+            duplicate: Any = _copy_on_new_storage(mode, fake, memo)
+        else:  # while a graph is recorded, the copy has to be an operator
+            duplicate = fake.clone(memory_format=torch.preserve_format)
+    duplicate.requires_grad_(fake.requires_grad)
+    memo[id(fake)] = duplicate
     if fake.grad is not None:
-        twin.grad = copy.deepcopy(fake.grad, memo)
-    _copy_attributes(fake, twin, memo)
-    return twin
+        duplicate.grad = copy.deepcopy(fake.grad, memo)
+    _copy_attributes(fake, duplicate, memo)
+    return duplicate
 
 
-def _parameter_twin(fake: FakeTensor, memo: dict[int, object]) -> FakeTensor:
-    """As of a real parameter: its values alone, by an operator, without gradient and attributes."""
+def _copy_parameter(fake: FakeTensor, memo: dict[int, object]) -> FakeTensor:
+    """As for a real parameter: cloned by an operator, without gradient and attributes."""
     with torch.no_grad():
         values = fake.clone(memory_format=torch.preserve_format)
-    twin: Any = torch.nn.Parameter(values, fake.requires_grad)
-    memo[id(fake)] = twin
-    return twin
+    duplicate: Any = torch.nn.Parameter(values, fake.requires_grad)
+    memo[id(fake)] = duplicate
+    return duplicate
 
 
-def _twin(mode: FakeTensorMode, fake: FakeTensor, memo: dict[Any, Any]) -> FakeTensor:
+def _copy_on_new_storage(mode: FakeTensorMode, fake: FakeTensor, memo: dict[Any, Any]) -> FakeTensor:
     spec = fake._spec
     if spec.layout is not torch.strided:
         return make_new(mode, spec)
@@ -67,39 +69,39 @@ def _twin(mode: FakeTensorMode, fake: FakeTensor, memo: dict[Any, Any]) -> FakeT
     if base is None:
         nbytes = _torch.native_storage(fake).nbytes()
         base = make_new(mode, TensorSpec((nbytes,), dtype=torch.uint8, device=spec.device))
-        if fake._known is not None and fake._known.content is not None:
-            base._known = DeterminedContents(fake._known.content, fake._known.literal)
+        if fake._determined is not None and fake._determined.content is not None:
+            base._determined = DeterminedContents(fake._determined.content, fake._determined.literal)
         memo[storage_key] = base
-    twin = make_view(mode, base, spec)
-    twin._known = base._known
-    return twin
+    duplicate = make_view(mode, base, spec)
+    duplicate._determined = base._determined
+    return duplicate
 
 
-def _copy_attributes(fake: FakeTensor, twin: FakeTensor, memo: dict[int, object]) -> None:
+def _copy_attributes(fake: FakeTensor, duplicate: FakeTensor, memo: dict[int, object]) -> None:
     for name, value in fake.__dict__.items():
         if name not in NOT_COPIED:
-            twin.__dict__[name] = copy.deepcopy(value, memo)
+            duplicate.__dict__[name] = copy.deepcopy(value, memo)
 
 
 def shallow_copy(mode: FakeTensorMode, fake: FakeTensor) -> FakeTensor:
     """`copy.copy`: another tensor on the same storage."""
     with torch.no_grad():
-        twin: Any = fake.detach()
-    twin.requires_grad_(fake.requires_grad)
+        duplicate: Any = fake.detach()
+    duplicate.requires_grad_(fake.requires_grad)
     for name, value in fake.__dict__.items():
         if name not in NOT_COPIED:
-            twin.__dict__[name] = value
-    return twin
+            duplicate.__dict__[name] = value
+    return duplicate
 
 
 # --- pickle ----------------------------------------------------------------------------------------------------
 
-VALUES_KEPT = 1 << 16
-"""Bytes up to which the values of a storage, where they are determined, are written beside its size."""
+MOST_PICKLED_BYTES = 1 << 16
+"""Determined values of a storage up to this size in bytes are part of the pickle."""
 
 
 class PickledStorage:
-    """Stands for a storage in a pickle: tensors that shared one find the same object again."""
+    """Stands for a storage in a pickle: tensors that shared a storage refer to the same object."""
 
     def __init__(self, nbytes: int, contents: bytes | None = None, literal: bool = False) -> None:
         self.nbytes = nbytes
@@ -116,7 +118,7 @@ class PickledStorage:
         if base is None:
             base = self._bases[device] = make_new(mode, TensorSpec((self.nbytes,), dtype=torch.uint8, device=device))
             if self.contents:
-                base._known = DeterminedContents(LiteralStorage(_torch.real_bytes(self.contents)), self.literal)
+                base._determined = DeterminedContents(LiteralStorage(_torch.real_bytes(self.contents)), self.literal)
         return base
 
 
@@ -141,7 +143,7 @@ def _state(fake: FakeTensor) -> dict[str, object]:
 
 
 def _pickled_storage(fake: FakeTensor) -> PickledStorage:
-    """One object for one storage: pickle writes it once, however many tensors stand on it."""
+    """The one object for a storage: pickle writes it once, however many tensors share it."""
     storage: Any = _torch.native_storage(fake)
     token: PickledStorage | None = getattr(storage, "_understudy_pickled", None)
     if token is None:
@@ -152,8 +154,8 @@ def _pickled_storage(fake: FakeTensor) -> PickledStorage:
 
 
 def _contents(fake: FakeTensor) -> tuple[bytes | None, bool]:
-    known = fake._known
-    if known is None or known.content is None or _torch.native_storage(fake).nbytes() > VALUES_KEPT:
+    known = fake._determined
+    if known is None or known.content is None or _torch.native_storage(fake).nbytes() > MOST_PICKLED_BYTES:
         return None, False
     with _torch.no_modes():
         return _torch.bytes_of(known.content.storage()), known.literal
@@ -162,20 +164,20 @@ def _contents(fake: FakeTensor) -> tuple[bytes | None, bool]:
 def _reduce_as_real(fake: FakeTensor, token: PickledStorage) -> Any:
     """For `torch.serialization.skip_data(materialize_fake_tensors=True)`: a real model's checkpoint without data."""
     if getattr(fake, "_is_param", False):
-        return _torch.reduced_parameter(fake.data, fake.requires_grad)
+        return _torch.reduce_parameter(fake.data, fake.requires_grad)
     if token.as_real is None or token.as_real.nbytes() != token.nbytes:
         token.as_real = _torch.meta_storage(token.nbytes, fake.device)
     bits = {"conj": fake.is_conj(), "neg": fake.is_neg()}
-    return _torch.reduced_as_real(fake, token.as_real, {name: True for name, is_set in bits.items() if is_set})
+    return _torch.reduce_as_real(fake, token.as_real, {name: True for name, is_set in bits.items() if is_set})
 
 
 def rebuild(mode: FakeTensorMode, token: PickledStorage, geometry: Any, requires_grad: bool, state: Any) -> FakeTensor:
     shape, stride, offset, dtype, location, conj, neg = geometry
-    device = where_to(location, token.nbytes)
+    device = load_device(location, token.nbytes)
     spec = TensorSpec(shape, stride, offset, dtype=dtype, device=device, conj=conj, neg=neg)
     base = token.base(mode, device)
     fake = make_view(mode, base, spec)
-    fake._known = base._known
+    fake._determined = base._determined
     fake.requires_grad_(requires_grad)
     fake.__dict__.update(state)
     return fake
@@ -184,7 +186,7 @@ def rebuild(mode: FakeTensorMode, token: PickledStorage, geometry: Any, requires
 def rebuild_sparse(
     mode: FakeTensorMode, spec: TensorSpec, location: str, requires_grad: bool, state: dict[str, object]
 ) -> FakeTensor:
-    fake = make_new(mode, spec.on(where_to(location, 0)))
+    fake = make_new(mode, spec.on(load_device(location, 0)))
     fake.requires_grad_(requires_grad)
     fake.__dict__.update(state)
     return fake
@@ -206,7 +208,7 @@ def mode_for_unpickling(
     )  # fmt: skip
 
 
-# What a file may name for `torch.load(weights_only=True)` to take it: these make stand-ins and nothing else.
+# Allowed in files for `torch.load(weights_only=True)`: these only make stand-ins.
 torch.serialization.add_safe_globals(
     [rebuild, rebuild_sparse, mode_for_unpickling, PickledStorage, rebuild_spec, SparseParts]
 )

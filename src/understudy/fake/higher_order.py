@@ -1,9 +1,9 @@
-"""Higher-order operators as plain code, and, for captures, one call of their functions and what comes out.
+"""Higher-order operators run as plain code; and, for captures, example inputs and results of their functions.
 
 `torch.cond`, `scan` and their like call functions that they are given. Where nothing records the program, a run with
 stand-ins calls these functions as eager would: autograd and the transforms of torch.func see what happens inside.
-Where eager would ask a value that nobody knows, both ways (`cond`) or one round (`while_loop`) show what comes out:
-torch demands that it has the same metadata whatever the value. Sizes in which two branches differ become new symbols.
+Where eager would read a value that is not determined, both branches (`cond`) or one iteration (`while_loop`) are run:
+torch requires the same metadata for every value. Sizes in which two branches differ become unbacked symbols.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ if TYPE_CHECKING:
 
 Args = tuple[Any, ...]
 INTEGERS = (int, torch.SymInt)
-MOST_ROUNDS = 1 << 14
-"""Rounds of a loop with known values, after which the rest is taken to be alike."""
+MOST_ITERATIONS = 1 << 14
+"""A loop with determined condition is cut off after this many iterations."""
 
 
 def _decide(predicate: object) -> bool | None:
-    """The truth of a predicate, None if nobody knows it."""
+    """The truth value of a predicate; None if it is not determined."""
     if type(predicate) is FakeTensor and predicate.item_memo is None and not is_known(predicate):
-        return None  # to ask would make a symbol that nobody reads
+        return None  # asking would create an unused symbol
     try:
         return bool(predicate)
     except (DataDependentOutputException, GuardOnDataDependentSymNode):
@@ -62,7 +62,7 @@ def cond(pred: object, true_fn: Any, false_fn: Any, operands: Any) -> Any:
         _check_alike("torch.cond: the two branches", result, other)
         return result
     (one, structure), (two, _) = _torch.tree_flatten(result), _torch.tree_flatten(other)
-    # Sizes in which they differ are symbols; where they do not, what autograd knows of the first branch is worth more.
+    # Where the sizes agree, the result of the first branch is returned, because it has autograd history.
     joint = merge_branches(mode, one, two, set(mode.shape_env.births))
     alike = [_has_spec_of(a, b) for a, b in zip(one, joint, strict=True)]
     return result if all(alike) else _torch.tree_unflatten(list(joint), structure)
@@ -71,7 +71,7 @@ def cond(pred: object, true_fn: Any, false_fn: Any, operands: Any) -> Any:
 @hops.run("while_loop")
 def while_loop(cond_fn: Any, body_fn: Any, carried: Any, additional: Any = (), **ignored: object) -> Any:
     carried = tuple(value.clone() if isinstance(value, torch.Tensor) else value for value in carried)
-    for _ in range(MOST_ROUNDS):
+    for _ in range(MOST_ITERATIONS):
         decided = _decide(cond_fn(*carried, *additional))
         if decided is False:
             break
@@ -89,7 +89,7 @@ def scan(combine_fn: Any, init: list[object], xs: Any, additional_inputs: Any = 
     spec: Any = None
     for step in range(xs[0].shape[0]):
         result = combine_fn(*carry, *[x[step] for x in xs], *additional_inputs)
-        # Functions of users return (carry, output) in any structure; graphs return one flat list.
+        # Python functions return (carry, output) in any structure; graphs return one flat list.
         nested = (
             isinstance(result, tuple) and len(result) == 2 and not isinstance(combine_fn, torch.nn.Module)
         )
@@ -103,7 +103,8 @@ def scan(combine_fn: Any, init: list[object], xs: Any, additional_inputs: Any = 
 
 @hops.run("map_impl")
 def map_impl(f: Any, xs: Any, pos_args: Any, **written: str) -> tuple[object, ...]:
-    """`written`: which operands the function writes to, for releases that ask; it writes to them here as well."""
+    """`written`: the operands that the function writes to, in releases that pass it; the function runs here, and writes
+    to them."""
     flat = [_torch.tree_flatten(f(*[x[step] for x in xs], *pos_args)) for step in range(xs[0].shape[0])]
     outputs = [_stack_parts(parts) for parts in zip(*(leaves for leaves, _ in flat), strict=True)]
     return _torch.tree_unflatten(outputs, flat[0][1])
@@ -120,7 +121,7 @@ def flex_attention(*args: object) -> tuple[object, ...]:
 
 
 def _has_spec_of(leaf: object, merged: object) -> bool:
-    """Whether a value of one branch is what comes out of both."""
+    """Whether a value of one branch has the spec of the merged output."""
     if type(leaf) is not FakeTensor or type(merged) is not FakeTensor:
         return leaf is merged
     pairs = zip((*leaf._spec.shape, *leaf._spec.stride), (*merged._spec.shape, *merged._spec.stride), strict=True)
@@ -133,7 +134,7 @@ def _stack_parts(parts: Sequence[Any]) -> object:
 
 def _check_alike(what: str, first: object, second: object) -> None:
     one, two = _torch.tree_flatten(first)[0], _torch.tree_flatten(second)[0]
-    # Lists and tuples are as good as each other.
+    # Lists and tuples count as the same structure.
     alike = len(one) == len(two) and all(_facts(a) == _facts(b) for a, b in zip(one, two, strict=True))
     if not alike:
         shown = ", ".join(_describe_leaf(leaf) for leaf in one), ", ".join(_describe_leaf(leaf) for leaf in two)
@@ -153,9 +154,9 @@ def _describe_leaf(leaf: object) -> str:
     return str(leaf._spec) if type(leaf) is FakeTensor else str(_facts(leaf))
 
 
-# --- What comes out of `torch.cond`, whichever branch runs --------------------------------------------------
-# Where the branches agree, that is it. Sizes and numbers in which they differ, and those that only the data inside a
-# branch tells, become new symbols.
+# --- Outputs of `torch.cond`, whichever branch runs ---------------------------------------------------------
+# Sizes and numbers in which the branches differ, and those that are data-dependent inside a branch, become new unbacked
+# symbols.
 
 INTEGERS = (int, torch.SymInt)
 SAME_IN_BOTH = ("dtype", "device", "layout", "ndim", "conj", "neg")
@@ -164,7 +165,7 @@ SAME_IN_BOTH = ("dtype", "device", "layout", "ndim", "conj", "neg")
 def merge_branches(
     mode: FakeTensorMode, first: Sequence[object], second: Sequence[object], known: set[Any]
 ) -> tuple[object, ...]:
-    """The outputs of two branches as one; `known` are the symbols that the surrounding program can read."""
+    """Merge the outputs of two branches; `known` are the symbols of the surrounding program."""
     if len(first) != len(second):
         raise mismatch(f"the true branch returns {len(first)} values and the false branch {len(second)}")
     return tuple([_merge_values(mode, a, b, known) for a, b in zip(first, second, strict=True)])
@@ -179,30 +180,30 @@ def _merge_values(mode: FakeTensorMode, a: object, b: object, known: set[Any]) -
     if a is None and b is None:
         return None
     if isinstance(a, INTEGERS) and isinstance(b, INTEGERS) and not isinstance(a, bool):
-        return to_torch(_number(mode, from_torch(a), from_torch(b), known))
+        return to_torch(_merge_numbers(mode, from_torch(a), from_torch(b), known))
     if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
         raise mismatch(f"one branch returns {describe_value(a)} where the other returns {describe_value(b)}")
     if type(a) is not FakeTensor or type(b) is not FakeTensor:
-        return a  # a rehearsal inside of a transform, where nothing depends on it
-    return make_new(mode, _spec(mode, a._spec, b._spec, known))
+        return a  # an example run inside a transform: the value is not used
+    return make_new(mode, _merge_specs(mode, a._spec, b._spec, known))
 
 
 def describe_value(value: object) -> str:
     return str(value._spec) if type(value) is FakeTensor else f"{type(value).__name__} {value}"
 
 
-def _spec(mode: FakeTensorMode, a: TensorSpec, b: TensorSpec, known: set[Any]) -> TensorSpec:
+def _merge_specs(mode: FakeTensorMode, a: TensorSpec, b: TensorSpec, known: set[Any]) -> TensorSpec:
     differing = [fact for fact in SAME_IN_BOTH if getattr(a, fact) != getattr(b, fact)]
     if differing:
         raise mismatch(f"one branch returns {a} and the other {b}: they differ in {', '.join(differing)}")
-    shape = tuple([_number(mode, x, y, known) for x, y in zip(a.shape, b.shape, strict=True)])
+    shape = tuple([_merge_numbers(mode, x, y, known) for x, y in zip(a.shape, b.shape, strict=True)])
     same_sizes = all(x is y for x, y in zip(shape, a.shape, strict=True))
     if same_sizes and _are_equal(a.stride, b.stride):
         return TensorSpec(
             shape, a.stride, dtype=a.dtype, device=a.device, layout=a.layout, conj=a.conj, neg=a.neg
         )
-    order = _order(a)
-    if order is None or order != _order(b):
+    order = _memory_order(a)
+    if order is None or order != _memory_order(b):
         raise mismatch(
             f"one branch returns {a} with strides {a.stride} and the other {b} with strides {b.stride}; tensors of "
             "different sizes have to be dense and in the same order in memory: return them with .contiguous()"
@@ -214,8 +215,8 @@ def _are_equal(a: Sequence[object], b: Sequence[object]) -> bool:
     return all(x is y or (type(x) is int and type(y) is int and x == y) for x, y in zip(a, b, strict=True))
 
 
-def _order(spec: TensorSpec) -> list[int] | None:
-    """The dimensions from the fastest to the slowest, if the tensor is packed in that order."""
+def _memory_order(spec: TensorSpec) -> list[int] | None:
+    """The dimensions in order of stride, smallest first, if the tensor is dense."""
     order: list[int] = []
     expected: Any = 1
     for _ in range(spec.ndim):
@@ -228,7 +229,7 @@ def _order(spec: TensorSpec) -> list[int] | None:
     return order
 
 
-def _number(mode: FakeTensorMode, a: object, b: object, known: set[object]) -> Any:
+def _merge_numbers(mode: FakeTensorMode, a: object, b: object, known: set[object]) -> Any:
     is_same = a is b or (type(a) is int and type(b) is int and a == b)
     if is_same and not (unbacked_in(a) - known):
         return a
@@ -239,7 +240,7 @@ def _number(mode: FakeTensorMode, a: object, b: object, known: set[object]) -> A
 
 
 def fresh_size(mode: FakeTensorMode, low: int | None = None, high: int | None = None) -> Any:
-    """A number that only a run of the branch tells."""
+    """A new unbacked size for a number that depends on the branch."""
     if mode.shape_env is None:
         raise OperatorError(
             "the branches of a higher-order operator return tensors of different sizes, and this mode has no symbols",
@@ -259,26 +260,26 @@ def _bounds(mode: FakeTensorMode, number: Any) -> tuple[int | None, int | None]:
     return low, high
 
 
-# --- one call of the functions ------------------------------------------------------------------------------------------
+# --- example inputs of the functions ------------------------------------------------------------------------------
 
 
-def slices(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The first entry of each along the dimension that is gone through."""
-    # torch has no rule for copying selections of batches.
+def take_first_slices(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The first slice of each tensor along dimension 0, which scan and map iterate over."""
+    # torch has no batching rule for `select_copy`.
     return [(torch.select if _torch.is_functorch_wrapped(x) else torch.select_copy)(x, 0, 0) for x in tensors]
 
 
-def no_symbols_to_bind(mode: FakeTensorMode) -> AbstractContextManager[None]:
-    """Symbols born here stand for what a round, or a rehearsal, is given; nothing in the graph around reads them."""
+def ignore_fresh_symbols(mode: FakeTensorMode) -> AbstractContextManager[None]:
+    """Symbols created inside stand for inputs of one iteration; the surrounding graph does not bind them."""
     return nullcontext() if mode.shape_env is None else mode.shape_env.ignore_fresh_unbacked_symbols()
 
 
 def make_carry(mode: FakeTensorMode, values: Sequence[object]) -> list[object]:
-    """What a round of a loop may be given: like this in all but its values."""
+    """Example inputs of one iteration: the same metadata, with values that are not determined."""
     found = []
     for value in values:
         if isinstance(value, INTEGERS) and mode.shape_env is not None:
-            with no_symbols_to_bind(mode):
+            with ignore_fresh_symbols(mode):
                 found.append(to_torch(fresh_size(mode)))
         elif type(value) is FakeTensor:
             fresh = make_new(mode, value._spec)
@@ -300,20 +301,20 @@ def while_loop_examples(mode: FakeTensorMode, args: Args) -> list[object]:
 
 @hops.examples("scan")
 def scan_examples(mode: FakeTensorMode, args: Args) -> list[object]:
-    return [*make_carry(mode, args[1]), *slices(args[2]), *args[3]]
+    return [*make_carry(mode, args[1]), *take_first_slices(args[2]), *args[3]]
 
 
 @hops.examples("map_impl")
 def map_examples(mode: FakeTensorMode, args: Args) -> list[object]:
-    return [*slices(args[1]), *args[2]]
+    return [*take_first_slices(args[1]), *args[2]]
 
 
 @hops.examples("associative_scan")
 def associative_scan_examples(mode: FakeTensorMode, args: Args) -> list[object]:
-    return [*slices(args[1]), *slices(args[1]), *args[2]]
+    return [*take_first_slices(args[1]), *take_first_slices(args[1]), *args[2]]
 
 
-# --- what comes out -----------------------------------------------------------------------------------------------------
+# --- results -----------------------------------------------------------------------------------------------------
 
 
 @hops.result("cond")
@@ -328,7 +329,7 @@ def cond_result(
 def while_loop_result(mode: FakeTensorMode, args: Args, outputs: list[Sequence[Any]]) -> Sequence[Any]:
     check_alike("while_loop", "what goes into the body", args[2], "what comes out of it", outputs[1])
     return [
-        to_torch(fresh_size(mode)) if isinstance(value, INTEGERS) else _new(mode, value)
+        to_torch(fresh_size(mode)) if isinstance(value, INTEGERS) else _make_like(mode, value)
         for value in outputs[1]
     ]
 
@@ -345,25 +346,25 @@ def scan_result(mode: FakeTensorMode, args: Args, outputs: list[Sequence[object]
     _, init, xs, _ = args
     carry, rows = outputs[0][: len(init)], outputs[0][len(init) :]
     check_alike("scan", "the carry before a step", init, "the carry after it", carry)
-    return [*(_new(mode, value) for value in carry), *(_stack_row(mode, row, _length(xs)) for row in rows)]
+    return [*(_make_like(mode, value) for value in carry), *(_stack_row(mode, row, _leading_size(xs)) for row in rows)]
 
 
 @hops.result("map_impl")
 def map_result(mode: FakeTensorMode, args: Args, outputs: list[Sequence[Any]]) -> Sequence[object]:
-    return [_stack_row(mode, row, _length(args[1])) for row in outputs[0]]
+    return [_stack_row(mode, row, _leading_size(args[1])) for row in outputs[0]]
 
 
 @hops.result("associative_scan")
 def associative_scan_result(mode: FakeTensorMode, args: Args, outputs: list[Sequence[object]]) -> Sequence[object]:
-    check_alike("associative_scan", "what is combined", slices(args[1]), "what comes out", outputs[0])
-    return [_new(mode, value) for value in args[1]]
+    check_alike("associative_scan", "what is combined", take_first_slices(args[1]), "what comes out", outputs[0])
+    return [_make_like(mode, value) for value in args[1]]
 
 
-def _length(xs: Sequence[torch.Tensor]) -> Any:
+def _leading_size(xs: Sequence[torch.Tensor]) -> Any:
     return from_torch(xs[0].shape[0])
 
 
-def _new(mode: FakeTensorMode, value: object) -> object:
+def _make_like(mode: FakeTensorMode, value: object) -> object:
     return make_new(mode, value._spec) if type(value) is FakeTensor else value
 
 
@@ -377,7 +378,7 @@ def _stack_row(mode: FakeTensorMode, row: object, length: object) -> object:
 def check_alike(
     op: str, before: str, first: Sequence[int | object], after: str, second: Sequence[int | torch.SymInt | object]
 ) -> None:
-    """What is handed from round to round must not change its metadata."""
+    """Raise if the carried values change their metadata from one iteration to the next."""
     if len(first) == len(second) and all(map(_is_alike, first, second)):
         return
     shown = [", ".join(map(describe_value, values)) for values in (first, second)]

@@ -1,9 +1,9 @@
-"""First values without a dispatch: `normal_`, `uniform_`, `zero_`, `fill_`, and the `detach` that makes a parameter.
+"""Initial values without a dispatch: `normal_`, `uniform_`, `zero_`, `fill_`, and the `detach` that makes a parameter.
 
-Building a model is little else. On a stand-in each of them comes to counting a write, or to a second tensor on the
-same storage, which is a quarter of what a dispatch costs. So where nobody but the mode would hear of the call, there is
-none. Whatever is not plainly right (a number of another type, a dtype that can't be drawn, memory that overlaps, a
-leaf that requires its gradient) goes to the dispatcher, which finds the same answer or the right words for the error.
+Building a model consists mostly of these calls. On a stand-in they only bump a version counter, or make a second tensor
+on the same storage, which costs a quarter of a dispatch. So the dispatch is skipped where no other mode would see the
+call. Every unusual case (a number of another type, a dtype without random numbers, overlapping memory, a leaf that
+requires grad) goes to the dispatcher, which gives the same answer or raises the proper error.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from understudy.ops.traits.values import LARGEST
 if TYPE_CHECKING:
     from understudy.fake.tensor import FakeTensor
 
-DRAWN = frozenset({torch.float32, torch.bfloat16, torch.float16, torch.float64})
-NUMBERS = frozenset({float, int})
-FILLING = frozenset({float, int, bool})
-HELD = 127
-"""All dtypes hold the numbers from 0 to this one, those with a sign the negative ones as well."""
-goes_unnoticed = _torch.goes_unnoticed
+RANDOM_DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16, torch.float64})
+NUMBER_TYPES = frozenset({float, int})
+FILL_TYPES = frozenset({float, int, bool})
+LARGEST_IN_ALL_DTYPES = 127
+"""Every dtype can represent the integers from 0 to this one; signed dtypes also the negative ones."""
+can_skip_dispatch_for = _torch.can_skip_dispatch_for
 count_writes = _torch.count_writes
 is_inference = torch.Tensor.is_inference
 is_grad_enabled = torch.is_grad_enabled
@@ -34,23 +34,25 @@ NoDispatch = _torch.NoDispatch
 native = torch.Tensor
 
 
-# --- what a write comes to: each says whether it was done; autograd must not have asked for a gradient -----------------
+# --- writes; each returns whether it was done; the tensor must not require grad ----------------------------------------
 
 
 def draw_normal(fake: FakeTensor, mean: float, std: float, generator: object = None) -> bool:
-    is_plain = type(std) in NUMBERS and type(mean) in NUMBERS and std >= 0 and generator is None
+    is_plain = type(std) in NUMBER_TYPES and type(mean) in NUMBER_TYPES and std >= 0 and generator is None
     return is_plain and "aten::normal_" not in user_rule and _draw(fake)
 
 
 def draw_uniform(fake: FakeTensor, low: object, high: Any, generator: object = None) -> bool:
-    is_plain = type(low) in NUMBERS and type(high) in NUMBERS and low <= high and generator is None
-    is_read = fake._spec.numel == 1  # its range is of interest
+    is_plain = type(low) in NUMBER_TYPES and type(high) in NUMBER_TYPES and low <= high and generator is None
+    is_read = fake._spec.numel == 1  # the range of a single number is tracked
     return is_plain and not is_read and "aten::uniform_" not in user_rule and _draw(fake)
 
 
 def fill(fake: FakeTensor, value: Any) -> bool:
-    is_plain = type(value) in FILLING and (0 <= value <= HELD or (-HELD <= value < 0 and fake._spec.dtype.is_signed))
-    return is_plain and "aten::fill_.Scalar" not in user_rule and _fill(fake, value)
+    if type(value) not in FILL_TYPES:
+        return False
+    fits = abs(value) <= LARGEST_IN_ALL_DTYPES and (value >= 0 or fake._spec.dtype.is_signed)
+    return fits and "aten::fill_.Scalar" not in user_rule and _fill(fake, value)
 
 
 def zero(fake: FakeTensor) -> bool:
@@ -59,43 +61,43 @@ def zero(fake: FakeTensor) -> bool:
 
 def _draw(fake: FakeTensor) -> bool:
     spec, mode = fake._spec, fake.fake_mode
-    if spec.dtype not in DRAWN or spec.is_symbolic or not spec.is_contiguous:
+    if spec.dtype not in RANDOM_DTYPES or spec.is_symbolic or not spec.is_contiguous:
         return False
-    if not (mode.answers_at_once and goes_unnoticed(mode) and _is_counted(fake)):
+    if not (mode.can_skip_dispatch and can_skip_dispatch_for(mode) and _count_write(fake)):
         return False
-    if fake._known is not None:
-        fake._known.forget()
-        fake._known = None
+    if fake._determined is not None:
+        fake._determined.forget()
+        fake._determined = None
     return True
 
 
 def _fill(fake: FakeTensor, value: object) -> bool:
     mode = fake.fake_mode
-    if fake._spec.sparse is not None or not (mode.answers_at_once and goes_unnoticed(mode)):
+    if fake._spec.sparse is not None or not (mode.can_skip_dispatch and can_skip_dispatch_for(mode)):
         return False
-    known = fake._known
+    known = fake._determined
     if known is None:
-        return _is_counted(fake)
-    if known.content is not None and not _is_all_that_is_known(fake):
+        return _count_write(fake)
+    if known.content is not None and not _covers_determined_storage(fake):
         return False
-    if not _is_counted(fake):
+    if not _count_write(fake):
         return False
     if known.content is None:
-        fake._known = None
+        fake._determined = None
     else:
         known.content = FilledStorage(fake._spec, value)
     return True
 
 
-def _is_counted(fake: FakeTensor) -> bool:
-    if is_inference(fake):  # only inference mode may write to it
+def _count_write(fake: FakeTensor) -> bool:
+    if is_inference(fake):  # may be written to in inference mode only
         return False
     count_writes((fake,))
     return True
 
 
-def _is_all_that_is_known(fake: FakeTensor) -> bool:
-    """Whether nothing is left of a storage's contents when this tensor is filled."""
+def _covers_determined_storage(fake: FakeTensor) -> bool:
+    """Whether the tensor covers its whole storage, so that filling it replaces all contents."""
     spec = fake._spec
     return bool(
         not (spec.is_symbolic or spec.conj or spec.neg)
@@ -138,7 +140,7 @@ def zero_(self: FakeTensor) -> torch.Tensor:
 def detach(self: FakeTensor) -> Any:
     mode, spec = self.fake_mode, self._spec
     if (
-        not (mode.answers_at_once and spec.sparse is None and goes_unnoticed(mode))
+        not (mode.can_skip_dispatch and spec.sparse is None and can_skip_dispatch_for(mode))
         or "aten::detach" in user_rule
     ):
         return native.detach(self)
@@ -149,8 +151,8 @@ def detach(self: FakeTensor) -> Any:
         del guard
     fake._spec = spec
     fake.fake_mode = mode
-    if self._known is not None:
-        fake._known = self._known
-    elif self._range is not None:
+    if self._determined is not None:
+        fake._determined = self._determined
+    if self._range is not None:
         fake._range = self._range
     return fake

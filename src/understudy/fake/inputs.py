@@ -1,4 +1,5 @@
-"""Which tensors an operator call inside the mode may be given, and which calls need tensors, not only their specs."""
+"""Checks and conversion of the tensors that a call inside the mode gets; handlers for calls that need tensors, not only
+specs."""
 
 from __future__ import annotations
 
@@ -23,17 +24,17 @@ if TYPE_CHECKING:
     from understudy._torch import OpOverload
     from understudy.fake.mode import FakeTensorMode
 
-ORDINARY = frozenset({torch.Tensor, torch.nn.Parameter})
+PLAIN_CLASSES = frozenset({torch.Tensor, torch.nn.Parameter})
 ONE_MODE = "Mixing fake modes gives no result: use one for all of them, or convert with mode.from_tensor(...)"
 
 
-# --- calls that need tensors: traits of operators that modules of this room register ------------------------------------
+# --- handlers: calls that need tensors; other modules of this package register them ------------------------------------
 
 Handler = Callable[["FakeTensorMode", Any, Any, Any], Any]
 """(mode, operator, args, kwargs) → the result, or `NotImplemented` to leave the call to inference."""
 
 PASSED_THROUGH = frozenset({"profiler"})
-"""Namespaces whose operators have nothing to do with tensors' contents: they run for real."""
+"""Namespaces whose operators compute nothing on tensors: they run for real."""
 
 
 def _pass_through(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
@@ -47,11 +48,11 @@ handler: Trait[Handler] = Trait(
 real_handler: Trait[Handler] = Trait("handler of calls that are given real tensors")
 
 
-# --- which tensors a call may be given -----------------------------------------------------------------------------------
+# --- which tensors a call accepts -----------------------------------------------------------------------------------
 
 
 class FakeTensorTLS(threading.local):
-    """What holds for every mode in one thread.
+    """Settings for all modes of one thread.
 
     `allow_non_fake_inputs_override`: whether real tensors beside fakes are converted; None leaves it to each mode.
     """
@@ -63,19 +64,19 @@ fake_tensor_tls = FakeTensorTLS()
 
 
 def accept_inputs(mode: FakeTensorMode, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-    """(answer, args, kwargs): an answer in a 1-tuple if the call is settled, else the arguments to go on with."""
+    """(answer, args, kwargs): the answer in a 1-tuple if a handler gave one, else None and the converted arguments."""
     if len(args) == 1 and type(args[0]) is torch.Tensor and (handle := real_handler.of(func)) is not None:
         answer = handle(mode, func, args, kwargs)  # a literal, such as `torch.tensor(0)`
         if answer is not NotImplemented:
             return (answer,), args, kwargs
-    if any(is_foreign(kind) for kind in types):
+    if any(has_own_dispatch(kind) for kind in types):
         if _torch.torch_fake_tensor_class() in types:
-            raise _fake_of_torch(func, args, kwargs)
+            raise _make_torch_fake_error(func, args, kwargs)
         return NotImplemented
     tensors = flat(torch.Tensor, args, kwargs)
     for tensor in tensors:
-        if _is_of_other_mode(mode, tensor) and not is_kept_by_function(tensor):
-            raise _other_mode(func, args, kwargs, tensor)
+        if _is_of_other_mode(mode, tensor) and not is_cached_by_function(tensor):
+            raise _make_other_mode_error(func, args, kwargs, tensor)
     if all(type(tensor) is FakeTensor and tensor.fake_mode is mode for tensor in tensors):
         return None, args, kwargs
     handle = real_handler.of(func)
@@ -87,9 +88,9 @@ def accept_inputs(mode: FakeTensorMode, func: Any, types: Any, args: Any, kwargs
     def convert(tensor: torch.Tensor) -> FakeTensor:
         if type(tensor) is FakeTensor:
             return mode.from_tensor(tensor) if _is_of_other_mode(mode, tensor) else tensor
-        if not _convertible(mode, func, tensor):
-            raise _real_tensor(func, args, kwargs, tensor)
-        # It is a part of the program, as a buffer is, and none of the inputs: its sizes do not vary.
+        if not _can_convert(mode, func, tensor):
+            raise _make_real_tensor_error(func, args, kwargs, tensor)
+        # It is a constant of the program, like a buffer, not an input: its sizes are static.
         return mode.fake_tensor_converter.from_real_tensor(
             mode, tensor, make_constant=tensor.numel() == 1, static_shapes=True
         )
@@ -99,7 +100,7 @@ def accept_inputs(mode: FakeTensorMode, func: Any, types: Any, args: Any, kwargs
         fakes = flat(torch.Tensor, converted, converted_kwargs)
         for tensor, fake in zip(tensors, fakes, strict=True):
             if tensor is not fake:
-                mode.fake_tensor_converter.keep(tensor, fake)
+                mode.fake_tensor_converter.keep_alive(tensor, fake)
     return None, converted, converted_kwargs
 
 
@@ -107,56 +108,56 @@ def _is_of_other_mode(mode: FakeTensorMode, tensor: torch.Tensor) -> bool:
     return type(tensor) is FakeTensor and tensor.fake_mode is not mode
 
 
-def is_foreign(kind: type) -> bool:
-    """A subclass with an operator dispatch of its own goes first: it will call again with what is inside it."""
+def has_own_dispatch(kind: type) -> bool:
+    """Whether a subclass has its own `__torch_dispatch__`. It is tried first, and calls operators on its inner tensors."""
     return kind is not FakeTensor and _torch.uses_python_dispatch(kind)
 
 
-def _convertible(mode: FakeTensorMode, func: OpOverload, tensor: torch.Tensor) -> bool:
+def _can_convert(mode: FakeTensorMode, func: OpOverload, tensor: torch.Tensor) -> bool:
     if torch.Tag.inplace_view in func.tags:
         return False
     override = fake_tensor_tls.allow_non_fake_inputs_override
     if (mode.allow_non_fake_inputs if override is None else override) or _torch.is_zero(tensor):
         return True
-    # `torch.tensor(..., device="meta")` is torch's own meta tensor even inside the mode; it has no data to lose.
-    # `torch.tensor(3)` in TorchScript is a real tensor on its way to its dtype and device.
+    # `torch.tensor(..., device="meta")` is a plain meta tensor even inside the mode; it has no data to lose.
+    # `torch.tensor(3)` in TorchScript is a real tensor that is then converted to its dtype and device.
     is_scripted_literal = func.overloadpacket.__name__ == "_to_copy" and tensor.dim() == 0
     if tensor.device.type == "meta" or (is_scripted_literal and not tensor.requires_grad):
         return True
-    return is_kept_by_function(tensor)
+    return is_cached_by_function(tensor)
 
 
 LRU_CACHE: Any = type(functools.lru_cache(len))
-"""The type of a function that keeps its results."""
-AROUND_A_RESULT = 3
-"""How far it is from a tensor to the function that keeps it: one that is returned in a tuple is one step farther, and so is
-one of a cache without a limit, which is a dict."""
-_kept = WeakIdKeyDictionary()
-"""Tensors that were seen in a cache: to find the holders of an object, all objects there are have to be gone through."""
+"""The type of a function with a cache."""
+MOST_STEPS_TO_CACHE = 3
+"""How many references lie between a tensor and the cached function that holds it. A tuple around the tensor is one step
+more, and so is the dict of a cache without a limit."""
+_cached_tensors = WeakIdKeyDictionary()
+"""Tensors that were found in a cache. Memoised, because `gc.get_referrers` scans all objects."""
 
 
-def is_kept_by_function(tensor: torch.Tensor) -> bool:
-    """Whether a function has kept this tensor among its results (`functools.lru_cache`). It was made before the mode, or in
-    another one, and is a constant of the program: the function would make it again if it had forgotten it."""
-    if tensor not in _kept and functions_that_keep([tensor]):
-        _kept[tensor] = True
-    return tensor in _kept
+def is_cached_by_function(tensor: torch.Tensor) -> bool:
+    """Whether this tensor is in the cache of a function (`functools.lru_cache`). Such a tensor was made before the
+    mode, or in another one, and is a constant of the program."""
+    if tensor not in _cached_tensors and find_caching_functions([tensor]):
+        _cached_tensors[tensor] = True
+    return tensor in _cached_tensors
 
 
-def functions_that_keep(values: Sequence[object]) -> list[Any]:
-    """Each function with a cache that has one of these values among its results."""
+def find_caching_functions(values: Sequence[object]) -> list[Any]:
+    """The functions with a cache (`functools.lru_cache`) that holds one of these values."""
     found: list[Any] = []
-    kept: Sequence[object] = values
-    for _ in range(AROUND_A_RESULT):
-        if not kept:
+    level: Sequence[object] = values
+    for _ in range(MOST_STEPS_TO_CACHE):
+        if not level:
             break
-        holders = gc.get_referrers(*kept)
+        holders = gc.get_referrers(*level)
         found += [holder for holder in holders if isinstance(holder, LRU_CACHE)]
-        kept = [holder for holder in holders if type(holder) in (dict, list, tuple) and holder is not kept]
+        level = [holder for holder in holders if type(holder) in (dict, list, tuple) and holder is not level]
     return found
 
 
-def _real_tensor(
+def _make_real_tensor_error(
     func: OpOverload, args: tuple[object, ...], kwargs: dict[str, object], tensor: torch.Tensor
 ) -> MixedTensorsError:
     name = _argument_name(func, args, kwargs, tensor)
@@ -171,13 +172,13 @@ def _real_tensor(
         )
     context = Context(str(func), shown, user_line(), hint)
     message = f"{func}: argument {name!r} is {what} ({_real_spec(tensor)}), where stand-ins are expected"
-    if type(tensor) in ORDINARY:
+    if type(tensor) in PLAIN_CLASSES:
         return MixedTensorsError(message, func=func, context=context)
     message = message.replace("a real tensor", f"a real tensor of the class {type(tensor).__name__}")
     return UnknownSubclassError(f"Multiple dispatch failed for {message}", func=func, context=context)
 
 
-def _other_mode(
+def _make_other_mode_error(
     func: OpOverload, args: tuple[object, ...], kwargs: dict[str, object], tensor: torch.Tensor
 ) -> MixedTensorsError:
     name = _argument_name(func, args, kwargs, tensor)
@@ -188,7 +189,7 @@ def _other_mode(
     )
 
 
-def _fake_of_torch(func: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> MixedTensorsError:
+def _make_torch_fake_error(func: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> MixedTensorsError:
     tensor = next(t for t in flat(torch.Tensor, args, kwargs) if type(t) is _torch.torch_fake_tensor_class())
     name = _argument_name(func, args, kwargs, tensor)
     return MixedTensorsError(
@@ -230,7 +231,7 @@ class _BareText(str):
 
 
 def is_real(tensor: object) -> bool:
-    """Whether it has data: a plain tensor, or a wrapper subclass around such ones."""
+    """Whether it has data: a plain tensor, or a wrapper subclass around plain tensors."""
     if _torch.is_traceable_wrapper_subclass(tensor):
         names, _ = tensor.__tensor_flatten__()
         return all(is_real(getattr(tensor, name)) for name in names)
@@ -238,7 +239,7 @@ def is_real(tensor: object) -> bool:
 
 
 def refuse_missing_data(tensor: torch.Tensor, data: object) -> None:
-    """`real.data = fake`: the real tensor would be left without memory, and the next read would end the process."""
+    """Raise for `real.data = fake`: the real tensor would have no memory, and the next read would crash the process."""
     if type(data) is FakeTensor and is_real(tensor) and _torch.unwrap(tensor) is None:
         raise MixedTensorsError(
             f"a real tensor can't be given the data of a stand-in, {data._spec}: it would be left without memory",

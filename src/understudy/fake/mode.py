@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Hashable
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -24,20 +25,20 @@ from understudy.fake.templates import make_symbolic
 from understudy.fake.tensor import FakeTensor
 from understudy.fake.tensor_calls import TENSOR_SOURCES
 from understudy.fake.values import data_dependent, determined, ranges
-from understudy.fake.values.answers import AnswerPolicy, Answers, make_policy
+from understudy.fake.values.answers import AnswerPolicy, Answers, make_policy, refuse_in_composite
 from understudy.fake.values.determined import DeterminedContents, LiteralStorage, StoragePart
-from understudy.fake.values.sizes_in_tensors import take_symbols
+from understudy.fake.values.sizes_in_tensors import enable_symbolic_indexing
 from understudy.infer.cache import PLAIN_TYPES, Cache, DispatchCacheInfo, UnusualArgument, add_value
 from understudy.infer.engine import cache, infer
 from understudy.infer.kernels import outcomes_of
 from understudy.infer.plan import (
     FIRST_ITSELF,
     FIRST_VIEWED,
-    FOLLOWED,
     ONE_DETERMINED,
     ONE_NEW,
     ONE_NEW_SYMBOLIC,
     RANGED,
+    TRACKED,
     Plan,
     run_effects,
 )
@@ -48,7 +49,7 @@ from understudy.shapes.env import ShapeEnv
 from understudy.shapes.node import SymNode
 from understudy.shapes.sizes import from_torch, to_torch
 from understudy.spec import TensorSpec
-from understudy.spec.call import Call, flat, map_structure
+from understudy.spec.call import Call, flat_exact, map_structure
 from understudy.spec.error_context import refuse_order, with_context
 
 PLAIN_SCOPES, SYMBOLIC_SCOPES = combine(ANY_MODE), combine(ANY_MODE, SYMBOLS)
@@ -60,10 +61,10 @@ make_wrapper = _torch.make_wrapper
 Module = TypeVar("Module", bound=torch.nn.Module)
 
 
-FACTS_NUMBERS: dict[Hashable, int] = {}
-"""What stands in keys for facts of devices, whose hashes cost."""
+DEVICE_FACTS_NUMBERS: dict[Hashable, int] = {}
+"""A number for each set of device facts: keys hold the number, because hashing the facts is slow."""
 UNUSUAL_ARGUMENT = Plan(())
-"""Stands for the plan of a call with such an argument."""
+"""Marks a call with an argument that can't be part of a key."""
 
 
 class FakeTensorMode(_torch.TorchDispatchMode):
@@ -75,18 +76,18 @@ class FakeTensorMode(_torch.TorchDispatchMode):
     `allow_fallback_kernels`: operators without any shape rule may run for real on small zeros.
     `allow_non_fake_inputs`: real tensors beside fakes are converted instead of refused.
     `crosscheck`: every cache hit is computed again and compared.
-    `answers`: what is answered to reads of data that is not there: "error", "symbol", "plausible", "worst", or a policy
+    `answers`: the result of data-dependent reads: "error", "symbol", "plausible", "worst", or a policy
     of one's own (`fake/values/answers.py`).
     """
 
     _mode_key = _torch.FAKE
     supports_higher_order_operators = True
-    # What torch's tools ask of a fake mode: there is no kernel invocation to be in, and no real tensor beside a fake.
+    # Read by torch's tools. This mode never runs kernels on meta tensors, and keeps no real tensors beside fakes.
     in_kernel_invocation = False
     propagate_real_tensors = False
     allow_meta = True
     is_observed = False
-    """Whether `follow` and `follow_resize` want to hear of storages."""
+    """Whether `observe_new_storage` and `observe_resize` have to be called."""
 
     def __init__(
         self,
@@ -116,18 +117,18 @@ class FakeTensorMode(_torch.TorchDispatchMode):
         self.epoch = 0
         self._device_facts: Hashable | None = None
         self._facts_number = 0
-        # For modes that observe: that of the latest call, None if it was not found in the cache.
+        # The plan of the latest call, None after a cache miss. Read by modes that observe storages.
         self.last_plan: Plan | None = None
         # Plans with symbols in their keys must not outlive their environment.
         self._cache = cache if shape_env is None else Cache(counters=cache)
-        # Where sizes are plain, nearly every plan is one that every mode can use.
-        self._looks_among_all = shape_env is None or self.static_shapes
-        self._find_plan = cache.plans.get if self._looks_among_all else self._cache.plans.get
+        # With plain sizes, almost all plans are in the cache of the process.
+        self._uses_process_cache = shape_env is None or self.static_shapes
+        self._find_plan = cache.plans.get if self._uses_process_cache else self._cache.plans.get
         self._shared: Any = None if shape_env is None else SharedPlans(shape_env, cache)
         self.fake_tensor_converter = FakeTensorConverter()
         self.patch_scopes = PLAIN_SCOPES if shape_env is None else SYMBOLIC_SCOPES
         if shape_env is not None:
-            take_symbols()
+            enable_symbolic_indexing()
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -136,7 +137,7 @@ class FakeTensorMode(_torch.TorchDispatchMode):
 
     @classmethod
     def is_infra_mode(cls) -> bool:
-        # torch's compiler leaves code alone that runs below a mode which is none of its own.
+        # torch's compiler skips code under a mode that is not an infra mode.
         return False
 
     # torch asks `isinstance(mode, <its own class>)` when it loads checkpoints and looks for the active fake mode.
@@ -147,17 +148,17 @@ class FakeTensorMode(_torch.TorchDispatchMode):
 
     @property
     def device_facts(self) -> Hashable | None:
-        """What is known of simulated devices: a plan that was made for one card is not replayed on another."""
+        """The facts of simulated devices. They are part of every key: a plan for one card is not replayed on another."""
         return self._device_facts
 
     @device_facts.setter
     def device_facts(self, facts: Hashable) -> None:
         self._device_facts = facts
-        self._facts_number = FACTS_NUMBERS.setdefault(facts, len(FACTS_NUMBERS) + 1)
+        self._facts_number = DEVICE_FACTS_NUMBERS.setdefault(facts, len(DEVICE_FACTS_NUMBERS) + 1)
 
     @property
     def allow_scalar_outputs(self) -> bool:
-        """Whether numbers that only data tells become symbols: a setting of the shape environment."""
+        """Whether data-dependent numbers become unbacked symbols: a setting of the shape environment."""
         return self.shape_env is not None and self.shape_env.settings.allow_scalar_outputs
 
     @allow_scalar_outputs.setter
@@ -184,7 +185,7 @@ class FakeTensorMode(_torch.TorchDispatchMode):
         try:
             if entry is not None:
                 entry.leave()
-                autocast.forget_casts()
+                autocast.clear_cast_cache()
         except BaseException:  # an interrupt
             entry.leave()
             raise
@@ -194,38 +195,38 @@ class FakeTensorMode(_torch.TorchDispatchMode):
     # --- one operator call ---------------------------------------------------------------------------------
 
     def __torch_dispatch__(self, func: object, types: object, args: Any = (), kwargs: Any = None) -> Any:
-        """The hot path: key → plan → tensors. About 3 µs of Python; whatever is unusual goes to `_slow`."""
+        """The hot path: key → plan → tensors, about 3 µs of Python. Misses and unusual calls go to other methods."""
         key: list[Any] = [id(func)]
         add = key.append
-        is_known = False
+        has_determined = False
         try:
             for value in args:
                 kind = type(value)
                 if kind is FakeTensor:
                     if value.fake_mode is not self:
-                        return self._slow(func, types, args, kwargs)
+                        return self._dispatch_unusual(func, types, args, kwargs)
                     add(value._spec)
-                    if value._known is not None:
-                        is_known = True
+                    if value._determined is not None:
+                        has_determined = True
                 elif kind in PLAIN_TYPES:
                     add(value)
                 else:
-                    is_known = self._extend(key, kind, value) or is_known
+                    has_determined = self._add_to_key(key, kind, value) or has_determined
             if kwargs:
                 for name, value in kwargs.items():
                     add(name)
-                    is_known = self._extend(key, type(value), value) or is_known
+                    has_determined = self._add_to_key(key, type(value), value) or has_determined
             full = (*key, default_dtype(), self._facts_number)
             plan = self.last_plan = self._find_plan(full)
         except (UnusualArgument, TypeError):
             plan = UNUSUAL_ARGUMENT
         if plan is UNUSUAL_ARGUMENT:
-            return self._slow(func, types, args, kwargs)
-        if plan is None or not self._direct or (is_known and plan.kind != FIRST_VIEWED):
-            return self._attend(func, args, kwargs or {}, full, plan, is_known)
+            return self._dispatch_unusual(func, types, args, kwargs)
+        if plan is None or not self._can_replay or (has_determined and plan.kind != FIRST_VIEWED):
+            return self._infer_or_replay(func, args, kwargs or {}, full, plan, has_determined)
         cache.hits += 1
         if plan.effects:
-            plan = run_effects(plan, flat(FakeTensor, args, kwargs or {}))
+            plan = run_effects(plan, flat_exact(FakeTensor, args, kwargs or {}))
         answer = plan.kind
         if answer == ONE_NEW:
             spec = plan.spec
@@ -244,17 +245,17 @@ class FakeTensorMode(_torch.TorchDispatchMode):
             return fake
         return self._replay(func, plan, args, kwargs or {}, False)
 
-    def _extend(self, key: list[Any], kind: type, value: Any) -> bool:
-        """Add an argument to a key. Says whether a tensor with determined values is in it."""
+    def _add_to_key(self, key: list[Any], kind: type, value: Any) -> bool:
+        """Add an argument to a key. Returns whether it contains a tensor with determined values."""
         if kind is FakeTensor:
             if value.fake_mode is not self:
                 raise UnusualArgument
             key.append(value._spec)
-            return value._known is not None
+            return value._determined is not None
         if kind is list or kind is tuple:
             key.append(kind)
             key.append(len(value))
-            is_known = False
+            has_determined = False
             for part in value:
                 part_kind = type(part)
                 if part_kind is int:
@@ -263,26 +264,28 @@ class FakeTensorMode(_torch.TorchDispatchMode):
                     key.append(SymInt)
                     key.append(part.node)
                 else:
-                    is_known = self._extend(key, part_kind, part) or is_known
-            return is_known
+                    has_determined = self._add_to_key(key, part_kind, part) or has_determined
+            return has_determined
         if kind is torch.device:
             key.append(canonical(value))
         else:
             add_value(key, kind, value)
         return False
 
-    def _attend(self, func: Any, args: Any, kwargs: Any, key: object, plan: Plan | None, is_known: bool) -> Any:
-        """What a plain hit does not cover: a miss, determined values, a cross-check."""
+    def _infer_or_replay(
+        self, func: Any, args: Any, kwargs: Any, key: object, plan: Plan | None, has_determined: bool
+    ) -> Any:
+        """Answer a cache miss, a hit with determined values, or a hit that is cross-checked."""
         if plan is None:
             for source in TENSOR_SOURCES:
                 answer = source(self, func, args, kwargs)
                 if answer is not NotImplemented:
                     return answer
         question = None
-        if plan is None and self._cache is not cache and self._direct and key is not None:
-            plan, question = self._find_shared(key)
+        if plan is None and self._can_replay and key is not None:
+            plan, question = self._find_shared(func, key)
         if plan is None or not self.cache_enabled:
-            call = self._call(func, args, kwargs)
+            call = self._make_call(func, args, kwargs)
             try:
                 plan = self._infer(call)
             except (DataDependentOutputException, DynamicOutputShapeException):
@@ -290,38 +293,38 @@ class FakeTensorMode(_torch.TorchDispatchMode):
                 if answer is NotImplemented:
                     raise
                 return answer
-            self._keep(call, key, plan, question)
+            self._cache_plan(call, key, plan, question)
         else:
             cache.hits += 1
             if self.crosscheck:
-                call = self._call(func, args, kwargs)
+                call = self._make_call(func, args, kwargs)
                 tensor_calls.crosscheck(call, plan, self._infer(call))
         if plan.effects:
-            plan = run_effects(plan, flat(FakeTensor, args, kwargs))
-        return self._replay(func, plan, args, kwargs, is_known)
+            plan = run_effects(plan, flat_exact(FakeTensor, args, kwargs))
+        return self._replay(func, plan, args, kwargs, has_determined)
 
-    def _replay(self, func: Any, plan: Plan, args: Any, kwargs: Any, is_known: bool) -> Any:
-        """Tensors from a plan, and what is known of their values."""
+    def _replay(self, func: Any, plan: Plan, args: Any, kwargs: Any, has_determined: bool) -> Any:
+        """Make the tensors of a plan, and track determined values and ranges."""
         if plan.kind == ONE_DETERMINED:
             made = make_new(self, plan.spec)
-            made._known = determined.start_contents(func, args, kwargs, plan.spec)
+            made._determined = determined.start_contents(func, args, kwargs, plan.spec)
             return made
-        inputs = flat(FakeTensor, args, kwargs)
-        if not is_known and plan.kind < FOLLOWED:
+        inputs = flat_exact(FakeTensor, args, kwargs)
+        if not has_determined and plan.kind < TRACKED:
             return realise(self, plan.outcomes, inputs)
-        is_followed = is_known or plan.kind == FOLLOWED
-        before = determined.before_call(plan, args, kwargs, inputs) if is_followed else None
+        is_tracked = has_determined or plan.kind == TRACKED
+        before = determined.freeze_arguments(plan, args, kwargs, inputs) if is_tracked else None
         is_ranged = plan.kind == RANGED and before is None
-        bounds = ranges.ranges_by_plan(func, plan, args, kwargs, inputs) if is_ranged else None
+        bounds = ranges.infer_ranges_by_plan(func, plan, args, kwargs, inputs) if is_ranged else None
         result = realise(self, plan.outcomes, inputs)
-        if is_followed:
-            determined.after_call(func, plan, before, inputs, flat(FakeTensor, (result,), {}))
+        if is_tracked:
+            determined.update_contents(func, plan, before, inputs, flat_exact(FakeTensor, (result,), {}))
         if bounds is not None:
             written = [inputs[position] for position in plan.written]
-            ranges.keep_ranges(bounds, written or flat(FakeTensor, (result,), {}), bool(written))
+            ranges.store_ranges(bounds, written or flat_exact(FakeTensor, (result,), {}), bool(written))
         return result
 
-    def _call(self, func: Any, args: Any, kwargs: Any) -> Call:
+    def _make_call(self, func: Any, args: Any, kwargs: Any) -> Call:
         args = tuple([_as_spec(value) for value in args])
         kwargs = {name: _as_spec(value) for name, value in kwargs.items()}
         if self.shape_env is not None:
@@ -336,22 +339,25 @@ class FakeTensorMode(_torch.TorchDispatchMode):
         except (RuntimeError, IndexError, ValueError, TypeError, AssertionError, AttributeError) as error:
             raise with_context(error, call) from error
 
-    def _keep(self, call: Call, key: Any, plan: Plan, question: SharedQuestion | None) -> None:
+    def _cache_plan(self, call: Call, key: Any, plan: Plan, question: SharedQuestion | None) -> None:
         reason = why_not_cached(call.op) if self.cache_enabled else "cache disabled"
         if self.shape_env is not None and self.shape_env.suppresses_guards:
-            reason = "guards are suppressed"  # a hit would never record what the answer assumes
+            reason = "guards are suppressed"  # a cache hit would not record the guards that this answer needs
         if reason is not None:
             cache.bypass(reason)
         elif key is not None:
             self._cache.add(key, plan)
             if question is not None:
-                self._shared.keep_plan(question, plan)
+                self._shared.share_plan(question, plan)
             elif self._cache is not cache and not any(map(_is_symbolic, key)):
                 cache.share(key, plan)
 
-    def _find_shared(self, key: Any) -> tuple[Plan | None, SharedQuestion | None]:
-        """A plan from where the hot path has not looked; else, for symbolic sizes, what other environments may know."""
-        if self._looks_among_all:
+    def _find_shared(self, func: object, key: Any) -> tuple[Plan | None, SharedQuestion | None]:
+        """Look for a plan in the caches that the hot path skips: the other cache, and the plans shared between
+        environments."""
+        if self._cache is cache:
+            return cache.find_for_any_floats(func, key), None
+        if self._uses_process_cache:
             plan = self._cache.plans.get(key)
         else:
             plan = cache.plans.get(key)
@@ -359,14 +365,15 @@ class FakeTensorMode(_torch.TorchDispatchMode):
                 self._cache.share(key, plan)
         if plan is not None or not any(map(_is_symbolic, key)):
             return plan, None
-        question = self._shared.question(key)
-        plan = None if question is None else self._shared.plan(question)
+        question = self._shared.make_question(key)
+        plan = None if question is None else self._shared.find_plan(question)
         if plan is not None:
             self._cache.share(key, plan)
         return plan, question
 
-    def _slow(self, func: object, types: object, args: Any, kwargs: Any) -> Any:
-        """Higher-order operators, other subclasses, real tensors, fakes of other modes, symbols."""
+    def _dispatch_unusual(self, func: object, types: object, args: Any, kwargs: Any) -> Any:
+        """Dispatch higher-order operators and calls with other subclasses, real tensors, fakes of other modes, or
+        symbols."""
         kwargs = kwargs or {}
         if isinstance(func, _torch.HigherOrderOperator):
             return tensor_calls.by_higher_order(self, func, args, kwargs)
@@ -378,70 +385,72 @@ class FakeTensorMode(_torch.TorchDispatchMode):
             return answer[0]
         key: Any = None
         try:
-            key, is_known = self._key(func, args, kwargs)
+            key, has_determined = self._make_key(func, args, kwargs)
             plan = self._find_plan(key)
         except (UnusualArgument, TypeError):
-            plan, is_known = None, any(fake._known is not None for fake in flat(FakeTensor, args, kwargs))
+            plan, has_determined = None, any(fake._determined is not None for fake in flat_exact(FakeTensor, args, kwargs))
             cache.bypass("an argument that no key can hold")
-        return self._attend(func, args, kwargs, key, plan, is_known)
+        return self._infer_or_replay(func, args, kwargs, key, plan, has_determined)
 
-    def _key(self, func: object, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], bool]:
+    def _make_key(self, func: object, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], bool]:
         """The key of a call, and whether a tensor with determined values is among its arguments."""
         key: list[Any] = [id(func)]
-        is_known = False
+        has_determined = False
         for value in args:
-            is_known = self._extend(key, type(value), value) or is_known
+            has_determined = self._add_to_key(key, type(value), value) or has_determined
         for name, value in kwargs.items():
             key.append(name)
-            is_known = self._extend(key, type(value), value) or is_known
-        return (*key, default_dtype(), self._facts_number), is_known
+            has_determined = self._add_to_key(key, type(value), value) or has_determined
+        return (*key, default_dtype(), self._facts_number), has_determined
 
-    # --- the stage on which registered fakes and decompositions perform --------------------------------------
+    # --- running registered fakes and decompositions ------------------------------------------------------------
 
-    def perform(self, function: Callable[..., object], call: Call) -> Any:
-        """Run a function on stand-ins for the call's inputs inside this mode, and say what it did."""
+    def run_on_fakes(self, function: Callable[..., object], call: Call) -> Any:
+        """Run a function on stand-ins for the call's inputs inside this mode, and return its outcomes."""
         stand_ins: list[FakeTensor] = []
 
-        def place(spec: TensorSpec) -> FakeTensor:
+        def make_input(spec: TensorSpec) -> FakeTensor:
             stand_ins.append(make_new(self, spec))
             return stand_ins[-1]
 
-        args, kwargs = map_structure(place, TensorSpec, (call.args, call.kwargs))
+        args, kwargs = map_structure(make_input, TensorSpec, (call.args, call.kwargs))
         args, kwargs = map_structure(to_torch, SymNode, (args, kwargs))
-        with self, _torch.fake_context(call.op, self._dynamic_size, self.shape_env):
+        is_composite = getattr(function, "__self__", None) is call.op
+        refusing = refuse_in_composite() if is_composite else nullcontext()
+        with self, _torch.fake_context(call.op, self._dynamic_size, self.shape_env), refusing:
             result = function(*args, **kwargs)
-        return outcomes_of(result, stand_ins, call, functools.partial(tensor_calls.spec_of_performed, call))
+        return outcomes_of(result, stand_ins, call, functools.partial(tensor_calls.spec_of_function_result, call))
 
     def _dynamic_size(self, op: Any, least: int, most: int | None) -> Any:
         return tensor_calls.dynamic_size(self, op, least, most)
 
-    # --- for modes that follow storages --------------------------------------------------------------------------
+    # --- hooks for modes that observe storages --------------------------------------------------------------------
 
-    def follow(self, fake: FakeTensor) -> None:
-        """A stand-in was made on a storage of its own, elsewhere than on the hot path."""
+    def observe_new_storage(self, fake: FakeTensor) -> None:
+        """Called when a stand-in with a new storage was made outside of the hot path."""
 
-    def follow_resize(self, storage: torch.UntypedStorage) -> None:
-        """The size of a storage may have changed."""
+    def observe_resize(self, storage: torch.UntypedStorage) -> None:
+        """Called when the size of a storage may have changed."""
 
     # --- determined values ------------------------------------------------------------------------------------
 
     def value_of(self, fake: FakeTensor) -> torch.Tensor | None:
         """The real value of a tensor whose value is determined, None otherwise."""
-        record = fake._known
+        record = fake._determined
         if record is None or record.content is None:
             return None
         with _torch.PastDispatch():
             return StoragePart(record.content, fake._spec).real().clone()
 
-    def value_at_hand(self, fake: FakeTensor) -> torch.Tensor | None:
-        """As `value_of`, where reading it fixes no symbol: in a mode with symbols, of literals and filled tensors only."""
-        record = fake._known
+    def value_without_guards(self, fake: FakeTensor) -> torch.Tensor | None:
+        """As `value_of`, but None where computing the value would add guards on symbols."""
+        record = fake._determined
         if record is None or record.content is None or (self.shape_env is not None and record.content.depth):
             return None
         return self.value_of(fake)
 
     def remember_literal(self, fake: FakeTensor, real: torch.Tensor) -> None:
-        fake._known = DeterminedContents(LiteralStorage(real), literal=True)
+        fake._determined = DeterminedContents(LiteralStorage(real), literal=True)
 
     def tolist(self, fake: FakeTensor) -> Any:
         return tensor_calls.tolist(self, fake)
@@ -500,8 +509,8 @@ class FakeTensorMode(_torch.TorchDispatchMode):
     @cache_enabled.setter
     def cache_enabled(self, enabled: bool) -> None:
         self._cache_enabled = enabled
-        self._direct = enabled and not self.crosscheck
-        self.answers_at_once = self._direct and type(self).__torch_dispatch__ is FakeTensorMode.__torch_dispatch__
+        self._can_replay = enabled and not self.crosscheck
+        self.can_skip_dispatch = self._can_replay and type(self).__torch_dispatch__ is FakeTensorMode.__torch_dispatch__
 
     @classmethod
     def cache_info(cls) -> DispatchCacheInfo:
@@ -517,7 +526,7 @@ def _is_symbolic(part: object) -> bool:
 
 
 def _as_spec(value: Any) -> Any:
-    """An argument as rules see it: specs for tensors, devices as they are meant."""
+    """An argument as rules see it: specs for tensors, devices with their index."""
     kind = type(value)
     if kind is FakeTensor:
         return value._spec

@@ -1,4 +1,4 @@
-"""Tensors from outcomes: the only place where stand-ins come into being, dense and sparse ones."""
+"""Tensors from outcomes: all stand-ins, dense and sparse, are made here."""
 
 from __future__ import annotations
 
@@ -60,45 +60,45 @@ def make_new(mode: FakeTensorMode, spec: TensorSpec) -> FakeTensor:
     if spec.neg:
         _torch.set_neg(fake, True)
     if mode.is_observed:
-        mode.follow(fake)
+        mode.observe_new_storage(fake)
     return fake
 
 
-def make_view(mode: FakeTensorMode, base: FakeTensor, spec: TensorSpec, is_asked: bool = True) -> FakeTensor:
-    """A stand-in on the storage of another. `is_asked`: see `make_symbolic`."""
+def make_view(mode: FakeTensorMode, base: FakeTensor, spec: TensorSpec, expects_operators: bool = True) -> FakeTensor:
+    """A stand-in on the storage of another. `expects_operators`: see `make_symbolic`."""
     if spec.sparse is not None:
         return make_sparse(mode, spec)
     if base.is_inference() is not in_inference_mode():
-        # A view of an ordinary tensor is an ordinary tensor everywhere: they count their writes together. One of a
-        # tensor that inference mode made counts none, outside of that mode as well.
+        # A view has an inference tensor as base or not, whatever the current mode: views share the version counter of
+        # their base, and inference tensors have none.
         with torch.inference_mode(base.is_inference()):
-            return make_view(mode, base, spec, is_asked)
+            return make_view(mode, base, spec, expects_operators)
     # Measured: a wrapper that is then given the storage, 2.7 µs; as_strided past the dispatcher, 5.7; set_, 9.
     try:
         if spec.is_symbolic:
-            fake = make_symbolic(spec, base, is_asked)
+            fake = make_symbolic(spec, base, expects_operators)
         else:
             fake = make_wrapper(FakeTensor, *(spec.prepared or prepare(spec)))
             give_storage(fake, base)
-    except RuntimeError:  # the storage was handed out, or has grown
-        fake = _view_handed_out(base, spec, is_asked)
+    except RuntimeError:  # the storage was marked when it was handed out, or was resized
+        fake = _make_view_of_marked_storage(base, spec, expects_operators)
     fake._spec = spec
     fake.fake_mode = mode
     if spec.conj:
         _torch.set_conj(fake, True)
     if spec.neg:
         _torch.set_neg(fake, True)
-    if base._known is not None:
-        if base._known.is_zeros and not spec.is_symbolic:
-            return make_zeros(mode, spec, base._known)
-        fake._known = base._known
-    elif base._range is not None:
+    if base._determined is not None:
+        if base._determined.is_zeros and not spec.is_symbolic:
+            return make_zeros(mode, spec, base._determined)
+        fake._determined = base._determined
+    if base._range is not None:
         fake._range = base._range
     return fake
 
 
 def make_zeros(mode: FakeTensorMode, spec: TensorSpec, known: DeterminedContents) -> FakeTensor:
-    """With the bit by which C++ leaves out operators on such tensors, before anybody asks for their data."""
+    """A tensor with the ZeroTensor dispatch key, for which C++ skips operators without reading data."""
     keys = _torch.ZERO_TENSOR_KEYS
     if spec.device.type not in WITHOUT_INDEX:
         keys = keys | _torch.STAND_IN_KEYS
@@ -106,16 +106,16 @@ def make_zeros(mode: FakeTensorMode, spec: TensorSpec, known: DeterminedContents
     fake: FakeTensor = make_wrapper(FakeTensor, *options, False, False, None, False, False, keys)
     fake._spec = spec
     fake.fake_mode = mode
-    fake._known = known
+    fake._determined = known
     return fake
 
 
-def make_again(mode: FakeTensorMode, spec: TensorSpec, base: FakeTensor | None) -> FakeTensor:
-    """A stand-in of a spec that `make_new` has made before, on a storage of its own or on that of another one: in
-    strided layout, outside of inference mode, where nothing is known of values."""
+def remake(mode: FakeTensorMode, spec: TensorSpec, base: FakeTensor | None) -> FakeTensor:
+    """Another stand-in of a spec for which `make_new` was called before, on a new storage or on that of `base`.
+    Requires a strided layout, no inference mode, and no determined values."""
     try:
         if spec.is_symbolic:
-            fake = make_symbolic(spec, base, is_asked=False)
+            fake = make_symbolic(spec, base, expects_operators=False)
         else:
             fake = make_wrapper(FakeTensor, *spec.prepared)
             if base is not None:
@@ -123,36 +123,36 @@ def make_again(mode: FakeTensorMode, spec: TensorSpec, base: FakeTensor | None) 
     except RuntimeError:  # as in `make_view`
         if base is None:
             raise
-        fake = _view_handed_out(base, spec, is_asked=False)
+        fake = _make_view_of_marked_storage(base, spec, expects_operators=False)
     fake._spec = spec
     fake.fake_mode = mode
     return fake
 
 
-def can_be_made_again(spec: TensorSpec) -> bool:
+def can_remake(spec: TensorSpec) -> bool:
     return spec.prepared is not None and not (spec.sparse is not None or spec.conj or spec.neg)
 
 
-def _view_handed_out(base: FakeTensor, spec: TensorSpec, is_asked: bool) -> FakeTensor:
-    """On a storage whose memory C++ must not ask for."""
+def _make_view_of_marked_storage(base: FakeTensor, spec: TensorSpec, expects_operators: bool) -> FakeTensor:
+    """On a storage that is marked: C++ must not ask for its memory."""
     try:
-        with _torch.MemoryAsked(_torch.native_storage(base)):
+        with _torch.AllowMemoryAccess(_torch.native_storage(base)):
             if spec.is_symbolic:
-                fake = make_symbolic(spec, base, is_asked)
+                fake = make_symbolic(spec, base, expects_operators)
             else:
                 fake = make_wrapper(FakeTensor, *(spec.prepared or prepare(spec)))
                 give_storage(fake, base)
-    except RuntimeError:  # a storage that has grown is on the meta device to C++, and is refused
-        fake = _viewed_past_dispatch(base, spec)
+    except RuntimeError:  # C++ moved a resized storage to the meta device, and refuses it
+        fake = _make_view_without_dispatch(base, spec)
     return fake
 
 
-def _viewed_past_dispatch(base: FakeTensor, spec: TensorSpec) -> FakeTensor:
+def _make_view_without_dispatch(base: FakeTensor, spec: TensorSpec) -> FakeTensor:
     shape, stride, offset = map(to_torch, spec.shape), map(to_torch, spec.stride), to_torch(spec.offset)
     with torch.no_grad():
         guard = NoDispatch()
         try:
-            # Not `as_strided`: a view that C++ makes is on the device of the storage.
+            # Not `as_strided`: C++ would make a view on the device of the storage.
             of_dtype = base if base._spec.dtype is spec.dtype else torch.Tensor.view(base, spec.dtype)
             view: FakeTensor = make_subclass(FakeTensor, of_dtype)
             torch.Tensor.as_strided_(view, tuple(shape), tuple(stride), offset)
@@ -162,10 +162,13 @@ def _viewed_past_dispatch(base: FakeTensor, spec: TensorSpec) -> FakeTensor:
 
 
 def realise(mode: FakeTensorMode, outcomes: Any, inputs: list[FakeTensor]) -> Any:
-    """Tensors, lists and tuples of them, as the outcomes say."""
+    """The tensors of these outcomes, in the same lists and tuples."""
+    kind = type(outcomes)
+    if kind is New:  # asked by type before the patterns, each of which costs an isinstance
+        return make_new(mode, outcomes.spec)
+    if kind is tuple:
+        return tuple([realise(mode, part, inputs) for part in outcomes])
     match outcomes:
-        case New(spec):
-            return make_new(mode, spec)
         case View(of, spec):
             return make_view(mode, inputs[of], spec)
         case Same(of, None):
@@ -177,28 +180,26 @@ def realise(mode: FakeTensorMode, outcomes: Any, inputs: list[FakeTensor]) -> An
             for change in changes:
                 realise(mode, change, inputs)
             return None
-        case tuple():
-            return tuple([realise(mode, part, inputs) for part in outcomes])
         case list():
             return [realise(mode, part, inputs) for part in outcomes]
     return to_torch(outcomes.value)
 
 
 def change_spec(fake: FakeTensor, spec: TensorSpec) -> None:
-    """Give a tensor other metadata in place, as `t_`, `resize_` and out= do; its storage grows if it must."""
+    """Change the metadata of a tensor in place, as `t_`, `resize_` and out= do; its storage grows if necessary."""
     if spec.is_symbolic or fake._spec.is_symbolic:
         adopt(fake, make_view(fake.fake_mode, fake, spec))
         return
     grows = extent(spec) * spec.itemsize > _torch.native_storage(fake).nbytes()
     is_within = fake._spec.numel == 0 or extent(fake._spec) * spec.itemsize <= _torch.native_storage(fake).nbytes()
     if grows and not is_within:
-        # The storage of a tensor with symbolic sizes: it has no size that it could outgrow.
+        # The storage of a tensor with symbolic sizes has no fixed size.
         adopt(fake, make_view(fake.fake_mode, fake, spec))
         return
     guard = NoDispatch()
     try:
         if grows:
-            with _torch.MemoryAsked(_torch.native_storage(fake)):  # C++ counts from where the tensor begins
+            with _torch.AllowMemoryAccess(_torch.native_storage(fake)):  # C++ counts from where the tensor begins
                 torch.Tensor.resize_(fake, (extent(spec) - fake._spec.offset,))
         torch.Tensor.as_strided_(fake, *spec.numbers)
     finally:
@@ -207,11 +208,11 @@ def change_spec(fake: FakeTensor, spec: TensorSpec) -> None:
         _torch.set_conj(fake, True)
     fake._spec = spec
     if grows and fake.fake_mode.is_observed:
-        fake.fake_mode.follow_resize(_torch.native_storage(fake))
+        fake.fake_mode.observe_resize(_torch.native_storage(fake))
 
 
 def extent(spec: TensorSpec) -> Any:
-    """Elements from the start of the storage to the last one that the tensor reaches."""
+    """The number of elements from the start of the storage to the last one of the tensor."""
     last = spec.offset
     for size, step in zip(spec.shape, spec.stride, strict=True):
         if size == 0:
@@ -220,8 +221,8 @@ def extent(spec: TensorSpec) -> Any:
     return last + 1
 
 
-def extent_if_filled(spec: TensorSpec) -> Any:
-    """The same of a tensor that has elements, with no question asked of its sizes."""
+def extent_if_nonempty(spec: TensorSpec) -> Any:
+    """The same for a tensor that is not empty, without guards on its sizes."""
     last = spec.offset
     for size, step in zip(spec.shape, spec.stride, strict=True):
         last = last + (at_least_one(size) - 1) * step
@@ -236,4 +237,4 @@ def adopt(fake: FakeTensor, other: FakeTensor) -> None:
     finally:
         del guard
     fake._spec = other._spec
-    fake._known = other._known
+    fake._determined = other._determined

@@ -1,7 +1,7 @@
 """Stand-ins with symbolic sizes.
 
-C++ derives a lot from symbolic sizes, node by node. That is done once for each spec, in a template; a stand-in begins
-as a small wrapper, and then takes over the template's metadata.
+C++ derives a lot from symbolic sizes, with a call into Python for each operation. That is done once for each spec, in a
+template tensor; a stand-in starts as a minimal wrapper, and then takes over the template's metadata.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from understudy import _torch
 from understudy.fake.native import CPU, WITHOUT_INDEX, prepare
 from understudy.fake.tensor import FakeTensor
 from understudy.ops.shared.decompositions import provides_contiguity
-from understudy.shapes.arithmetic import NotRemembered
+from understudy.shapes.arithmetic import NotMemoised
 from understudy.shapes.node import SymNode
-from understudy.shapes.sizes import at_least_one, lies_in_data, to_torch
+from understudy.shapes.sizes import at_least_one, has_unbacked, to_torch
 from understudy.spec import TensorSpec
 from understudy.spec.tensor_spec import is_contiguous
 
@@ -28,45 +28,46 @@ NoDispatch = _torch.NoDispatch
 in_inference_mode = torch.is_inference_mode_enabled
 NO_STORAGE: Any = make_wrapper(FakeTensor, (0,))
 on_first_symbol: list[Callable[[], object]] = []
-"""Called before the first stand-in with symbolic sizes is made: what these need is set up then, not at import."""
+"""Called before the first stand-in with symbolic sizes is made, to set up what these need."""
 
 
-FIRST_ATTEMPT, LATER = 8, 4
-"""When a template is told what C++ may have found out about other stand-ins of its spec: with the eighth of them, and, if
-nobody has asked by then, after four times as many again. A capture makes most of its stand-ins without being asked."""
+FIRST_INTERVAL, GROWTH = 8, 4
+"""C++ caches on each tensor whether it is contiguous. A template takes over that answer when the eighth stand-in of its
+spec is made, and, if C++ has not asked any of them by then, after four times as many again. Most stand-ins of a capture
+are never asked."""
 
 
 class TemplatePool:
-    """What makes stand-ins of a spec: the arguments of the wrappers that they begin as, and templates at rest.
+    """What stand-ins of a spec are made from: the arguments of the minimal wrapper, and the unused templates.
 
-    Inference mode has templates of its own. A template is taken out while it is used: two threads never share one.
-    `untold` counts down the stand-ins before the next attempt to tell, of which `patience` is the distance; 0 once told.
+    Inference mode has its own templates. A template is removed while it is used: two threads never share one.
+    `countdown` is the number of stand-ins before the next call of `cache_contiguity`, `interval` the number between
+    calls; `countdown` is 0 once that succeeded.
     """
 
-    __slots__ = ("nothing", "options", "patience", "start", "templates", "untold")
+    __slots__ = ("countdown", "interval", "no_storage", "options", "start", "templates")
 
     def __init__(self, spec: TensorSpec) -> None:
         while on_first_symbol:
             on_first_symbol.pop()()
         plain = prepare(spec)[3:7]
-        keys = _torch.SYMBOLIC_KEYS if is_seen_contiguous(spec) else _torch.SCATTERED_KEYS
+        keys = _torch.SYMBOLIC_KEYS if is_contiguous_as_written(spec) else _torch.SCATTERED_KEYS
         if spec.device.type not in WITHOUT_INDEX:
             keys = keys | _torch.STAND_IN_KEYS
         self.options: Any = (*plain, False, False, None, False, False, keys)
         self.start: Any = (
             (FakeTensor, (0,)) if spec.device == CPU else (FakeTensor, (0,), (1,), 0, *self.options)
         )
-        # A storage has to be on the device of its tensor.
-        self.nothing: Any = NO_STORAGE if spec.device == CPU else make_wrapper(*self.start)
+        self.no_storage: Any = NO_STORAGE if spec.device == CPU else make_wrapper(*self.start)
         self.templates: tuple[list[FakeTensor], list[FakeTensor]] = ([], [])
-        self.untold = self.patience = FIRST_ATTEMPT
+        self.countdown = self.interval = FIRST_INTERVAL
         spec.prepared = self
 
 
-def is_seen_contiguous(spec: TensorSpec) -> bool:
-    """Whether the strides are those of a contiguous tensor as they are written: nothing is to be proved or assumed."""
+def is_contiguous_as_written(spec: TensorSpec) -> bool:
+    """Whether the strides are literally those of a contiguous tensor, without proofs or guards."""
     wanted: Any = 1
-    inner: Any = 1  # the size of the dimension before, which counts from here on
+    inner: Any = 1  # the size of the next inner dimension
     for size, step in zip(reversed(spec.shape), reversed(spec.stride), strict=True):
         if type(inner) is not int or inner != 1:
             wanted = wanted * at_least_one(inner)
@@ -76,24 +77,24 @@ def is_seen_contiguous(spec: TensorSpec) -> bool:
     return True
 
 
-def make_symbolic(spec: TensorSpec, base: FakeTensor | None = None, is_asked: bool = True) -> FakeTensor:
-    """A stand-in with symbolic sizes, on the storage of `base` or on one of its own. `is_asked`: operators are expected
-    on it, and so questions about its layout."""
+def make_symbolic(spec: TensorSpec, base: FakeTensor | None = None, expects_operators: bool = True) -> FakeTensor:
+    """A stand-in with symbolic sizes, on the storage of `base` or on a new one. `expects_operators`: whether C++ is
+    likely to ask for its layout."""
     prepared: TemplatePool = spec.prepared or TemplatePool(spec)
     templates = prepared.templates[in_inference_mode()]
     template = templates.pop() if templates else make_template(spec, prepared)
-    if prepared.untold and is_asked:
-        prepared.untold -= 1
-        if not prepared.untold and not is_told(spec, template):
-            prepared.untold = prepared.patience = prepared.patience * LATER
+    if prepared.countdown and expects_operators:
+        prepared.countdown -= 1
+        if not prepared.countdown and not cache_contiguity(spec, template):
+            prepared.countdown = prepared.interval = prepared.interval * GROWTH
     guard = NoDispatch()
     try:
         fake: FakeTensor = make_wrapper(*prepared.start)
         if base is None:
-            # The storage that the wrapper began with comes back to it with the metadata.
+            # The storage of the wrapper comes back to it with the metadata.
             give_storage(template, fake)
             take_metadata(fake, template)
-            give_storage(template, prepared.nothing)
+            give_storage(template, prepared.no_storage)
         else:
             take_metadata(fake, template)
             give_storage(fake, base)
@@ -113,9 +114,9 @@ def make_template(spec: TensorSpec, prepared: TemplatePool) -> FakeTensor:
 
 @provides_contiguity
 def decide_contiguity(spec: TensorSpec) -> None:
-    """Assume whether stand-ins of this spec are contiguous, in one question. C++ would ask several, of which each would be
-    assumed: so a template is told the answer before, and those that are made of it need not be asked."""
-    if not spec.is_symbolic or lies_in_data(*spec.shape, *spec.stride):
+    """Decide, with one guard, whether stand-ins of this spec are contiguous. C++ would ask several questions, each of
+    which adds a guard: so the answer is cached on the templates."""
+    if not spec.is_symbolic or has_unbacked(*spec.shape, *spec.stride):
         return
     prepared: TemplatePool = spec.prepared or TemplatePool(spec)
     templates = prepared.templates[in_inference_mode()]
@@ -127,15 +128,16 @@ def decide_contiguity(spec: TensorSpec) -> None:
             template.is_contiguous()
 
 
-def is_told(spec: TensorSpec, template: FakeTensor) -> bool:
-    """Let C++ find out whether the template is contiguous: stand-ins take that over, and need not be asked again.
+def cache_contiguity(spec: TensorSpec, template: FakeTensor) -> bool:
+    """Let C++ cache on the template whether it is contiguous: stand-ins take that over.
 
-    Only if somebody asked before: there is nothing to prove then, and nothing to assume.
+    Only if the environment has answered these questions before, so that nothing is proved or guarded here. Returns
+    whether it has.
     """
     try:
-        with _env_of(spec).decisions.limit_to_memory():
+        with _env_of(spec).decisions.limit_to_memo():
             template.is_contiguous()
-    except NotRemembered:
+    except NotMemoised:
         return False
     return True
 

@@ -25,14 +25,15 @@ if TYPE_CHECKING:
 
 
 def make_memo(fake: FakeTensor, value: object) -> Any:
-    """A number that was read off a tensor's data, and when. A tensor made for inference counts no writes: it has none."""
+    """A number that was read from a tensor's data, with the version counter. None in inference mode, which counts no
+    writes."""
     if value is None or torch.is_inference_mode_enabled() or fake.is_inference():
         return None
     return value, fake._version, fake.fake_mode.epoch
 
 
 def recall(fake: FakeTensor, memo: tuple[object, ...] | None) -> Any:
-    """A memo holds until the tensor is written to or the mode's epoch moves on."""
+    """The number of a memo; None once the tensor was written to, or the mode's epoch has changed."""
     if memo is None or fake.is_inference():
         return None
     value, version, epoch = memo
@@ -40,9 +41,9 @@ def recall(fake: FakeTensor, memo: tuple[object, ...] | None) -> Any:
 
 
 class SymNumberMemoDescriptor:
-    """An attribute of stand-ins for a number that was read off their data: None once it no longer holds.
+    """An attribute of stand-ins that memoises a number read from their data; None once the memo is out of date.
 
-    `is_nested_int`: the size of a jagged tensor's rows, which belongs to the tensor and always holds.
+    `is_nested_int`: the size of a jagged tensor's rows, which never goes out of date.
     """
 
     def __init__(self, *, is_nested_int: bool = False) -> None:
@@ -61,13 +62,13 @@ class SymNumberMemoDescriptor:
         setattr(fake, self._name, value if self._is_nested_int else make_memo(fake, value))
 
 
-MOST_CHECKED = 1 << 14
-"""Elements that determined indices may have for their bounds to be checked."""
+MOST_CHECKED_INDICES = 1 << 14
+"""Determined indices are checked for being in bounds up to this many elements."""
 INDEX_DTYPES = frozenset({torch.int64, torch.int32, torch.int16, torch.int8})
 
 
 def _is_on(device_type: str) -> Any:
-    """The property that says whether a fake is on a device of this type."""
+    """A property: whether a fake is on a device of this type."""
 
     def is_on(self: FakeTensor) -> bool:
         return self._spec.device.type == device_type
@@ -83,25 +84,25 @@ class FakeTensor(torch.Tensor):
     """
 
     _spec: TensorSpec
-    _known: DeterminedContents | None = None
+    _determined: DeterminedContents | None = None
     _range: tuple[ValueRange, int | None] | None = None
-    """What is known of its values if they are not determined, and at which count of writes."""
+    """The range of its values where they are not determined, and the version counter for which it holds."""
     fake_mode: FakeTensorMode
     real_tensor: torch.Tensor | None = None
     _is_pinned = False
     _kind: Any = None
-    """The class of the tensor that it stands for, if that is one of the program's."""
+    """The class of the tensor that it stands for, if that is a subclass defined by the program."""
     _node: Any = None
-    """The graph node that made it, where a trace is being recorded."""
+    """The graph node that produced it, while a graph is recorded."""
     pytype: Any = None
     dispatch_keys: Any = None
-    """Asked by torch's compiler of its own stand-ins: for which class and which keys they stand."""
+    """Attributes of torch's own fakes, which torch's compiler reads."""
     nonzero_memo = SymNumberMemoDescriptor()
     item_memo = SymNumberMemoDescriptor()
     unique_memo = SymNumberMemoDescriptor()
     _size_memos: dict[Any, Any] | None = None
     nested_int_memo = SymNumberMemoDescriptor(is_nested_int=True)
-    """The size that a jagged tensor with these offsets has where its rows differ."""
+    """The symbolic size of the ragged dimension of a jagged tensor with these offsets."""
 
     __torch_function__ = _torch.no_torch_function
 
@@ -123,8 +124,8 @@ class FakeTensor(torch.Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: object, types: object, args: object = (), kwargs: object = None
     ) -> Any:
-        """Operators on fakes outside of any mode: the mode of the first one answers."""
-        mode = mode_among(args, kwargs)
+        """Outside of any mode, operators are dispatched to the mode of the first fake."""
+        mode = find_mode(args, kwargs)
         if mode is None:
             return NotImplemented
         return mode.__torch_dispatch__(func, types, args, kwargs or {})
@@ -133,7 +134,7 @@ class FakeTensor(torch.Tensor):
     def from_tensor(t: torch.Tensor, fake_mode: FakeTensorMode) -> FakeTensor:
         return fake_mode.from_tensor(t)
 
-    # --- who it is ---------------------------------------------------------------------------------------
+    # --- class and spec ---------------------------------------------------------------------------------------
 
     def _claimed_class(self) -> Any:
         """torch, transformers and others choose their tracing-safe paths by asking `isinstance` of torch's class.
@@ -141,7 +142,7 @@ class FakeTensor(torch.Tensor):
         `nn.Module` asks too, when it converts parameters, and would then exchange tensors instead of setting their
         data, which fails for a tensor that anything else refers to. Setting the data always works here.
         """
-        if _torch.asked_by_module_conversion(sys._getframe(1)):
+        if _torch.is_called_by_module_conversion(sys._getframe(1)):
             return FakeTensor
         return self._kind or _torch.torch_fake_tensor_class()
 
@@ -151,19 +152,20 @@ class FakeTensor(torch.Tensor):
 
     __class__ = property(_claimed_class, _claim_class)
 
-    def resemble(self, real: torch.Tensor) -> None:
-        """Have the attributes that a program has set on a tensor, and its class, if that is one of the program's."""
+    def copy_attributes(self, real: torch.Tensor) -> None:
+        """Copy the attributes that a program has set on a tensor, and claim its class if it is a subclass of the program."""
         marks = vars(real).items()
         if type(real) is FakeTensor:
-            vars(self).update({name: value for name, value in marks if name in KEPT_MARKS})
+            vars(self).update({name: value for name, value in marks if name in COPIED_ATTRIBUTES})
         else:
             vars(self).update({name: value for name, value in marks if not name.startswith("_dynamo")})
-            self.claim(type(real))
+            self.claim_class(type(real))
 
-    def claim(self, kind: Any) -> bool:
-        """Be one of this class, as far as programs ask, with its methods. Not if it changes what torch's functions do."""
+    def claim_class(self, kind: Any) -> bool:
+        """Claim to be an instance of this class, and take over its methods. False if the class has its own
+        `__torch_function__`."""
         function = kind.__torch_function__
-        if kind in TORCHS_OWN or getattr(function, "__func__", function) not in USUAL_FUNCTIONS:
+        if kind in TORCH_CLASSES or getattr(function, "__func__", function) not in DEFAULT_TORCH_FUNCTIONS:
             return False
         self._kind = kind
         own = kind.__mro__[: kind.__mro__.index(torch.Tensor)]
@@ -173,11 +175,20 @@ class FakeTensor(torch.Tensor):
                 vars(self)[name] = MethodType(member, self)
         return True
 
+    def as_subclass(self, kind: Any) -> Any:
+        """A fake can't be an object of another class; it can claim to be one. torch also calls this on results of
+        operators on tensors of a class without a dispatch of its own."""
+        if not issubclass(FakeTensor, kind):
+            claimed: Any = torch.ops.aten.alias.default(self)
+            if claimed.claim_class(kind):
+                return claimed
+        return super().as_subclass(kind)
+
     @property
     def spec(self) -> TensorSpec:
         return self._spec
 
-    # --- where it is -------------------------------------------------------------------------------------
+    # --- device -------------------------------------------------------------------------------------
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
@@ -254,7 +265,7 @@ class FakeTensor(torch.Tensor):
                 return copy.requires_grad_(options.get("requires_grad", False))
             return torch.tensor(data, dtype=dtype or self._spec.dtype, device=device, **options)
 
-    # --- what stands behind it ---------------------------------------------------------------------------
+    # --- storage and determined values ---------------------------------------------------------------------------
 
     @property
     def nbytes(self) -> Any:  # type: ignore[override]
@@ -278,8 +289,8 @@ class FakeTensor(torch.Tensor):
     def untyped_storage(self) -> Any:
         ENGINE.begin_with_modes(STORAGES)
         storage: Any = _torch.hand_out_storage(self)
-        if self._known is not None:
-            storage.known = self._known  # for another tensor that is set on this storage
+        if self._determined is not None:
+            storage.determined = self._determined  # read by `set_`, when another tensor is put on this storage
         storage.is_of_fake = True
         if self._spec.device.type == "cpu" and storage.device.type == "meta":  # it was resized, and C++ moved it
             storage.resized_of = weakref.ref(self)
@@ -288,17 +299,17 @@ class FakeTensor(torch.Tensor):
     @property
     def constant(self) -> torch.Tensor | None:
         """The value of a one-element tensor that was made from a literal."""
-        known = self._known
+        known = self._determined
         if known is None or known.content is None or not known.literal or self._spec.numel != 1:
             return None
         return self.fake_mode.value_of(self)
 
     def extreme_values(self, without: int | None = None) -> tuple[int, int] | None:
-        """The least and the largest of a few determined integers; None if they are not determined, or there are none."""
+        """The minimum and maximum of determined integers; None if they are not determined, too many, or none."""
         spec = self._spec
-        if spec.is_symbolic or not 0 < spec.numel <= MOST_CHECKED or spec.dtype not in INDEX_DTYPES:
+        if spec.is_symbolic or not 0 < spec.numel <= MOST_CHECKED_INDICES or spec.dtype not in INDEX_DTYPES:
             return None
-        values = self.fake_mode.value_at_hand(self)
+        values = self.fake_mode.value_without_guards(self)
         if values is None:
             return None
         with _torch.PastDispatch():
@@ -306,19 +317,19 @@ class FakeTensor(torch.Tensor):
             return (int(kept.min()), int(kept.max())) if kept.numel() else None
 
     def recall_size(self, question: object) -> Any:
-        """The size that an operator was said to give on this tensor, None if it has to be asked anew."""
+        """The memoised data-dependent size of an operator's result on this tensor; None if there is none."""
         return recall(self, (self._size_memos or {}).get(question))
 
     def remember_size(self, question: tuple[object, ...], size: int | torch.SymInt) -> None:
         self._size_memos = {**(self._size_memos or {}), question: make_memo(self, size)}
 
     def get_nested_int(self, *, coeff: int = 1) -> Any:
-        """Asked by jagged tensors, of the offsets that they are made of."""
+        """Called by jagged tensors on their offsets."""
         if self.nested_int_memo is None:
             self.nested_int_memo = _torch.new_nested_int(RaggedNode)
         return self.nested_int_memo * coeff
 
-    # --- what is done without a dispatch where nobody could tell --------------------------------------------
+    # --- methods that skip the dispatcher where the result is the same --------------------------------------------
 
     normal_ = initial_values.normal_
     uniform_ = initial_values.uniform_
@@ -326,7 +337,7 @@ class FakeTensor(torch.Tensor):
     zero_ = initial_values.zero_
     detach = initial_values.detach
 
-    # --- what needs data ---------------------------------------------------------------------------------
+    # --- methods that need data ---------------------------------------------------------------------------------
 
     def _refuse(self, what: str, hint: str = "work on its metadata, or run this part on real tensors") -> NoReturn:
         raise with_line(NoDataError(f"{what}(): {self._spec} is a stand-in and has no data"), what, self._spec, hint)
@@ -406,9 +417,9 @@ class FakeTensor(torch.Tensor):
 _torch.allow_foreach(FakeTensor)
 
 
-TORCHS_OWN = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor})
-USUAL_FUNCTIONS = frozenset({torch.Tensor.__torch_function__.__func__, _torch.no_torch_function})  # type: ignore[attr-defined]
-KEPT_MARKS = frozenset({"_is_param", "_is_buffer", "persistent"})
+TORCH_CLASSES = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor})
+DEFAULT_TORCH_FUNCTIONS = frozenset({torch.Tensor.__torch_function__.__func__, _torch.no_torch_function})  # type: ignore[attr-defined]
+COPIED_ATTRIBUTES = frozenset({"_is_param", "_is_buffer", "persistent"})
 
 
 def _native_argument(value: object) -> Any:
@@ -421,10 +432,10 @@ def _native_argument(value: object) -> Any:
     return value
 
 
-def mode_among(args: Any, kwargs: Any) -> Any:
+def find_mode(args: Any, kwargs: Any) -> Any:
     for value in (*args, *(kwargs or {}).values()):
         if isinstance(value, (list, tuple)):
-            found = mode_among(value, None)
+            found = find_mode(value, None)
             if found is not None:
                 return found
         elif type(value) is FakeTensor:

@@ -1,5 +1,5 @@
-"""Calls that need tensors, not only their specs: reading values, lifting literals, checks of memory that overlaps, zeros of
-forward-mode gradients."""
+"""Handlers of calls that need tensors, not only their specs: reading values, lifting literals, views within a storage,
+zero tensors of forward-mode gradients."""
 
 from __future__ import annotations
 
@@ -21,16 +21,23 @@ from understudy.errors import (
 )
 from understudy.fake.inputs import handler, real_handler
 from understudy.fake.native import canonical
-from understudy.fake.realise import extent, extent_if_filled, make_new, make_zeros, realise
+from understudy.fake.realise import extent, extent_if_nonempty, make_new, make_zeros, realise
 from understudy.fake.tensor import FakeTensor
 from understudy.fake.values.answers import answer_equal, answer_item, answer_values
-from understudy.fake.values.data_dependent import symbolic_item, symbolic_list
-from understudy.fake.values.determined import DeterminedContents, FilledStorage, start_contents
-from understudy.fake.values.sizes_in_tensors import values_of
+from understudy.fake.values.data_dependent import make_symbolic_list, symbolic_item
+from understudy.fake.values.determined import DeterminedContents, FilledStorage, read_number, start_contents
+from understudy.fake.values.sizes_in_tensors import symbolic_values_of
 from understudy.infer.kernels import CPU, run_on_zeros, strided_on
 from understudy.infer.plan import Plan
 from understudy.lines import user_line
-from understudy.shapes.sizes import at_hand, from_torch, has_room_for, lies_in_data
+from understudy.shapes.sizes import (
+    fits_in_storage,
+    fix_sizes,
+    from_torch,
+    has_unbacked,
+    hint_of,
+    is_provably_equal,
+)
 from understudy.spec import TensorSpec, same_shape
 from understudy.spec.call import Call, flat, map_structure
 from understudy.spec.error_context import hint_for, with_line
@@ -41,8 +48,8 @@ if TYPE_CHECKING:
 
 NUMBERS = frozenset({int, float, bool, complex})
 SYMBOLIC_DTYPES: dict[type, Any] = {torch.SymInt: torch.int64, torch.SymBool: torch.bool, torch.SymFloat: None}
-"""None: the default one."""
-LIFTED = NUMBERS | SYMBOLIC_DTYPES.keys()
+"""None stands for the default dtype."""
+LIFTED_TYPES = NUMBERS | SYMBOLIC_DTYPES.keys()
 
 # --- values --------------------------------------------------------------------------------------------------
 
@@ -50,8 +57,12 @@ LIFTED = NUMBERS | SYMBOLIC_DTYPES.keys()
 @handler("aten::_local_scalar_dense", "aten::item")
 def item(mode: FakeTensorMode, func: Any, args: Any, kwargs: object) -> Any:
     fake = args[0]
-    if (symbols := values_of(fake)) is not None and len(symbols.flat) == 1:
+    if (symbols := symbolic_values_of(fake)) is not None and len(symbols.flat) == 1:
         return symbols.flat[0]
+    if fake._determined is not None and not fake._spec.shape:
+        number = read_number(fake._determined, fake._spec)
+        if number is not None:
+            return number
     value = mode.value_of(fake)
     if value is not None:
         with _torch.PastDispatch():
@@ -61,8 +72,8 @@ def item(mode: FakeTensorMode, func: Any, args: Any, kwargs: object) -> Any:
         answer = symbolic_item(mode, func, fake)
     if answer is not NotImplemented:
         return answer
-    is_open = mode.allow_scalar_outputs  # and yet there is no symbol for it
-    raise _no_value(fake, func, "reads a value", AS_TWO_SYMBOLS if is_open else "")
+    is_open = mode.allow_scalar_outputs  # symbols are allowed, but there is none for this dtype
+    raise _make_no_value_error(fake, func, "reads a value", AS_TWO_SYMBOLS if is_open else "")
 
 
 @handler("aten::equal")
@@ -77,17 +88,17 @@ def equal(mode: FakeTensorMode, func: Any, args: Any, kwargs: object) -> Any:
     answer = answer_equal(mode, a, b)
     if answer is not NotImplemented:
         return bool(answer)
-    raise _no_value(a, func, "compares values", AS_A_SYMBOL if mode.allow_scalar_outputs else "")
+    raise _make_no_value_error(a, func, "compares values", AS_A_SYMBOL if mode.allow_scalar_outputs else "")
 
 
-MOVING = ("t_", "transpose_", "swapdims_", "swapaxes_", "squeeze_", "squeeze_.dim", "squeeze_.dims", "unsqueeze_")
+DIM_MOVING_OPS = ("t_", "transpose_", "swapdims_", "swapaxes_", "squeeze_", "squeeze_.dim", "squeeze_.dims", "unsqueeze_")
 
 
-@handler(*(f"aten::{name}" for name in MOVING))
-def move_dimensions(mode: FakeTensorMode, func: OpOverload, args: Any, kwargs: object) -> Any:
-    """Refuse to move the dimensions of a tensor whose views are differentiated.
+@handler(*(f"aten::{name}" for name in DIM_MOVING_OPS))
+def refuse_moving_base(mode: FakeTensorMode, func: OpOverload, args: Any, kwargs: object) -> Any:
+    """Raise if an in-place transpose (or similar) is called on a tensor with a view that autograd differentiates.
 
-    Autograd makes a view of a subclass anew by the call that made it, on the tensor as it is by then: another part of it.
+    For subclasses, autograd regenerates such a view by repeating the call on the changed base: that would be another view.
     """
     fake, spec = args[0], args[0]._spec
     if not fake.requires_grad or fake._is_view() or not _torch.has_other_tensors(fake):
@@ -104,7 +115,7 @@ def move_dimensions(mode: FakeTensorMode, func: OpOverload, args: Any, kwargs: o
 
 @handler("aten::_spdiags")
 def spdiags(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
-    """How many elements it stores is in the offsets, which are literals, as a rule."""
+    """The number of stored elements depends on the values of the offsets, which are usually literals."""
     inputs = flat(FakeTensor, args, kwargs)
     offsets = mode.value_of(args[1])
     if offsets is None:
@@ -121,14 +132,14 @@ AS_TWO_SYMBOLS = "symbols are real: x.real.item() and x.imag.item() are two"
 AS_A_SYMBOL = "(a == b).all().item() is the same as a symbol; or keep the decision out of the code that runs on stand-ins"
 
 
-def _no_value(fake: FakeTensor, func: OpOverload, what: str, hint: str = "") -> DataDependentOutputException:
+def _make_no_value_error(fake: FakeTensor, func: OpOverload, what: str, hint: str = "") -> DataDependentOutputException:
     error = DataDependentOutputException(f"{func} {what}, and {fake._spec} has no data", func=func)
     error.with_context(Context(str(func), str(fake._spec), user_line(), hint or hint_for(error)), func)
     return error
 
 
 def tolist(mode: FakeTensorMode, fake: FakeTensor) -> Any:
-    if (numbers := values_of(fake)) is not None:
+    if (numbers := symbolic_values_of(fake)) is not None:
         return numbers.as_lists()
     value = mode.value_of(fake)
     if value is not None:
@@ -138,14 +149,14 @@ def tolist(mode: FakeTensorMode, fake: FakeTensor) -> Any:
     if answer is not None:
         with _torch.no_modes():
             return answer.tolist()
-    symbols = symbolic_list(mode, fake)
+    symbols = make_symbolic_list(mode, fake)
     if symbols is not NotImplemented:
         return symbols
-    raise _no_value(fake, torch.ops.aten._local_scalar_dense.default, "(Tensor.tolist) reads values")
+    raise _make_no_value_error(fake, torch.ops.aten._local_scalar_dense.default, "(Tensor.tolist) reads values")
 
 
 def numpy(mode: FakeTensorMode, fake: FakeTensor) -> torch.Tensor | None:
-    """The real tensor behind `fake.numpy()`; None if nobody knows what is in it."""
+    """The real tensor behind `fake.numpy()`; None if its values are unknown."""
     value = mode.value_of(fake)
     return answer_values(mode, fake, "numpy") if value is None else value
 
@@ -154,7 +165,7 @@ def dynamic_size(mode: FakeTensorMode, op: OpOverload, least: int, most: int | N
     """`ctx.new_dynamic_size(min=..., max=...)` in the fake of a custom operator."""
     env = mode.shape_env
     if mode.answers is not None and most is not None:
-        return most  # what the author of the operator allows
+        return most  # the upper bound that the operator's author gave
     if env is None or not env.settings.allow_dynamic_output_shape_ops:
         raise DynamicOutputShapeException(f"the size of what {op} returns depends on values", func=op)
     asked = f"{op}: ctx.new_dynamic_size(min={least}, max={most})"
@@ -170,7 +181,7 @@ def dynamic_size(mode: FakeTensorMode, op: OpOverload, least: int, most: int | N
 
 @real_handler("aten::lift_fresh", "aten::lift_fresh_copy", "aten::lift")
 def lift(mode: FakeTensorMode, func: object, args: Any, kwargs: object) -> Any:
-    """`torch.tensor([1, 2])`: torch makes a real tensor and hands it over here, once."""
+    """`torch.tensor([1, 2])`: torch makes a real tensor, and passes it to this operator."""
     real = args[0]
     fake = make_new(mode, _spec_of_dense(real))
     if real.device.type == "cpu":
@@ -180,23 +191,23 @@ def lift(mode: FakeTensorMode, func: object, args: Any, kwargs: object) -> Any:
 
 
 def by_lifted_numbers(mode: FakeTensorMode, func: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
-    """A call on nothing but numbers where tensors are expected: the same call with tensors on the CPU.
+    """A call with numbers in the place of all its tensors: the same call with CPU tensors.
 
-    C++ hands Python numbers that it had wrapped into tensors over as numbers again.
+    C++ wraps Python numbers into tensors, and passes them to Python as numbers again.
     """
-    if not args or type(args[0]) not in LIFTED or any(type(value) is FakeTensor for value in args):
+    if not args or type(args[0]) not in LIFTED_TYPES or any(type(value) is FakeTensor for value in args):
         return NotImplemented
     if not _torch.takes_tensor(func, 0):
         return NotImplemented
 
     def lift(position: int, value: object) -> Any:
-        if type(value) not in LIFTED or not _torch.takes_tensor(func, position):
+        if type(value) not in LIFTED_TYPES or not _torch.takes_tensor(func, position):
             return value
         if type(value) in SYMBOLIC_DTYPES:
             dtype = SYMBOLIC_DTYPES[type(value)] or torch.get_default_dtype()
             spec = TensorSpec((), dtype=dtype, device=torch.device("cpu"))
             fake = make_new(mode, spec)
-            fake._known = start_contents(torch.ops.aten.scalar_tensor.default, (value,), {"dtype": dtype}, spec)
+            fake._determined = start_contents(torch.ops.aten.scalar_tensor.default, (value,), {"dtype": dtype}, spec)
             return fake
         with _torch.PastDispatch():
             real = torch.tensor(value)
@@ -217,7 +228,7 @@ def lift_fake(mode: FakeTensorMode, func: object, args: tuple[object, ...], kwar
     return args[0]
 
 
-# --- what C++ asks -------------------------------------------------------------------------------------------
+# --- queries from C++ -------------------------------------------------------------------------------------------
 
 
 @handler("prim::device")
@@ -249,7 +260,7 @@ def by_handler(mode: FakeTensorMode, func: Any, args: tuple[object, ...], kwargs
 
 
 def by_higher_order(mode: FakeTensorMode, func: object, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
-    """torch registers what each higher-order operator does on fakes by itself, or by the class of its own mode."""
+    """Run a higher-order operator: by our record, or by the implementation that torch registered for fake modes."""
     if not isinstance(func, _torch.HigherOrderOperator):
         return NotImplemented
     registered = _torch.registered_higher_order_fake(func)
@@ -265,74 +276,93 @@ def by_higher_order(mode: FakeTensorMode, func: object, args: tuple[object, ...]
 # --- views within their storage --------------------------------------------------------------------------------
 
 
-@handler("aten::as_strided", "aten::as_strided_", "aten::as_strided_copy", "aten::as_strided_copy.out")
-def within_storage(mode: FakeTensorMode, func: object, args: Any, kwargs: Any) -> Any:
+@handler("aten::as_strided_")
+def moved_within_storage(mode: FakeTensorMode, func: object, args: Any, kwargs: Any) -> Any:
+    """The size of a storage is known by the sizes of its tensor: they are fixed if the tensor ends elsewhere afterwards."""
+    answer = check_view_in_storage(mode, func, args, kwargs)
+    fake, spec = args[0], args[0]._spec
+    if spec.is_symbolic and not fake._is_view() and spec.sparse is None:
+        shape, stride = ([from_torch(number) for number in numbers] for numbers in args[1:3])
+        offset = from_torch(args[3] if len(args) > 3 else kwargs.get("storage_offset"))
+        if not is_provably_equal(extent_if_nonempty(spec.as_view(shape, stride, offset)), extent_if_nonempty(spec)):
+            fix_sizes(spec.shape)
+    return answer
+
+
+@handler("aten::as_strided", "aten::as_strided_copy", "aten::as_strided_copy.out")
+def check_view_in_storage(mode: FakeTensorMode, func: object, args: Any, kwargs: Any) -> Any:
     fake, shape, stride = args[:3]
     offset = args[3] if len(args) > 3 else kwargs.get("storage_offset")
-    return _checked_view(func, fake, shape, stride, offset, _torch.native_storage(fake).nbytes())
+    return _check_view(func, fake, shape, stride, offset, _torch.native_storage(fake).nbytes())
 
 
 @handler("aten::as_strided_scatter")
-def scattered_within_storage(mode: FakeTensorMode, func: object, args: Any, kwargs: Any) -> Any:
-    """Into a copy of the whole storage; of a tensor that overlaps itself, into one of its elements."""
+def check_scatter_in_storage(mode: FakeTensorMode, func: object, args: Any, kwargs: Any) -> Any:
+    """It writes into a copy of the whole storage; for a tensor that overlaps itself, into a copy of its elements."""
     fake, _, shape, stride = args[:4]
     spec = fake._spec
-    if spec.is_symbolic:
-        return NotImplemented
     offset = args[4] if len(args) > 4 else kwargs.get("storage_offset")
-    is_expanded = any(size > 1 and step == 0 for size, step in zip(spec.shape, spec.stride, strict=True))
-    held = spec.numel * spec.itemsize if is_expanded else _torch.native_storage(fake).nbytes()
-    return _checked_view(func, fake, shape, stride, offset, held)
+    steps = zip(spec.shape, spec.stride, strict=True)
+    is_expanded = any(type(step) is int and step == 0 and size > 1 for size, step in steps)
+    if is_expanded and spec.is_symbolic:
+        return _check_symbolic_view(func, fake, spec.like(), (shape, stride, offset), 0)
+    storage_elements = spec.numel * spec.itemsize if is_expanded else _torch.native_storage(fake).nbytes()
+    return _check_view(func, fake, shape, stride, offset, storage_elements)
 
 
-def _checked_view(func: object, fake: FakeTensor, shape: Any, stride: Any, offset: object, held: int) -> Any:
-    """Only the storage tells whether a view ends within it."""
+def _check_view(func: object, fake: FakeTensor, shape: Any, stride: Any, offset: object, storage_elements: int) -> Any:
+    """Raise if a view reaches beyond its storage. Rules do not know the size of storages."""
     numbers = (*shape, *stride, 0 if offset is None else offset)
     if fake._spec.sparse is not None or len(shape) != len(stride):
         return NotImplemented
-    if fake._spec.is_symbolic or any(type(number) is not int for number in numbers):
-        return _check_symbolic_view(func, fake, (shape, stride, offset), held)
-    if any(number < 0 for number in numbers):
-        return NotImplemented  # the rule says what is wrong
-    view = fake._spec.as_view(shape, stride, offset)
     base: Any = fake._base if fake._is_view() else fake
-    if type(base) is not FakeTensor or base._spec.is_symbolic:
+    if type(base) is not FakeTensor:
         return NotImplemented
-    is_held = fake._spec.numel == 0 or extent(fake._spec) * view.itemsize <= held
-    if is_held and held < extent(view) * view.itemsize and view.numel != 0:
-        raise _beyond_storage(func, fake, view, held)
+    if base._spec.is_symbolic or fake._spec.is_symbolic or any(type(number) is not int for number in numbers):
+        return _check_symbolic_view(func, fake, base._spec, (shape, stride, offset), storage_elements)
+    if any(number < 0 for number in numbers):
+        return NotImplemented  # the rule raises the error
+    view = fake._spec.as_view(shape, stride, offset)
+    can_represent = fake._spec.numel == 0 or extent(fake._spec) * view.itemsize <= storage_elements
+    if can_represent and storage_elements < extent(view) * view.itemsize and view.numel != 0:
+        raise _make_storage_error(func, fake, view, storage_elements)
     return NotImplemented
 
 
-def _check_symbolic_view(func: object, fake: FakeTensor, geometry: tuple[Any, Any, Any], held: int) -> Any:
-    """The storage of a stand-in with symbolic sizes has no size of its own, that of an input its size at hand: a guard
-    keeps the view within the tensor that all others on the storage are views of."""
+def _check_symbolic_view(
+    func: object, fake: FakeTensor, base: TensorSpec, geometry: tuple[Any, Any, Any], storage_elements: int
+) -> Any:
+    """The storage of a stand-in with symbolic sizes has no fixed size, and that of an input the size of the example: a
+    guard keeps the view within the base tensor."""
     shape, stride = ([from_torch(number) for number in numbers] for numbers in geometry[:2])
     offset = from_torch(geometry[2])
-    base: Any = fake._base if fake._is_view() else fake
-    if lies_in_data(*shape, *stride, offset or 0, *fake._spec.shape) or type(base) is not FakeTensor:
+    if has_unbacked(*shape, *stride, offset or 0, *fake._spec.shape, *base.shape):
         return NotImplemented
     view = fake._spec.as_view(shape, stride, offset)
-    needed, own = extent_if_filled(view) * view.itemsize, extent_if_filled(base._spec) * base._spec.itemsize
-    is_empty = 0 in map(at_hand, shape)
-    if is_empty or (at_hand(needed) <= at_hand(own) and 0 not in map(at_hand, base._spec.shape)):
-        has_room_for(needed, view.shape, own, base._spec.shape)
-    elif at_hand(needed) > held > 0:
-        raise _beyond_storage(func, fake, view, held)
+    needed, own = extent_if_nonempty(view) * view.itemsize, extent_if_nonempty(base) * base.itemsize
+    is_empty = 0 in map(hint_of, shape)
+    own_at_hand = 0 if 0 in map(hint_of, base.shape) else hint_of(own)
+    if is_empty or hint_of(needed) <= own_at_hand:
+        fits_in_storage(needed, view.shape, own, base.shape)
+    elif hint_of(needed) > (storage_elements or own_at_hand):
+        raise _make_storage_error(func, fake, view, storage_elements or own_at_hand)
+    elif hint_of(needed) > hint_of(own):
+        # It fits into a storage that is larger than the tensor: of other sizes, nobody knows how large it is.
+        fix_sizes((*view.shape, *view.stride, view.offset, *base.shape))
     return NotImplemented
 
 
-def _beyond_storage(func: Any, fake: FakeTensor, view: TensorSpec, held: int) -> Exception:
+def _make_storage_error(func: Any, fake: FakeTensor, view: TensorSpec, storage_elements: int) -> Exception:
     error = ArgumentError(
         f"{func.overloadpacket.__name__}: {view} is out of bounds: it reaches to byte "
-        f"{at_hand(extent_if_filled(view)) * view.itemsize:,}, the storage of {fake._spec} has {held:,}"
+        f"{hint_of(extent_if_nonempty(view)) * view.itemsize:,}, the storage of {fake._spec} has {storage_elements:,}"
     )
     return with_line(error, str(func), f"{fake._spec}, {list(view.shape)}, {list(view.stride)}, {view.offset}")
 
 
 @handler("aten::_sparse_mm_reduce_impl_backward")
 def sparse_mm_reduce_backward(mode: FakeTensorMode, func: object, args: Any, kwargs: dict[str, object]) -> Any:
-    """The real kernel trusts the positions that it is given, and these are not known: it must not run on zeros."""
+    """The real kernel does not check its indices, which are unknown: it must not run on zeros."""
     sparse, _, weight, _, _, (of_sparse, of_weight) = args
     return (
         make_new(mode, sparse._spec) if of_sparse else None,
@@ -352,11 +382,11 @@ def crosscheck(call: Call, cached: Plan, fresh: Plan) -> None:
         )
 
 
-# --- Zeros that C++ knows to be zeros: forward-mode gradients of what does not vary -------------------------
+# --- ZeroTensor: forward-mode gradients of constants -------------------------
 
 
 class DeterminedZeros(DeterminedContents):
-    """Of a tensor without memory: what is viewed of it is such a one again."""
+    """The contents of a ZeroTensor: views of it are ZeroTensors as well."""
 
     __slots__ = ()
     is_zeros = True
@@ -364,10 +394,10 @@ class DeterminedZeros(DeterminedContents):
 
 @handler("aten::_efficientzerotensor")
 def zero_tensor(mode: Any, func: OpOverload, args: Any, kwargs: Any) -> FakeTensor:
-    """Where sizes are symbols, C++ would fix them for such a tensor. Inside of torch.func.jvp ordinary zeros serve as well;
-    outside, C++ may take them for a number, whose value it reads.
+    """With symbolic sizes, C++ would specialise them for such a tensor. Inside torch.func.jvp ordinary zeros work as
+    well; outside, C++ may read the value.
 
-    Answered here at any rate: a plan would be found by modes of the other kind.
+    Always answered here, never by a plan: a cached plan would be used by modes of the other kind.
     """
     spec = TensorSpec(
         tuple([from_torch(size) for size in args[0]]),
@@ -381,11 +411,11 @@ def zero_tensor(mode: Any, func: OpOverload, args: Any, kwargs: Any) -> FakeTens
 
 
 TENSOR_SOURCES = (by_higher_order, by_handler, by_lifted_numbers)
-"""Where answers come from that need tensors, in order. What none of them knows is inferred from specs."""
+"""Sources that need tensors, in order; they are asked before inference from specs."""
 
 
-def spec_of_performed(call: Call, result: torch.Tensor) -> TensorSpec:
-    """Of what a registered function, or a decomposition, has given for a call on stand-ins."""
+def spec_of_function_result(call: Call, result: torch.Tensor) -> TensorSpec:
+    """The spec of a tensor that a registered fake function or a decomposition returned."""
     if type(result) is not FakeTensor:
         raise MixedTensorsError(
             f"{call.op}: its fake function has returned a real tensor ({type(result).__name__} of shape "

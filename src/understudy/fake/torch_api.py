@@ -54,7 +54,7 @@ def maybe_get_fake_mode(t: object) -> FakeTensorMode | None:
 
 
 def is_fake_tensor(x: object) -> bool:
-    """Whether this is itself a stand-in: a wrapper around stand-ins is none."""
+    """Whether this is itself a stand-in, not a wrapper around stand-ins."""
     return isinstance(x, FakeTensor)
 
 
@@ -91,7 +91,7 @@ def get_plain_tensors(subclass: Any, *, out: list[object]) -> list[Any]:
 
 @contextmanager
 def unset_fake_temporarily() -> Iterator[FakeTensorMode | None]:
-    """Real torch for a moment: takes the active mode out and gives it."""
+    """Deactivate the active mode for the time of the block; yields that mode."""
     with _torch.without_fake_mode() as previous:
         yield previous
 
@@ -158,7 +158,7 @@ def _memory_format(t: torch.Tensor) -> torch.memory_format | None:
 
 @contextmanager
 def disable_fake_tensor_cache(fake_mode: FakeTensorMode) -> Iterator[None]:
-    """Inside, this mode works out what every call gives, and keeps no answers."""
+    """Inside, this mode infers every call, and caches nothing."""
     before = fake_mode.cache_enabled
     fake_mode.cache_enabled = False
     try:
@@ -189,8 +189,8 @@ def should_allow_numbers_as_tensors(func: Any) -> bool:
 
 
 def torch_decomp_decompositions(func: Any) -> bool:
-    """Whether torch's decomposition of an operator is one of its own, and no reference implementation. A `KeyError` if it
-    has none."""
+    """Whether torch's decomposition of an operator is in `torch._decomp`, not a reference implementation. Raises
+    `KeyError` if it has none."""
     return _torch.is_decomposed_in_aten(func)
 
 
@@ -198,22 +198,22 @@ def run_fallback_kernel(
     fake_mode: FakeTensorMode, func: Any, flat_args: Sequence[object], args_spec: Any,
     orig_not_implemented_exception: RuntimeError,
 ) -> Any:  # fmt: skip
-    """What an operator gives, found by running it for real on zeros of the same sizes.
+    """The results of an operator, found by running it for real on zeros of the same sizes.
 
-    The error is raised if that can't be done: the operator changes metadata in place, or has no kernel.
+    Raises the given exception if that is impossible: the operator changes metadata in place, or has no kernel.
     """
     args, kwargs = _torch.tree_unflatten(list(flat_args), args_spec)
     if torch.Tag.inplace_view in func.tags:
         raise orig_not_implemented_exception
     try:
-        outcomes = run_real_kernel(fake_mode._call(func, args, kwargs))
+        outcomes = run_real_kernel(fake_mode._make_call(func, args, kwargs))
     except UnsupportedOperatorException as error:
         raise orig_not_implemented_exception from error
     return realise(fake_mode, outcomes, flat(FakeTensor, args, kwargs))
 
 
 def init_gpu_context(device: torch.device) -> None:
-    """Nothing is to be done: a backward pass on stand-ins of a device needs none of it, and no driver."""
+    """Does nothing: a backward pass on stand-ins needs no context of the device."""
 
 
 # --- structures -----------------------------------------------------------------------------------------------------------

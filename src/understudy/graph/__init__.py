@@ -1,6 +1,6 @@
-"""graph: what capture, prop and meta share.
+"""graph: modules that capture, prop and meta share.
 
-    borrowed_state  the tensors of a module, replaced for the time of a run; interrupts and garbage collection wait
+    borrowed_state  replaces the tensors of a module for the time of a run; pauses garbage collection
     node_values     `val` and `tensor_meta` of a node
     node_origins    stack traces of nodes, and errors that name a node and the user's line
     symbol_nodes    symbolic numbers as nodes

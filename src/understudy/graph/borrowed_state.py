@@ -1,7 +1,7 @@
-"""State that is borrowed while a graph is recorded, and given back whatever happens.
+"""State that is changed while a graph is recorded, and always restored.
 
-    no_collection    Python's garbage collector, paused
-    BorrowedState    modules hold stand-ins in the place of their tensors, and afterwards what they held before
+    no_collection    pauses Python's garbage collector
+    BorrowedState    puts stand-ins into modules in the place of their tensors, and restores them afterwards
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from understudy.contexts import contextmanager, to_the_end
+from understudy.contexts import contextmanager, run_to_the_end
 from understudy.errors import UnderstudyError
 from understudy.fake.convert import PLAIN_TYPES
 from understudy.fake.mode import FakeTensorMode
@@ -23,8 +23,8 @@ from understudy.fake.tensor import FakeTensor
 from understudy.fake.torch_api import is_fake
 
 
-class SharedPause:
-    """Lasts until the last of those who want it so, in any thread, is done."""
+class SharedSwitch:
+    """A pause shared by all threads: it lasts until every caller of `begin` has called `end`."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -45,13 +45,13 @@ class SharedPause:
             self._wanted.discard(wish)
 
 
-_PAUSE = SharedPause()
+_PAUSE = SharedSwitch()
 
 
 @contextmanager
 def no_collection() -> Iterator[None]:
     wish = object()
-    with to_the_end(lambda: _PAUSE.end(wish)):
+    with run_to_the_end(lambda: _PAUSE.end(wish)):
         _PAUSE.begin(wish)
         yield
 
@@ -61,23 +61,23 @@ def no_collection() -> Iterator[None]:
 TABLES = ("_parameters", "_buffers")
 EVERY_MODULE_HAS = vars(torch.nn.Module())
 NO_TENSORS = frozenset({bool, int, float, str, dict, set, list, tuple, type(None), OrderedDict})
-"""What most attributes of a module are: told by their type at a tenth of what `isinstance` costs."""
+"""The types of most attributes of a module, which hold no tensors. A set look-up costs a tenth of `isinstance`."""
 
 
 CONTAINERS = frozenset({dict, list, OrderedDict})
-"""In which modules keep what they have computed."""
+"""Types in which modules store what they have computed."""
 DEEPEST = 3
-"""How far into them others are looked for."""
+"""How many levels of nested containers are searched."""
 
 
 def own_containers(module: torch.nn.Module) -> list[Any]:
-    """The dicts and lists that a module has for attributes, besides those that every module has."""
+    """The dicts and lists among the attributes of a module, except those that every module has."""
     attributes = vars(module)
     return [value for name, value in attributes.items() if type(value) in CONTAINERS and name not in EVERY_MODULE_HAS]
 
 
 def containers_in(values: Iterable[Any], depth: int = 0) -> Iterator[Any]:
-    """The dicts and lists among these values, and those in them."""
+    """The dicts and lists among these values, and nested ones."""
     for value in values:
         if type(value) in CONTAINERS and depth < DEEPEST:
             yield value
@@ -94,7 +94,7 @@ def values_in(container: Any, depth: int = 0) -> Iterator[object]:
 
 
 def refuse_cycles(value: object, around: tuple[object, ...] = (), path: str = "the inputs") -> None:
-    """An error that names a list, tuple or dict which contains itself; nothing if there is none."""
+    """Raise an error that names a list, tuple or dict that contains itself, if there is one."""
     if not isinstance(value, (list, tuple, dict)):
         return
     if any(value is outer for outer in around):
@@ -129,9 +129,9 @@ def parts_in(module: torch.nn.Module) -> list[torch.nn.Module]:
     return [part for _, part in named_parts(module)]
 
 
-class ModuleOwner:
-    """Which thread has put stand-ins into a module. Another thread that wants to, waits: it would take the stand-ins
-    for the module's own tensors."""
+class ModuleOwners:
+    """Which thread has put stand-ins into which module. Another thread has to wait: it would take the stand-ins for the
+    module's own tensors."""
 
     LONGEST_WAIT = 60.0
 
@@ -159,13 +159,13 @@ class ModuleOwner:
             self._changed.notify_all()
 
 
-LENDING = ModuleOwner()
+MODULE_OWNERS = ModuleOwners()
 
 
 class BorrowedState:
-    """While modules are lent, their parameters, buffers and tensor attributes are stand-ins.
+    """While modules are borrowed, their parameters, buffers and tensor attributes are stand-ins.
 
-    `give_back` leaves every module as it was, whatever its forward did to it meanwhile.
+    `give_back` restores every module to its earlier state, whatever its forward did to it.
     """
 
     def __init__(self, mode: FakeTensorMode) -> None:
@@ -173,10 +173,10 @@ class BorrowedState:
         self._allowed_reals = mode.allow_non_fake_inputs
         self._before: dict[torch.nn.Module, dict[str, Any]] = {}
         self._containers: list[tuple[Any, Any]] = []
-        """The dicts and lists that modules hold, and what was in them."""
+        """The dicts and lists that modules hold, and their contents."""
         self._taken: list[torch.nn.Module] = []
         self.replaced: dict[torch.nn.Module, list[tuple[str, torch.Tensor, Any]]] = {}
-        """For each module: name, real tensor and stand-in of what it was lent with."""
+        """For each module: the name, the real tensor and the stand-in of each replaced tensor."""
 
     def borrow(self, module: torch.nn.Module) -> torch.nn.Module:
         if module not in self._before:
@@ -184,12 +184,12 @@ class BorrowedState:
         return module
 
     def borrow_parts(self, module: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
-        """Lends a module, and gives what it consists of, by names."""
-        LENDING.take([module])  # before its parts are looked at: another thread may have replaced some
+        """Borrow a module, and return its submodules by name."""
+        MODULE_OWNERS.take([module])  # before reading its parts: another thread may have replaced some
         self._taken.append(module)
         named = named_parts(module)
         parts = [part for _, part in named if part not in self._before]
-        LENDING.take(parts)
+        MODULE_OWNERS.take(parts)
         self._taken += parts
         for part in parts:
             self._borrow_one(part)
@@ -197,7 +197,7 @@ class BorrowedState:
 
     def _borrow_one(self, module: torch.nn.Module) -> None:
         if isinstance(module, torch.jit.ScriptModule):
-            self._keep_one(module)
+            self._convert_script_module(module)
             return
         attributes = vars(module)
         self._before[module] = attributes.copy()
@@ -205,7 +205,7 @@ class BorrowedState:
             self._containers += [(value, value.copy()) for value in containers_in(own_containers(module))]
         is_plain = NO_TENSORS.issuperset(map(type, attributes.values()))
         replaced = self.replaced[module] = []
-        for name in TABLES:  # the module's own are left alone
+        for name in TABLES:  # the module's own dicts are not changed
             table = attributes[name]
             is_empty = not table and type(table) is dict
             attributes[name] = {} if is_empty else self._make_table(module, table, replaced)
@@ -217,7 +217,7 @@ class BorrowedState:
                 replaced.append((name, value, fake))
 
     def _make_table(self, module: torch.nn.Module, table: dict[str, Any], replaced: list[Any]) -> dict[str, Any]:
-        """The table for the time in which the module is lent."""
+        """The dict of parameters or buffers that the module has while it is borrowed."""
         lent = table.copy() if type(table) is dict else copy.copy(table)
         for name, value in table.items():
             if value is not None:
@@ -228,8 +228,8 @@ class BorrowedState:
     def _stand_in(self, tensor: torch.Tensor) -> torch.Tensor:
         return self._mode.from_tensor(tensor, static_shapes=True) if self._is_real(tensor) else tensor
 
-    def _keep_one(self, module: torch.nn.Module) -> None:
-        """C++ holds what a scripted module computes with, and would not take stand-ins: they are made as it computes."""
+    def _convert_script_module(self, module: torch.nn.Module) -> None:
+        """The tensors of a scripted module are in C++, which accepts no stand-ins: they are converted when it runs."""
         self._mode.allow_non_fake_inputs = True
         tensors = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
         self.replaced[module] = [(name, tensor, tensor) for name, tensor in tensors]
@@ -251,5 +251,5 @@ class BorrowedState:
         self._mode.allow_non_fake_inputs = self._allowed_reals
         self._before.clear()
         self.replaced.clear()
-        LENDING.give(self._taken)
+        MODULE_OWNERS.give(self._taken)
         self._taken.clear()

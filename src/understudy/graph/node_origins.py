@@ -1,4 +1,4 @@
-"""Where a node comes from: the lines of the user's program, written out once for each place; and errors that name them."""
+"""The origin of a node: stack traces of the user's program, and errors that name a node and its line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.fx import Node
 from understudy import _torch
 from understudy.errors import Context, UnderstudyError
 from understudy.fake.inputs import describe_tensors
-from understudy.lines import is_the_users, short_path
+from understudy.lines import is_user_file, short_path
 from understudy.spec.error_context import hint_for
 
 if TYPE_CHECKING:
@@ -24,26 +24,27 @@ USERS, BOUNDARY, OTHER = "the user's code", "where a trace begins", "other code"
 
 
 class StackTraces:
-    """Stack traces by number. A place is the place around it and one more line.
+    """Stack traces by number. A trace is the number of the trace around it and one more line.
 
-    Walking up all frames for each operator would cost as much as recording it. The frames in which modules are called
-    are remembered while they last: a walk ends at the first that is still the same, for then all around it is too.
+    Walking up all frames for each operator would cost as much as recording it. So the frames in which modules are
+    called are remembered while they are active: a walk ends at the first one that is unchanged, because then all outer
+    frames are, too.
     """
 
     def __init__(self) -> None:
         self._texts: list[str] = [""]
         self._inner: dict[tuple[int, int, int], int] = {}
         self._kinds: dict[int, str] = {}
-        self._code: list[CodeType] = []  # kept alive, so that its identity stays its own
+        self._code: list[CodeType] = []  # kept alive: found by id(), which must not be reused
         self._calls: list[tuple[FrameType, int]] = []
         self._depth: dict[int, int] = {}
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         self._calls.clear()
         self._depth.clear()
 
-    def here(self, frame: Any) -> str:
-        """The text of the place that this frame has come to."""
+    def trace_of(self, frame: Any) -> str:
+        """The stack trace of this frame as text."""
         kinds, module_call = self._kinds, _torch.MODULE_CALL
         new: list[Any] = []
         place = NOWHERE
@@ -57,7 +58,7 @@ class StackTraces:
                     break
                 new.append(frame)
             else:
-                # By identity: the hash of a code object covers all of its code.
+                # By identity: hashing a code object hashes all of its code.
                 kind = kinds.get(id(code)) or self._kind_of(code)
                 if kind is USERS:
                     new.append(frame)
@@ -74,16 +75,16 @@ class StackTraces:
                 self._calls.append((frame, place))
             else:
                 key = (place, id(frame.f_code), frame.f_lasti)
-                place = self._inner.get(key) or self._written_out(key, frame)
+                place = self._inner.get(key) or self._write_trace(key, frame)
         return self._texts[place]
 
     def _kind_of(self, code: CodeType) -> str:
         self._code.append(code)
-        kind = USERS if is_the_users(code.co_filename) else BOUNDARY if code in BOUNDARIES else OTHER
+        kind = USERS if is_user_file(code.co_filename) else BOUNDARY if code in BOUNDARIES else OTHER
         self._kinds[id(code)] = kind
         return kind
 
-    def _written_out(self, key: tuple[int, int, int], frame: FrameType) -> int:
+    def _write_trace(self, key: tuple[int, int, int], frame: FrameType) -> int:
         code = frame.f_code
         outer, text = self._texts[key[0]], _line_of(code.co_filename, frame.f_lineno, code.co_name)
         self._inner[key] = len(self._texts)
@@ -99,20 +100,20 @@ def _line_of(file: str, line: int, function: str) -> str:
 
 
 BOUNDARIES: set[CodeType] = set()
-"""What is outside of these is not part of the program that is recorded."""
+"""Frames outside of these functions are not part of the recorded program."""
 
 
-def begins_here(function: Callable[..., object]) -> Callable[..., object]:
-    """Mark a function that calls the user's program."""
+def mark_boundary(function: Callable[..., object]) -> Callable[..., object]:
+    """Mark a function that calls the user's program: stack traces of nodes end here."""
     BOUNDARIES.add(function.__code__)
     return function
 
 
-# --- Errors of a propagation: which node, which line of the user's code stands behind it, what went into it ---
+# --- Errors of a propagation: the node, its line in the user's code, its inputs -----------------------------------
 
 FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)[^\n]*\n(?P<source>[^\n]*)')
 LIKE_BUILTIN = (TypeError, ValueError, IndexError, KeyError, NotImplementedError, AttributeError, AssertionError)
-"""Errors that can be caught under their own names after they were located."""
+"""The located error is also an instance of these classes, so that `except` clauses still match."""
 
 
 class PropagationError(UnderstudyError, RuntimeError):
@@ -143,15 +144,15 @@ def _name_of(target: object) -> str:
     return getattr(target, "__name__", None) or str(target)
 
 
-def at_node(error: Exception, node: Node, inputs: tuple[object, object]) -> Exception:
-    """The error to raise from `error`, which running this node gave."""
+def locate_error(error: Exception, node: Node, inputs: tuple[object, object]) -> Exception:
+    """The error to raise from `error`, which was raised by running this node."""
     if isinstance(error, PropagationError):
-        return error  # an inner graph knows more
+        return error  # located already, in an inner graph
     reason, hint = (error.reason, hint_for(error)) if isinstance(error, UnderstudyError) else (str(error), "")
     context = Context(
         _name_of(node.target),
         describe_tensors(*inputs),
-        line_behind(node) or (error.context.line if isinstance(error, UnderstudyError) else ""),
+        line_of_node(node) or (error.context.line if isinstance(error, UnderstudyError) else ""),
         (error.context.hint if isinstance(error, UnderstudyError) else "") or hint,
     )
     kind: Any = type(error)
@@ -162,7 +163,7 @@ def at_node(error: Exception, node: Node, inputs: tuple[object, object]) -> Exce
 
 @functools.cache
 def _kind_like(kind: Any) -> type[PropagationError]:
-    """`PropagationError`, as an error of this kind as well."""
+    """A class that is both `PropagationError` and this kind of error."""
     if issubclass(kind, UnderstudyError):
         bases: tuple[type, ...] = (PropagationError, kind)
     else:
@@ -173,11 +174,11 @@ def _kind_like(kind: Any) -> type[PropagationError]:
     return type("PropagationError", bases, members)
 
 
-def line_behind(node: Node) -> str:
-    """The innermost line of the user's code that the node was made from: `model.py:12: y = x @ w`."""
+def line_of_node(node: Node) -> str:
+    """The innermost line of the user's code in the node's stack trace: `model.py:12: y = x @ w`."""
     shown = ""
     for frame in FRAME.finditer(node.stack_trace or ""):
-        if is_the_users(frame["file"]):
+        if is_user_file(frame["file"]):
             place, source = f"{short_path(frame['file'])}:{frame['line']}", frame["source"].strip()
             shown = f"{place}: {source}" if source and not source.startswith('File "') else place
     return shown

@@ -1,9 +1,9 @@
-"""What is written into a node: its value (`val`, a snapshot), `tensor_meta`, and where in the program it comes from.
+"""The metadata of a node: its value (`val`, a snapshot), `tensor_meta`, and its origin in the program.
 
     set_val, snapshot    the value of a node, as it was when it was recorded
-    comparing            whether two runs of a graph gave the same metadata
+    is_alike             whether two runs of a graph have the same metadata
     tensor_meta          as torch's `ShapeProp` writes it
-    NodeMeta             all of it for nodes that are being recorded
+    NodeMeta             writes all metadata while a graph is recorded
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from understudy.fake.tensor import FakeTensor
 from understudy.fake.torch_api import is_fake
 from understudy.graph.node_origins import StackTraces
 from understudy.shapes.node import SymNode
-from understudy.shapes.sizes import surely_equal
+from understudy.shapes.sizes import is_provably_equal
 from understudy.spec import TensorSpec
 from understudy.spec.call import flat
 
@@ -38,18 +38,18 @@ NUMBERS = (*SYMBOLIC, int, float)
 
 
 def snapshot(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor as it is now, on the same storage, without gradient."""
+    """A copy of the tensor's current metadata: another stand-in on the same storage, without gradient."""
     if type(tensor) is FakeTensor:
-        return make_view(tensor.fake_mode, tensor, tensor._spec, is_asked=False)
+        return make_view(tensor.fake_mode, tensor, tensor._spec, expects_operators=False)
     return tensor.detach()
 
 
-def itself(tensor: torch.Tensor) -> torch.Tensor:
+def return_tensor(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
 def val_of(value: Any, of_tensor: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """The same structure with tensors and numbers in it, None for all else; None if it has neither."""
+    """The same structure with its tensors and numbers, and None for everything else; None if it has neither."""
     if type(value) is FakeTensor:
         return of_tensor(value)
     is_empty = True
@@ -68,8 +68,8 @@ def val_of(value: Any, of_tensor: Callable[[torch.Tensor], torch.Tensor]) -> Any
     return None if is_empty else val
 
 
-def in_stand_ins(mode: FakeTensorMode, value: object) -> Any:
-    """The value with each real tensor in it converted, with static shapes."""
+def convert_to_fakes(mode: FakeTensorMode, value: object) -> Any:
+    """The value with each real tensor converted to a stand-in, with static shapes."""
 
     def convert(part: object) -> object:
         if not isinstance(part, torch.Tensor) or is_fake(part):
@@ -96,7 +96,7 @@ def spec_of_val(val: Any) -> Any:
 
 
 def is_complete(mode: FakeTensorMode, val: object) -> bool:
-    """Whether a `val` is the whole value: stand-ins of this mode and numbers, and no place of something else."""
+    """Whether a `val` is the whole value: only stand-ins of this mode and numbers."""
     if isinstance(val, (list, tuple)):
         return all(is_complete(mode, part) for part in val)
     if isinstance(val, dict):
@@ -104,13 +104,13 @@ def is_complete(mode: FakeTensorMode, val: object) -> bool:
     return mode.is_our_fake(val) or isinstance(val, NUMBERS)
 
 
-def needs_attention(mode: FakeTensorMode, value: object) -> tuple[bool, bool]:
-    """Whether autograd, and whether something else in C++, has a say in calls with this value."""
+def needs_dispatch(mode: FakeTensorMode, value: object) -> tuple[bool, bool]:
+    """Whether calls with this value have to go through autograd, and whether through other C++ dispatch (subclasses, …)."""
     if type(value) is FakeTensor:
         spec = value._spec
         return value.requires_grad, spec.conj or spec.neg or value.fake_mode is not mode
     if isinstance(value, (list, tuple)):
-        parts = [needs_attention(mode, part) for part in value]
+        parts = [needs_dispatch(mode, part) for part in value]
         return any(grad for grad, _ in parts), any(odd for _, odd in parts)
     is_strange = isinstance(value, (torch.Tensor, dict))
     return is_strange, is_strange
@@ -120,15 +120,15 @@ def needs_attention(mode: FakeTensorMode, value: object) -> tuple[bool, bool]:
 
 
 def is_alike(old: Any, new: Any) -> bool:
-    """Whether nothing that is computed from one differs when computed from the other."""
+    """Whether everything computed from one is the same when computed from the other."""
     if type(old) is not type(new):
         return False
     if type(old) is FakeTensor:
-        # Values that are followed may decide what comes out downstream, so they count as different.
+        # Determined values may affect later results, so they count as different.
         return (
             old._spec is new._spec
-            and old._known is None
-            and new._known is None
+            and old._determined is None
+            and new._determined is None
             and old.requires_grad == new.requires_grad
         )
     if isinstance(old, (list, tuple)):
@@ -156,18 +156,18 @@ def storages_of(value: object) -> list[int]:
 # --- tensor_meta ----------------------------------------------------------------------------------------------------
 
 ORDERS = {4: (1, 3, 2, 0), 5: (1, 4, 3, 2, 0)}
-"""The dimensions from the innermost on, where channels come last."""
+"""The order of the dimensions in channels-last formats, innermost first."""
 FORMATS = (torch.contiguous_format, torch.channels_last, torch.channels_last_3d)
 
 
 def tensor_meta_of(value: Any) -> Any:
-    """What `torch.fx`'s shape propagation writes: a `TensorMetadata` for each tensor; None if there is none."""
+    """As `torch.fx`'s shape propagation: a `TensorMetadata` for each tensor; None without tensors."""
     from torch.fx.passes.shape_prop import TensorMetadata  # why: only on request
 
     if type(value) is FakeTensor and value._spec.is_symbolic and value._spec.layout is torch.strided:
         spec, strides = value._spec, value.stride()
         return TensorMetadata(
-            value.shape, spec.dtype, value.requires_grad, strides, _surely_format(spec), is_quantized=False, qparams={}
+            value.shape, spec.dtype, value.requires_grad, strides, _provable_format(spec), is_quantized=False, qparams={}
         )
     is_empty = True
 
@@ -196,7 +196,7 @@ def tensor_meta_of_numbers(spec: TensorSpec, requires_grad: bool) -> Any:
     """The `TensorMetadata` of a tensor in strided layout whose sizes are numbers."""
     from torch.fx.passes.shape_prop import TensorMetadata  # why: only on request
 
-    memory_format = torch.contiguous_format if spec.numel == 0 else _surely_format(spec)
+    memory_format = torch.contiguous_format if spec.numel == 0 else _provable_format(spec)
     shape, stride, _ = spec.numbers
     return TensorMetadata(
         torch.Size(shape), spec.dtype, requires_grad, stride, memory_format, is_quantized=False, qparams={}
@@ -205,89 +205,89 @@ def tensor_meta_of_numbers(spec: TensorSpec, requires_grad: bool) -> Any:
 
 def _memory_format(tensor: torch.Tensor) -> torch.memory_format | None:
     if type(tensor) is FakeTensor and tensor._spec.is_symbolic:
-        return _surely_format(tensor._spec)
+        return _provable_format(tensor._spec)
     for memory_format, dims in zip(FORMATS, (None, 4, 5), strict=True):
         if (dims is None or tensor.ndim == dims) and tensor.is_contiguous(memory_format=memory_format):
             return memory_format
     return None
 
 
-def _surely_format(spec: TensorSpec) -> torch.memory_format | None:
-    """Of symbolic sizes: as far as it is known. Nothing is to become a guard because it was written down."""
-    if _surely_packed(spec, range(spec.ndim - 1, -1, -1)):
+def _provable_format(spec: TensorSpec) -> torch.memory_format | None:
+    """For symbolic sizes: the format if it can be proved. Writing metadata must not add guards."""
+    if _is_provably_packed(spec, range(spec.ndim - 1, -1, -1)):
         return torch.contiguous_format
-    if spec.ndim in ORDERS and _surely_packed(spec, ORDERS[spec.ndim]):
+    if spec.ndim in ORDERS and _is_provably_packed(spec, ORDERS[spec.ndim]):
         return FORMATS[spec.ndim - 3]
     return None
 
 
-def _surely_packed(spec: TensorSpec, order: Sequence[int]) -> bool:
+def _is_provably_packed(spec: TensorSpec, order: Sequence[int]) -> bool:
     expected: Any = 1
     for dim in order:
-        if surely_equal(spec.shape[dim], 1):
+        if is_provably_equal(spec.shape[dim], 1):
             continue
-        if not surely_equal(spec.stride[dim], expected):
+        if not is_provably_equal(spec.stride[dim], expected):
             return False
         expected = expected * spec.shape[dim]
     return True
 
 
-# --- What is written into a recorded node: what it gives, and where in the user's program it comes from -----
+# --- Metadata of recorded nodes: value and origin -----------------------------------------------------------
 
 has_preserved_node_meta = fx_traceback.has_preserved_node_meta
-CARRIED = tuple(
+COPIED_META = tuple(
     "stack_trace nn_module_stack torch_fn source_fn_stack recompute ac_graph_id has_backward_hook from_node "
     "quantization_tag _numeric_debug_handle custom partitioner_tag arg_kwarg_vals seq_nr autograd_backward".split()
 )
-"""What is taken over from the node of another graph that is being run, under `preserve_node_meta`."""
+"""Metadata that is copied from the node of another graph that is being run, under `preserve_node_meta`."""
 
 
 class NodeMeta:
-    """Where the program is just now: the user's lines, the torch function, the operator that is being decomposed."""
+    """The current position in the program: the user's lines, the torch function, the operator that is being decomposed."""
 
     def __init__(self) -> None:
         self.torch_call: tuple[Any, int] | None = None
         self._torch_fn: tuple[Any, tuple[str, str]] = (None, ("", ""))
         self.original_aten: Any = None
         self.module_stack: Any = None
-        self._places = StackTraces()
+        self._stack_traces = StackTraces()
         self._tensor_metas: tuple[dict[Any, TensorMetadata], ...] = ({}, {})
 
     def mark(self, node: Node, frame: object = None) -> None:
-        """Say where a node comes from: from the program that runs in this frame, the caller's if none is given."""
+        """Write the origin of a node into its metadata: the program in this frame, by default the caller's."""
         meta = node.meta
         if has_preserved_node_meta():
-            self._carry_over(node)
+            self._copy_current_meta(node)
         if self.original_aten is not None:
             meta["original_aten"] = self.original_aten
         if "stack_trace" not in meta:
-            trace = self._places.here(sys._getframe(1) if frame is None else frame)
+            trace = self._stack_traces.trace_of(sys._getframe(1) if frame is None else frame)
             if trace:
                 meta["stack_trace"] = trace
         call = self.torch_call
         if call is not None and "torch_fn" not in meta:
-            meta["torch_fn"] = self._torch_fn[1] if self._torch_fn[0] is call else self._described_call(call)
+            meta["torch_fn"] = self._torch_fn[1] if self._torch_fn[0] is call else self._describe_call(call)
         if self.module_stack is not None and "nn_module_stack" not in meta:
             stack = self.module_stack()
             if stack:
                 meta["nn_module_stack"] = stack
 
-    def _described_call(self, call: tuple[object, int]) -> tuple[str, str]:
+    def _describe_call(self, call: tuple[object, int]) -> tuple[str, str]:
         func, count = call
         name = getattr(func, "__name__", None) or str(func)
         self._torch_fn = call, (f"{name}_{count}", f"{type(func).__name__}.{name}")
         return self._torch_fn[1]
 
-    def _carry_over(self, node: Node) -> None:
-        """Under `preserve_node_meta`, a node says what the node says that is being run, and which operator it is of."""
+    def _copy_current_meta(self, node: Node) -> None:
+        """Under `preserve_node_meta`, copy the metadata of the node that is being run."""
         current = fx_traceback.get_current_meta()
-        for name in CARRIED:
+        for name in COPIED_META:
             value = current.get(name)
             if value is not None:
                 node.meta[name] = copy.copy(value)
         if fx_traceback.GRADIENT_ACC_SPECIAL_STACK in current.get("stack_trace", ""):
             node.meta["is_gradient_acc"] = node.meta["autograd_backward"] = True
-        # By the number of autograd's node a call of a backward pass finds the call that it is the gradient of.
+        # The sequence number of autograd's node links a call of the backward pass to its forward call.
         backward = current["grad_fn_seq_nr"] if current.get("in_grad_fn", 0) > 0 else ()
         node.meta["seq_nr"] = backward[-1] if backward else _torch.count_autograd_nodes() - 1
         if isinstance(node.target, _torch.OpOverload):
@@ -298,27 +298,27 @@ class NodeMeta:
                 node.meta["original_aten"] = source.meta["original_aten"]
 
     def stack_trace(self) -> str:
-        """The user's lines that led here, outermost first."""
-        return self._places.here(sys._getframe(2))
+        """The stack trace of the user's program, outermost line first."""
+        return self._stack_traces.trace_of(sys._getframe(2))
 
     def close(self) -> None:
-        """The trace is over: let go of what the program was holding."""
-        self._places.forget()
+        """Called at the end of a trace: drop references to frames and values."""
+        self._stack_traces.clear()
 
     def tensor_meta(self, fake: FakeTensor, with_gradient: bool = False) -> Any:
-        """One for each spec: results of operators need no gradient themselves, parameters may."""
+        """The `TensorMetadata` of a stand-in, one object for each spec."""
         found = self._tensor_metas[with_gradient].get(fake._spec)
-        return self._described_tensor(fake, with_gradient) if found is None else found
+        return self._make_tensor_meta(fake, with_gradient) if found is None else found
 
     def tensor_meta_of_spec(self, spec: TensorSpec, with_gradient: bool) -> Any:
-        """The same for a tensor in strided layout with plain sizes, of which there is no stand-in."""
+        """The same for a strided spec with plain sizes, without a stand-in."""
         metas = self._tensor_metas[with_gradient]
         found = metas.get(spec)
         if found is None:
             found = metas[spec] = tensor_meta_of_numbers(spec, with_gradient)
         return found
 
-    def _described_tensor(self, fake: FakeTensor, with_gradient: bool) -> Any:
+    def _make_tensor_meta(self, fake: FakeTensor, with_gradient: bool) -> Any:
         spec = fake._spec
         if not spec.is_symbolic and spec.layout is torch.strided:
             return self.tensor_meta_of_spec(spec, with_gradient)
@@ -327,27 +327,27 @@ class NodeMeta:
 
 
 _FOR_REAL_TENSORS = FakeTensorMode()
-"""The mode of the stand-ins that say what a real tensor is."""
+"""The mode of the stand-ins that describe real tensors in `val`."""
 
 
-def stand_in(tensor: torch.Tensor) -> torch.Tensor:
-    """What `val` says of a tensor: of a stand-in, as it is now; of a real one, all but its data."""
+def make_val(tensor: torch.Tensor) -> torch.Tensor:
+    """The `val` of a tensor: a snapshot of a stand-in; for a real tensor, a stand-in."""
     if type(tensor) is FakeTensor:
         return snapshot(tensor)
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested or is_fake(tensor):
         return tensor.detach()
-    if any(isinstance(size, torch.SymInt) for size in tensor.shape):  # one of torch's: no other has its sizes
+    if any(isinstance(size, torch.SymInt) for size in tensor.shape):  # a fake of torch's own, with its own symbols
         return tensor.detach()
     return make_new(_FOR_REAL_TENSORS, spec_of_real(tensor))
 
 
 def as_val(value: object) -> Any:
-    """What `val` says of a value: the same structure of stand-ins and numbers, None for what is neither."""
-    return val_of(value, stand_in)
+    """The `val` of a value: the same structure of stand-ins and numbers, and None for everything else."""
+    return val_of(value, make_val)
 
 
 def set_val(node: Node, value: object) -> None:
-    """`val` and `tensor_meta` of a node that gives this value."""
+    """Set `val` and `tensor_meta` of a node that produced this value."""
     if type(value) is FakeTensor:
         node.meta["val"] = snapshot(value)
         node.meta["tensor_meta"] = tensor_meta_of(value)
@@ -356,4 +356,4 @@ def set_val(node: Node, value: object) -> None:
     if val is not None or isinstance(value, (bool, str)) or value is None:
         node.meta["val"] = val if val is not None else value
     if isinstance(value, torch.Tensor) and not (value.is_nested and value.layout is torch.strided):
-        node.meta["tensor_meta"] = tensor_meta_of(value)  # rows of several lengths have no shape
+        node.meta["tensor_meta"] = tensor_meta_of(value)  # nested tensors have no shape

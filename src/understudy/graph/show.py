@@ -36,9 +36,10 @@ def show(
     nested: bool = True,
     console: Console | None = None,
 ) -> None:
-    """Print the graph: name, operator and its arguments, what it gives, module, source line.
+    """Print the graph: name, operator and its arguments, result, module, source line.
 
-    `limit`: print the first and last of so many nodes. `nested`: the graphs of branches and loops too.
+    `limit`: print at most this many nodes, the first and the last ones. `nested`: also print the graphs of branches and
+    loops.
     """
     from rich.console import Console  # why: only for those who look
 
@@ -60,7 +61,7 @@ def rows_of(graph_module: GraphModule) -> list[NodeRow]:
 
 
 def require_graph(value: object) -> None:
-    """Only what has been captured has a graph to show."""
+    """Raise a `TypeError` unless the value is a captured graph."""
     if not isinstance(value, GraphModule):
         what = value.__name__ if isinstance(value, type) else f"a {type(value).__name__}"
         raise TypeError(
@@ -150,12 +151,12 @@ def _argument(value: object) -> str:
 
 
 def describe_val(val: object) -> str:
-    """What a node gives, in one line."""
+    """The value of a node in one line."""
     if type(val) is FakeTensor:
         return str(val._spec)
     if isinstance(val, torch.Tensor):
         dtype = SHORT_DTYPE.get(val.dtype, str(val.dtype).removeprefix("torch."))
-        if val.is_nested and val.layout is torch.strided:  # rows of several lengths have no shape
+        if val.is_nested and val.layout is torch.strided:  # nested tensors have no shape
             return f"nested {dtype}[{val.size(0)} tensors]@{val.device}"
         return f"{dtype}[{', '.join(map(str, val.shape))}]@{val.device}"
     if isinstance(val, (list, tuple)):
@@ -169,7 +170,7 @@ def _module(node: Node) -> str:
 
 
 def _line(node: Node) -> str:
-    """The innermost of the user's lines: `model.py:12`."""
+    """The innermost line of the user's code: `model.py:12`."""
     trace = node.meta.get("stack_trace") or ""
     for text in reversed(trace.splitlines()):
         if text.lstrip().startswith('File "'):

@@ -1,11 +1,11 @@
 """Symbolic numbers in a graph.
 
-Arithmetic on sizes is not recorded as it happens. A symbolic number is known by its expression, which is interned; when
-one is an argument of a recorded call, the nodes that compute it are made from its expression, each once. So only what
-reaches the graph is in it, and two ways to the same size are one node.
+Arithmetic on sizes is not recorded when it happens. A symbolic number is identified by its interned expression; when it
+is an argument of a recorded call, the nodes that compute it are made from its expression, each once. So the graph
+contains only the arithmetic it needs, and the same size computed twice is one node.
 
-Where the symbols themselves come from: the sizes, strides and offsets of inputs, numbers among the inputs, and results
-that data decides.
+The symbols themselves come from the sizes, strides and offsets of inputs, from numbers among the inputs, and from
+data-dependent results (unbacked symbols).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from understudy.spec import TensorSpec
 
 aten = torch.ops.aten
 SymbolSource = tuple[Any, tuple[Any, ...]]
-"""A target and its arguments, the node that they read among them."""
+"""The target and arguments of the node that reads a symbol."""
 RELATIONS: dict[str, Callable[..., Any]] = {
     "==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
 }  # fmt: skip
@@ -48,7 +48,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
 
 
 class GraphBuilder(Protocol):
-    """What builds the graph: a tracer, which knows the environment of the symbols and appends calls."""
+    """The tracer that builds the graph: has the shape environment, and appends calls."""
 
     shape_env: Any
     graph: Any
@@ -69,34 +69,34 @@ class SymbolNodes(Writer[Any]):
         self._number: Any = None  # the SymNode whose expression is being written
         self._readable: dict[Expr, None] = {}
         self._last_read: list[SymNode | None] = [None, None, None]
-        """Of each table, the last number whose symbols are among the readable."""
+        """For each table, the last number whose symbols were added to `_readable`."""
         self.simplifies = True
-        """Whether a number is written as the plain one that it can only be."""
+        """Whether a number with only one possible value is written as a plain number."""
 
     # --- where symbols come from -----------------------------------------------------------------------------
 
     def bind(self, symbolic: object, node: Node) -> None:
-        """This node is this symbolic number. A second name for the same number never replaces the first."""
+        """Register a node for a symbolic number. The first node for a number is kept."""
         number = self._find_number(symbolic)
         if number is not None:
             self._nodes.setdefault(number, node)
 
     def _find_number(self, symbolic: Any) -> SymNode | None:
-        """What a number is known by, None for one that is not to be found."""
+        """The key under which a number is registered; None for numbers that are not ours."""
         if type(symbolic.node) is SymNode:
             return symbolic.node
-        if not is_foreign(symbolic):
+        if not is_torch_number(symbolic):
             return None
         self._foreign = self._foreign or TorchSymbolNames(self)
         return self._foreign.find_number(symbolic)
 
-    def node_of_foreign(self, symbolic: object) -> Any:
-        """The node for a number that is none of ours; the number itself if there is none."""
-        node = None if self._foreign is None or not is_foreign(symbolic) else self._foreign.node_of(symbolic)
+    def node_of_torch_number(self, symbolic: object) -> Any:
+        """The node for a symbolic number of torch's own; the number itself if there is none."""
+        node = None if self._foreign is None or not is_torch_number(symbolic) else self._foreign.node_of(symbolic)
         return symbolic if node is None else node
 
     def bind_tensor(self, spec: TensorSpec, node: Node) -> None:
-        """The sizes, strides and offset of this tensor can be read off this node."""
+        """Register a node from which the sizes, strides and offset of this tensor can be read."""
         for dim, size in enumerate(spec.shape):
             if type(size) is SymNode:
                 self._sources.setdefault(size, (aten.sym_size.int, (node, dim)))
@@ -107,13 +107,13 @@ class SymbolNodes(Writer[Any]):
             self._sources.setdefault(spec.offset, (aten.sym_storage_offset.default, (node,)))
 
     def _follows_from_sizes(self, number: SymNode) -> bool:
-        """Whether it is computed from sizes that can be read: that holds for other layouts, too."""
+        """Whether a stride can be computed from sizes with nodes: preferred, because it also holds for other layouts."""
         symbols = getattr(number.value, "symbols", ())
         env = number.shape_env
         return bool(symbols) and all(env.node(symbol, int) in self._sources for symbol in symbols)
 
     def bind_symbols_of(self, wrapper: torch.Tensor, node: Node) -> None:
-        """As `bind_tensor`, for a tensor that is no stand-in itself but has symbolic sizes."""
+        """As `bind_tensor`, for a wrapper with symbolic sizes."""
         strides = wrapper.stride() if wrapper.layout is torch.strided else ()
         for target, numbers in ((aten.sym_size.int, wrapper.shape), (aten.sym_stride.int, strides)):
             for dim, number in enumerate(numbers):
@@ -130,7 +130,7 @@ class SymbolNodes(Writer[Any]):
         return any(symbolic.node in known for known in (self._nodes, self._sources, self._promised))
 
     def can_compute(self, symbolic: Any) -> bool:
-        """Whether there is a node for a number, or one can be made from those that there are."""
+        """Whether there is a node for a number, or one can be made from existing nodes."""
         number = symbolic.node
         if type(number) is not SymNode or number.is_plain:
             return False
@@ -139,11 +139,11 @@ class SymbolNodes(Writer[Any]):
         return symbols_in(symbolic) <= self.readable()
 
     def readable(self) -> Set[Expr]:
-        """The symbols that there are nodes for, or can be, in the order in which they became so. It only ever grows."""
+        """The symbols for which there are nodes, or can be, in the order in which they were added. The set only grows."""
         tables: tuple[dict[SymNode, Any], ...] = (self._nodes, self._sources, self._promised)
         for position, table in enumerate(tables):
             last = self._last_read[position]
-            for number in reversed(table):  # tables keep the order of insertion
+            for number in reversed(table):  # dicts keep the order of insertion
                 if number is last:
                     break
                 self._readable.update(dict.fromkeys(getattr(number.value, "symbols", ())))
@@ -151,14 +151,14 @@ class SymbolNodes(Writer[Any]):
         return self._readable.keys()
 
     def readable_from(self, position: int) -> list[Expr]:
-        """Those that have become readable since there were as many as `position`."""
+        """The symbols that have become readable since there were `position` of them."""
         count = len(self.readable()) - position
         return list(itertools.islice(reversed(self._readable), count))
 
     def read_all(self) -> None:
-        """A tensor is about to change its metadata: read now what could be read off it.
+        """Make the nodes that read sizes now, because a tensor is about to change its metadata.
 
-        Which one it is does not matter: it may be known by another node by now, and what is read in vain goes as dead code.
+        For all tensors: a tensor may have several nodes. Unused nodes are removed later as dead code.
         """
         for number in list(self._sources):
             if number not in self._nodes:
@@ -183,7 +183,7 @@ class SymbolNodes(Writer[Any]):
             self._nodes[number] = found
         return found
 
-    def in_terms_of(self, env: object, number: SymNode) -> Any:
+    def node_of_other_env(self, env: object, number: SymNode) -> Any:
         """`node_of` a number of another environment than the trace's."""
         before, self._tracer.shape_env = self._tracer.shape_env, env
         try:
@@ -266,7 +266,7 @@ class SymbolNodes(Writer[Any]):
         return self._make(OPERATIONS[operation], parts, number)
 
     def write_sum(self, terms: Sequence[Term]) -> Any:
-        """Terms with symbols first, the constant last; what is subtracted is subtracted."""
+        """Terms with symbols first, the constant last; negative terms are subtracted."""
         env = self._tracer.shape_env
         terms = sorted(terms, key=lambda term: (not term[0], term[1] < 0))
         total: Any = 0 if not terms else None
@@ -313,7 +313,7 @@ class SymbolNodes(Writer[Any]):
         return found
 
     def _find_condition(self, condition: Condition, number: SymNode) -> object:
-        """A condition that is in the graph already, or that is to be written as it was first asked."""
+        """The node of a condition that is already in the graph, or the form in which the program asked it."""
         env = number.shape_env
         symbol = env.truths.get(condition)
         if symbol is not None and (known := self._nodes.get(env.node(symbol, int))) is not None:
@@ -330,7 +330,7 @@ class SymbolNodes(Writer[Any]):
     def _write_comparison(self, relation: str, sides: tuple[Node | int, ...], number: SymNode) -> Any:
         if any(isinstance(side, Node) for side in sides):
             return self._make(RELATIONS[relation], sides, number)
-        return RELATIONS[relation](*sides)  # guards have fixed both of them
+        return RELATIONS[relation](*sides)  # both sides are specialised
 
     def write_junction(self, kind: str, parts: Sequence[Writable]) -> object:
         number = self._number
@@ -342,46 +342,46 @@ class SymbolNodes(Writer[Any]):
 
 
 # --- Symbolic numbers of torch's own shape environment in a graph -------------------------------------------
-# A program is traced inside of torch's compiler, say, which gives sizes as inputs. Decisions on them stay with torch: it
-# writes its guards as the program runs. What reaches the graph is computed from the inputs, as for symbols of ours: each of
-# torch's symbols has one of the same name in an environment that serves nothing else.
+# A program may be traced inside torch's compiler, with torch's symbolic sizes as inputs. Torch decides on them, and
+# records its own guards. Numbers that reach the graph are computed from the inputs, as with our symbols: each of
+# torch's symbols has one of the same name in a separate environment.
 
-EXAMPLE = 8
-"""Nothing is ever decided by it."""
+PLACEHOLDER_HINT = 8
+"""The hint of these symbols, on which nothing depends."""
 
 
-def is_foreign(symbolic: Any) -> bool:
-    """Whether it is a number of torch's, with an expression; the sizes of jagged rows have none."""
+def is_torch_number(symbolic: Any) -> bool:
+    """Whether it is a symbolic number of torch's own with an expression; nested ints have none."""
     node: Any = symbolic.node
     return type(node) is not SymNode and hasattr(node, "expr") and hasattr(node.expr, "free_symbols")
 
 
 class TorchSymbolNames:
-    """What the symbols of torch's that a graph can read are called here."""
+    """Our symbols for those symbols of torch that a graph can read."""
 
     def __init__(self, nodes: SymbolNodes) -> None:
         self._nodes = nodes
         self._env = ShapeEnv(duck_shape=False, specialize_zero_one=False)
 
     def find_number(self, symbolic: Any) -> SymNode | None:
-        """The symbol for a number that is one; None for a number that is computed from others."""
+        """Our symbol for a number that is a single symbol; None for other expressions."""
         expression = symbolic.node.expr
         if not isinstance(symbolic, torch.SymInt) or not expression.is_Symbol:
             return None
         known = self._env.algebra.symbols.get(expression.name)
         if known is None:
-            made = self._env.create_symint(EXAMPLE, expression.name)
+            made = self._env.create_symint(PLACEHOLDER_HINT, expression.name)
             return made.node if isinstance(made, torch.SymInt) else None
         return self._env.node(known, int)
 
     def node_of(self, symbolic: Any) -> Node | None:
-        """The node that computes a number; None if the graph can't."""
+        """The node that computes a number; None if the graph can't compute it."""
         kind = {torch.SymInt: int, torch.SymBool: bool}.get(type(symbolic))
         if kind is None:
             return None
         try:
             value = self._env.from_sympy(symbolic.node.expr)
-        except ValueError:  # a symbol that no input tells, or a function that is not computed with here
+        except ValueError:  # a symbol without input, or an unsupported function
             return None
-        found: Node | None = self._nodes.in_terms_of(self._env, self._env.node(value, kind))
+        found: Node | None = self._nodes.node_of_other_env(self._env, self._env.node(value, kind))
         return found

@@ -14,8 +14,11 @@ from weakref import WeakSet
 
 import torch
 
-from understudy.infer.plan import Plan
+from understudy.infer.plan import FIRST_ITSELF, ONE_NEW, OTHER, Plan
+from understudy.ops.registry import record_of
+from understudy.ops.traits.caching import ignores_floats
 from understudy.shapes.node import SymNode
+from understudy.spec import TensorSpec
 
 LIMIT = 1 << 16
 
@@ -30,8 +33,9 @@ class DispatchCacheInfo(NamedTuple):
 class Cache:
     """Reading is one dictionary look-up; the lock is taken only to add, evict and clear.
 
-    `recipes` belong to the layer that breaks composite operators up; `shared` are the plans that environments share, said
-    without their symbols. A cache that counts with another (`counters`) forgets with it, too.
+    `recipes` are those of composite operators (`fake/kernels/recipes.py`); `shared` are plans in a form without
+    symbols, which all environments can use. A cache with `counters` adds to the counters of that cache, and is cleared
+    with it.
     """
 
     def __init__(self, limit: int = LIMIT, counters: Cache | None = None) -> None:
@@ -52,9 +56,20 @@ class Cache:
         with self._lock:
             self._counters.misses += 1
         self.share(key, plan)
+        general = for_any_floats(plan.op, key) if plan.kind in FOR_ANY_FLOATS else None
+        if general is not None:
+            self.share(general, plan)
+
+    def find_for_any_floats(self, op: Any, key: tuple[object, ...]) -> Plan | None:
+        """The plan of a call that differs from this one in the values of plain floats alone."""
+        general = for_any_floats(op, key)
+        plan = None if general is None else self.plans.get(general)
+        if plan is not None:
+            self.share(key, plan)
+        return plan
 
     def share(self, key: tuple[object, ...], plan: Plan) -> None:
-        """Add what another cache has found."""
+        """Add a plan from another cache, without counting a miss."""
         with self._lock:
             if len(self.plans) >= self._limit:
                 self._evict()
@@ -72,12 +87,12 @@ class Cache:
             self.bypasses[reason] += 1
 
     def _evict(self) -> None:
-        """Drop the older half: insertion order is age, and a plan in use is cheaply made again."""
+        """Drop the older half: insertion order is age, and an evicted plan is cheap to infer again."""
         for key in list(self.plans)[: self._limit // 2]:
             del self.plans[key]
 
     def forget_plans(self) -> None:
-        """After something that answers were made from has changed."""
+        """Drop all plans, because something that they depend on has changed (a new rule, say)."""
         with self._lock:
             self.plans.clear()
             self.recipes.clear()
@@ -98,14 +113,14 @@ class Cache:
 
 
 PLAIN_TYPES = frozenset({int, type(None), str, torch.dtype, torch.layout, torch.memory_format})
-"""Types whose values are a key by themselves."""
+"""Types whose values go into a key as they are."""
 SIZED_TYPES = frozenset({float, bool, complex})
 """Types whose values compare equal to ints: their type is part of the key."""
 SYMBOLIC_TYPES = frozenset({torch.SymInt, torch.SymFloat, torch.SymBool})
 
 
 class UnusualArgument(Exception):
-    """An argument that no key can hold."""
+    """An argument that can't be part of a key."""
 
 
 def add_value(key: list[Any], kind: type, value: Any) -> None:
@@ -122,5 +137,30 @@ def add_value(key: list[Any], kind: type, value: Any) -> None:
         raise UnusualArgument
 
 
+def for_any_floats(op: Any, key: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    """The key of all calls that differ from this one in the values of plain floats alone; None if values may matter.
+
+    Floats that a dtype can't hold are refused by some kernels, and so are floats in place on integers.
+    """
+    if op is None or not ignores_floats.of(op) or record_of(op).has_out:
+        return None
+    general: list[Any] = []
+    has_floats = False
+    for position, part in enumerate(key):
+        if type(part) is TensorSpec and part.dtype not in ORDINARY_FLOATS:
+            return None
+        if key[position - 1] is float:
+            if type(part) is not float or abs(part) > LARGEST_HALF:
+                return None
+            has_floats = True
+        else:
+            general.append(part)
+    return tuple(general) if has_floats else None
+
+
+FOR_ANY_FLOATS = (ONE_NEW, FIRST_ITSELF, OTHER)
+"""Kinds of plans that hold nothing of what was inferred from values."""
+ORDINARY_FLOATS = frozenset({torch.float32, torch.float64, torch.float16, torch.bfloat16})
+LARGEST_HALF = torch.finfo(torch.float16).max
 NAN = "nan"
-"""Stands for a number that is not equal to itself, and would never be found again."""
+"""In keys, stands for NaN, which is not equal to itself."""

@@ -1,13 +1,14 @@
-"""infer: a call in, a plan out. Where answers come from, in order; the order is data: `SOURCES`.
+"""`infer(call, runner)` asks the `SOURCES` in order, and makes a plan of the first answer.
 
-Each source takes a call and a stage, and returns outcomes, or `NotImplemented` if it does not know.
-A stage runs Python functions on stand-in tensors (the mode is one); that is how this layer can use
-decompositions and registered fakes without knowing tensors itself.
+Each source takes a call and a runner, and returns outcomes, or `NotImplemented` if it does not know. The runner (the
+mode) runs Python functions on stand-ins: so this layer can use decompositions and registered fakes without importing
+the layer of tensors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -35,26 +36,26 @@ from understudy.ops.traits.rare_dtypes import refuse_rare
 from understudy.ops.traits.values import is_determined, specs_in
 from understudy.ops.traits.writes import written_inputs
 from understudy.ops.variants import rule_of
-from understudy.shapes.sizes import expect_sizes
+from understudy.shapes.sizes import expect_sizes, hint_of
 from understudy.spec import Outcomes, Same, TensorSpec, normal
 from understudy.spec.call import Call, flat
 
 FALLBACK_LIMIT = 64 << 20
-"""Bytes that the real kernel of an operator without any other source may be given."""
+"""The largest total size of the inputs, in bytes, with which `by_real_kernel` runs an operator."""
 
 
-class CompositeRunner(Protocol):
-    """Runs a function on stand-ins for the call's inputs, and says what it did."""
+class FunctionRunner(Protocol):
+    """Runs a function on stand-ins for the call's inputs, and returns its outcomes."""
 
     allow_fallback_kernels: bool
 
-    def perform(self, function: Callable[..., object], call: Call) -> Any: ...
+    def run_on_fakes(self, function: Callable[..., object], call: Call) -> Any: ...
 
 
-Source = Callable[[Call, CompositeRunner], Any]
+Source = Callable[[Call, FunctionRunner], Any]
 
 
-def by_rule(call: Call, stage: CompositeRunner) -> Any:
+def by_rule(call: Call, runner: FunctionRunner) -> Any:
     rule = rule_of(call.op)
     if rule is None or not all(spec.layout is torch.strided for spec in call.inputs):
         return NotImplemented
@@ -62,18 +63,18 @@ def by_rule(call: Call, stage: CompositeRunner) -> Any:
     return NotImplemented if answer is NotImplemented else normal(answer)
 
 
-def by_registered_fake(call: Call, stage: CompositeRunner) -> Any:
+def by_registered_fake(call: Call, runner: FunctionRunner) -> Any:
     function = _torch.registered_fake(call.op)
-    return NotImplemented if function is None else stage.perform(function, call)
+    return NotImplemented if function is None else runner.run_on_fakes(function, call)
 
 
 def is_sparse_call(call: Call) -> bool:
-    """Torch's meta kernels and decompositions know little of sparse layouts: the real kernel on zeros knows better."""
+    """Torch's meta kernels and decompositions support few sparse layouts; the real kernel on zeros is used instead."""
     return any(spec.sparse is not None for spec in call.inputs)
 
 
-def by_refusal(call: Call, stage: CompositeRunner) -> Any:
-    """Operators whose answer is in the data, by their tags."""
+def by_refusal(call: Call, runner: FunctionRunner) -> Any:
+    """Raise for data-dependent operators, by their tags."""
     tags = call.op.tags
     if torch.Tag.data_dependent_output in tags:
         raise DataDependentOutputException(
@@ -86,43 +87,43 @@ def by_refusal(call: Call, stage: CompositeRunner) -> Any:
     return NotImplemented
 
 
-def by_composite(call: Call, stage: CompositeRunner) -> Any:
-    """Operators that eager itself breaks up into others."""
+def by_composite(call: Call, runner: FunctionRunner) -> Any:
+    """Run the decomposition that eager itself uses (CompositeImplicitAutograd)."""
     if not _torch.has_composite_kernel(call.op):
         return NotImplemented
-    return stage.perform(call.op.decompose, call)
+    return runner.run_on_fakes(call.op.decompose, call)
 
 
-def by_meta_kernel(call: Call, stage: CompositeRunner) -> Any:
+def by_meta_kernel(call: Call, runner: FunctionRunner) -> Any:
     if is_sparse_call(call) or not _torch.has_meta_kernel(call.op):
         return NotImplemented
     return run_meta_kernel(call)
 
 
-def by_decomposition(call: Call, stage: CompositeRunner) -> Any:
+def by_decomposition(call: Call, runner: FunctionRunner) -> Any:
     function = None if is_sparse_call(call) else _torch.decomposition_of(call.op)
-    return NotImplemented if function is None else stage.perform(function, call)
+    return NotImplemented if function is None else runner.run_on_fakes(function, call)
 
 
-def by_fixed_sizes(call: Call, stage: CompositeRunner) -> Any:
-    """Kernels that can't take symbols: the sizes become what they are at hand, and the guards say so."""
+def by_fixed_sizes(call: Call, runner: FunctionRunner) -> Any:
+    """For kernels that can't take symbols: specialise the sizes to their hints, with guards."""
     if not any(spec.is_symbolic for spec in call.inputs):
         return NotImplemented
     fixed = with_fixed_sizes(call)
-    answer = by_meta_kernel(fixed, stage)
-    return by_real_kernel(fixed, stage) if answer is NotImplemented else answer
+    answer = by_meta_kernel(fixed, runner)
+    return by_real_kernel(fixed, runner) if answer is NotImplemented else answer
 
 
-def by_real_kernel(call: Call, stage: CompositeRunner) -> Any:
-    """The last resort: the real operator on zeros. Only where nothing can go wrong by it."""
+def by_real_kernel(call: Call, runner: FunctionRunner) -> Any:
+    """The last resort: run the real operator on zeros, if that is small and safe."""
     op = call.op
-    if not stage.allow_fallback_kernels:
+    if not runner.allow_fallback_kernels:
         raise UnsupportedOperatorException(f"{op} has no rule, and allow_fallback_kernels is off", func=op)
     if not _torch.is_builtin_namespace(op):
         if _torch.returns_nothing(op) and _torch.is_mutable(op):
-            return normal(None)  # it writes to what it is given, and that is all
+            return normal(None)  # it only writes to its inputs, and returns nothing
         if (given := _torch.returned_arguments(op)) is not None:
-            return _arguments_given_back(call, given)
+            return _returned_arguments(call, given)
         raise UnsupportedOperatorException(
             f"nothing is known about what {op} returns: register it with "
             f"torch.library.register_fake({op.name().split('.')[0]!r}) or understudy.rule({op.name()!r})",
@@ -140,8 +141,8 @@ def by_real_kernel(call: Call, stage: CompositeRunner) -> Any:
     return run_real_kernel(call)
 
 
-def _arguments_given_back(call: Call, names: list[str]) -> Any:
-    """What a schema says of an operator that returns what it writes to: `op(Tensor(a!) x) -> Tensor(a!)`."""
+def _returned_arguments(call: Call, names: list[str]) -> Any:
+    """Outcomes of an operator that returns the arguments it writes to, by its schema: `op(Tensor(a!) x) -> Tensor(a!)`."""
     positions: dict[str, int] = {}
     count = 0
     for name, value in [*zip(_torch.argument_names(call.op), call.args, strict=False), *call.kwargs.items()]:
@@ -163,18 +164,18 @@ SOURCES: tuple[Source, ...] = (
 )
 
 
-OF_TORCH = (by_meta_kernel, by_decomposition)
-"""Sources of torch's own, whose strides and refusals are not always eager's."""
+TORCH_SOURCES = (by_meta_kernel, by_decomposition)
+"""Torch's own sources, whose strides and errors sometimes differ from eager's."""
 MOST_BYTES = 2**63 - 1
 cache = Cache()
-"""One for the process: a plan depends on nothing that belongs to a mode."""
+"""The cache of the process: plans do not depend on the mode."""
 
 
 def mark_pure(op: Any, *, pure: bool = True) -> None:
-    """Let the answers for a custom operator (an overload, or its name) be kept in the cache.
+    """Allow plans of a custom operator (an overload, or its name) to be cached.
 
-    Say so of operators whose results' metadata depends on the metadata of the inputs and the other arguments alone:
-    not on global state, and not on when they are called.
+    The metadata of its results must depend only on the metadata of the inputs and the other arguments, not on global
+    state.
     """
     caching.pure.replace(pure or None, op)
     if not pure:
@@ -188,8 +189,8 @@ def rule(*ops: _torch.OpOverload | str) -> Callable[[Registered], Registered]:
         def pooled(x: TensorSpec, size: int) -> TensorSpec:
             return x.like((x.shape[0] // size, *x.shape[1:]))
 
-    It comes before every other source, for operators of torch as well, and returns `NotImplemented` for calls that it
-    leaves to the others.
+    It takes precedence over every other source, for operators of torch as well. It may return `NotImplemented` to leave
+    a call to the other sources.
     """
 
     def register(function: Registered) -> Registered:
@@ -200,37 +201,42 @@ def rule(*ops: _torch.OpOverload | str) -> Callable[[Registered], Registered]:
     return register
 
 
-def infer(call: Call, stage: CompositeRunner) -> Plan:
-    """What the call does, from the first source that knows."""
+def infer(call: Call, runner: FunctionRunner) -> Plan:
+    """The plan of a call, from the first source that knows it."""
     device_of(call)
     try:
-        outcomes, source = _first_answer(call, stage)
+        outcomes, source = _ask_sources(call, runner)
     except Exception as error:
-        if not stage.allow_fallback_kernels:
+        if not runner.allow_fallback_kernels:
             raise
         outcomes = judge_refusal(call, error)
     else:
-        if stage.allow_fallback_kernels:
-            outcomes = check_against_eager(call, outcomes, source not in OF_TORCH)
+        if runner.allow_fallback_kernels:
+            outcomes = check_against_eager(call, outcomes, source not in TORCH_SOURCES)
     for spec in specs_in(outcomes):
         if spec.is_symbolic:
             expect_sizes(spec.shape)
-        else:
-            check_storage_size(spec)
+        check_storage_size(spec)
     return Plan.of(call, outcomes, written_inputs(call), is_determined(call, outcomes))
 
 
-def _first_answer(call: Call, stage: CompositeRunner) -> tuple[Outcomes, Source]:
+def _ask_sources(call: Call, runner: FunctionRunner) -> tuple[Outcomes, Source]:
     refuse_rare(call)
     refuse_without_kernel(call)
     for source in SOURCES:
-        outcomes = source(call, stage)
+        outcomes = source(call, runner)
         if outcomes is not NotImplemented:
             return outcomes, source
     raise UnsupportedOperatorException(f"nothing is known about what {call.op} returns", func=call.op)
 
 
 def check_storage_size(spec: TensorSpec) -> None:
-    """Refuse a tensor whose bytes no 64-bit number can count."""
-    if spec.layout is torch.strided and spec.numel * spec.itemsize > MOST_BYTES:
+    """Raise if the size of the tensor in bytes overflows a 64-bit integer. Symbolic sizes count as 1, or as 0 at hand."""
+    if spec.layout is not torch.strided:
+        return
+    sizes: Sequence[Any] = spec.shape
+    if spec.is_symbolic:
+        sizes = [size if type(size) is int else min(hint_of(size) or 0, 1) for size in sizes]
+    strides = [step for step in spec.stride if type(step) is int]
+    if max(math.prod(sizes) * spec.itemsize, *strides, 0) > MOST_BYTES:
         raise OperatorError(f"Storage size calculation overflowed with sizes={list(spec.shape)}")

@@ -1,9 +1,10 @@
-"""Torch's own kernels as sources of answers: the meta kernel, the real one on zeros; and that as the judge of refusals.
+"""Torch's own kernels as sources: the meta kernel, and the real kernel on zeros, which also confirms errors.
 
-A rule knows in general what an operator refuses; eager knows it of each call: a kernel that is missing for a dtype is not
-missed by an empty tensor, and which built-in exception says so differs from operator to operator. Refusals are rare, so
-asking costs nothing that anybody would notice. Small calls that are out of the ordinary (no elements, complex numbers,
-`out=`, operators without a rule of ours) are rare, too: there, eager is asked about what would be taken as well.
+A rule knows in general which calls an operator rejects. Eager differs in details: a kernel that is missing for a dtype
+raises nothing for an empty tensor, and the class of the exception depends on the operator. So before an error is
+raised, the real operator is run on zeros, if the call is small. Errors are rare, so this costs little. Small unusual
+calls (no elements, complex numbers, `out=`, operators without a rule) are compared with eager even if no error was
+raised.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ from understudy.errors import (
     UnsupportedOperatorException,
 )
 from understudy.ops.registry import record_of
-from understudy.ops.shared.dtypes import COMPLEX_HALF, FLOAT8, UNSIGNED
+from understudy.ops.shared.dtypes import BOOL, COMPLEX_HALF, FLOAT8, INTEGERS, UNSIGNED
 from understudy.ops.traits.caching import uncacheable
 from understudy.ops.traits.devices import device_of
 from understudy.ops.traits.writes import may_trust_arguments, written_inputs
 from understudy.shapes.node import SymNode
-from understudy.shapes.sizes import from_torch, to_torch
+from understudy.shapes.sizes import fix_sizes, from_torch, to_torch
 from understudy.spec import Changed, New, Outcomes, Same, TensorSpec, Value, View
 from understudy.spec.call import Call, flat, map_structure
 from understudy.spec.error_context import translate, with_context
@@ -43,7 +44,7 @@ CPU = torch.device("cpu")
 
 
 class MetaTensorOfDevice(torch.Tensor):
-    """A plain meta tensor that remembers which device it stands for: some of torch's meta functions ask."""
+    """A meta tensor with a `fake_device`, which some of torch's meta functions read."""
 
     fake_device: torch.device
     fake_mode = None
@@ -56,7 +57,7 @@ class MetaTensorOfDevice(torch.Tensor):
 
 
 def strided_on(spec: TensorSpec, device: torch.device, zero: bool = False) -> torch.Tensor:
-    """A tensor of torch's own with this spec's metadata, on another device."""
+    """A plain tensor with this spec's metadata, on another device."""
     if spec.sparse is not None:
         return sparse_on(spec, device)
     if spec.is_symbolic:
@@ -64,9 +65,11 @@ def strided_on(spec: TensorSpec, device: torch.device, zero: bool = False) -> to
     extent = spec.offset + 1
     for size, step in zip(spec.shape, spec.stride, strict=True):
         if size == 0:
-            extent = spec.offset
+            extent = spec.offset + (spec.offset > 0)  # it begins within a storage that holds something
             break
         extent = extent + (size - 1) * step
+    if zero:  # kernels that take an overlapping out= for contiguous write one element after the other
+        extent = max(extent, spec.offset + spec.numel)
     make = torch.zeros if zero else torch.empty
     tensor = make((extent,), dtype=spec.dtype, device=device).as_strided(*spec.numbers)
     if spec.conj:
@@ -102,7 +105,7 @@ def run_meta_kernel(call: Call) -> Any:
         return tensor
 
     try:
-        return _run(call, stand_in, META)
+        return _from_offsets(call, _run(call, stand_in, META))
     except NotImplementedError:
         return NotImplemented
     except RuntimeError as error:
@@ -111,27 +114,39 @@ def run_meta_kernel(call: Call) -> Any:
         raise
 
 
+def _from_offsets(call: Call, outcomes: Any) -> Any:
+    """Outcomes of stand-ins that begin where their storages do, as those for tensors with symbolic sizes."""
+    if isinstance(outcomes, (tuple, list)):
+        return type(outcomes)([_from_offsets(call, part) for part in outcomes])
+    if not isinstance(outcomes, (Same, View)) or outcomes.spec is None:
+        return outcomes
+    given, spec = call.inputs[outcomes.of], outcomes.spec
+    if given.is_symbolic:
+        spec = spec.as_view(spec.shape, spec.stride, given.offset + spec.offset)
+    return Same(outcomes.of) if spec is given and isinstance(outcomes, Same) else type(outcomes)(outcomes.of, spec)
+
+
 NEEDS_INTEGERS = ("with symbolic sizes/strides", "only concrete integers", "called with NO overloaded args")
-"""How C++ says that it wants to read sizes as plain integers."""
+"""Parts of the messages with which C++ rejects symbolic sizes."""
 
 
 def with_fixed_sizes(call: Call) -> Call:
-    """The call at the sizes at hand, which are assumed from now on."""
-    return _with_numbers(call, int)
+    """The call with symbols specialised to their hints, with guards."""
+    return _replace_symbols(call, int)
 
 
-def with_sizes_at_hand(call: Call) -> Call:
-    """The call at the sizes at hand, of which nothing is assumed: for a question whose answer is not kept."""
-    return _with_numbers(call, _hint)
+def with_hinted_sizes(call: Call) -> Call:
+    """The call with hints in the place of symbols, without guards: the result must not be cached."""
+    return _replace_symbols(call, _hint)
 
 
-def _with_numbers(call: Call, number: Callable[[Any], int]) -> Call:
-    def in_numbers(spec: TensorSpec) -> TensorSpec:
+def _replace_symbols(call: Call, number: Callable[[Any], int]) -> Call:
+    def without_symbols(spec: TensorSpec) -> TensorSpec:
         if not spec.is_symbolic:
             return spec
         return spec.as_view([number(n) for n in spec.shape], [number(n) for n in spec.stride], number(spec.offset))
 
-    args, kwargs = map_structure(in_numbers, TensorSpec, (call.args, call.kwargs))
+    args, kwargs = map_structure(without_symbols, TensorSpec, (call.args, call.kwargs))
     args, kwargs = map_structure(number, SymNode, (args, kwargs))
     return Call.of(call.op, args, kwargs)
 
@@ -147,9 +162,10 @@ def run_real_kernel(call: Call) -> Any:
 
 
 def run_on_zeros(call: Call, make: Callable[[TensorSpec], torch.Tensor] | None = None) -> Any:
-    """What the real operator does, or raises, on tensors of zeros, or on those that `make` gives for the specs in order.
+    """The outcomes of the real operator on zeros, or on the tensors that `make` returns for the specs in order; its
+    errors are raised.
 
-    The state of the random numbers stays.
+    The state of the random number generator is preserved.
     """
     state = torch.random.get_rng_state()
     # Without an explicit choice torch warns, once in a process, that it does not check indices of sparse tensors.
@@ -162,18 +178,18 @@ def run_on_zeros(call: Call, make: Callable[[TensorSpec], torch.Tensor] | None =
 
 
 def _run(call: Call, stand_in: Any, native: torch.device) -> Any:
-    """Call the operator on stand-ins, past every mode, and say what it did."""
+    """Call the operator below all modes on tensors that `stand_in` makes for the specs, and return its outcomes."""
     device = result_device(call)
     stand_ins: list[torch.Tensor] = []
 
-    def place(spec: TensorSpec) -> torch.Tensor:
+    def make_input(spec: TensorSpec) -> torch.Tensor:
         stand_ins.append(stand_in(spec))
         return stand_ins[-1]
 
     guard = _torch.NoDispatch()
     try:
-        args = map_structure(place, TensorSpec, call.args)
-        kwargs = map_structure(place, TensorSpec, call.kwargs)
+        args = map_structure(make_input, TensorSpec, call.args)
+        kwargs = map_structure(make_input, TensorSpec, call.kwargs)
         args, kwargs = map_structure(lambda _: native, torch.device, (args, kwargs))
         args, kwargs = map_structure(to_torch, SymNode, (args, kwargs))
         result = call.op(*args, **kwargs)
@@ -188,7 +204,7 @@ def result_device(call: Call) -> torch.device:
 
 
 def outcomes_of(result: object, inputs: Sequence[torch.Tensor], call: Call, spec_of: Any) -> Any:
-    """Read outcomes off the tensors that a call gave, by identity and by storage."""
+    """The outcomes of a call whose results are tensors: identity tells `Same`, a shared storage tells `View`."""
     if isinstance(result, tuple):
         return tuple(outcomes_of(part, inputs, call, spec_of) for part in result)
     if isinstance(result, list):
@@ -208,17 +224,18 @@ def outcomes_of(result: object, inputs: Sequence[torch.Tensor], call: Call, spec
     return New(spec)
 
 
-# --- The real operator as the judge of refusals ------------------------------------------------------------------
+# --- The real operator as a second opinion on errors ------------------------------------------------------------------
 
 SMALL = 1 << 20
-"""Bytes that the inputs of a call may have for the real operator to be asked."""
+"""The largest total size of the inputs, in bytes, with which the real operator is run to confirm an error."""
 LARGE_NUMBERS = range(1 << 16, 1 << 50)
-"""Numbers that, as sizes, ask for memory that may be there. What asks for more is refused at once."""
+"""Integer arguments that, used as sizes, may really allocate memory. Larger ones fail at once."""
 MOST_INT32 = 2**31 - 1
-"What many kernels keep numbers in. Views take larger ones for no end: `x[1:]`."
+"Many kernels store numbers as int32. Slices use larger ones for an open end: `x[1:]`."
+WHOLE = INTEGERS | BOOL
 STORED = FLOAT8 | UNSIGNED | COMPLEX_HALF
 BUILT_IN = (NotImplementedError, IndexError, ValueError, TypeError, RuntimeError)
-NOT_EAGERS = (
+NOT_RAISED_BY_EAGER = (
     DataDependentOutputException,
     DynamicOutputShapeException,
     GuardOnDataDependentSymNode,
@@ -227,50 +244,68 @@ NOT_EAGERS = (
     UnsupportedMutationAliasingException,
     UnsupportedOperatorException,
 )
-"""Errors about stand-ins, of which eager knows nothing."""
+"""Errors about stand-ins and symbols, which eager never raises."""
 
 
 def judge_refusal(call: Call, error: Exception) -> Outcomes:
-    """What the call does after all; or the error again, as the built-in exception that eager raises."""
-    if isinstance(error, NOT_EAGERS) or _has_context(error) or not can_ask(call):
+    """The outcomes of the call if eager accepts it; otherwise raise the error, also as the built-in class that eager
+    raises."""
+    if isinstance(error, NOT_RAISED_BY_EAGER) or _has_context(error) or not can_run_eager(call):
         raise error
     try:
-        answer = run_on_zeros_or_ones(with_sizes_at_hand(call), lambda: strided_zeros)
-    except NOT_EAGERS:
+        answer = run_on_zeros_or_ones(with_hinted_sizes(call), lambda: strided_zeros)
+    except NOT_RAISED_BY_EAGER:
         raise error from None
     except BUILT_IN as refusal:
         raise_as(error, refusal, call)
     if isinstance(answer, Value) and written_inputs(call):
-        raise error  # it returns nothing that would tell what it wrote
+        raise error  # its writes can't be seen in a result
     with_fixed_sizes(call)
     return answer
 
 
 def check_against_eager(call: Call, outcomes: Outcomes, is_by_rule: bool) -> Outcomes:
-    """What eager says of a call that is out of the ordinary, where our answer may not know all of its kernel's whims."""
-    if is_by_rule and not _is_unusual(call):
+    """Compare our outcomes of an unusual call with eager's, which are used if they differ."""
+    if is_by_rule and not _is_unusual_call(call):
         return outcomes
-    if not can_ask(call):
+    if not can_run_eager(call):
         return outcomes
-    is_symbolic = any(spec.is_symbolic for spec in call.inputs) or bool(flat(SymNode, call.args, call.kwargs))
+    is_symbolic = _is_symbolic(call)
     try:
-        answer = run_on_zeros_or_ones(with_sizes_at_hand(call) if is_symbolic else call, lambda: strided_zeros)
-    except (*NOT_EAGERS, torch.linalg.LinAlgError):
+        answer = run_on_zeros_or_ones(with_hinted_sizes(call) if is_symbolic else call, lambda: strided_zeros)
+    except (*NOT_RAISED_BY_EAGER, torch.linalg.LinAlgError):
         return outcomes
     except BUILT_IN as refusal:
         raise translate(refusal, call) from None
-    # Of symbolic sizes, eager's answer holds at those at hand only, while its refusal refuses the example.
+    # With symbolic sizes, eager's outcomes hold for the hints only; its errors are raised all the same.
+    if is_symbolic:
+        _stay_empty_if_refused_else(call)
     return outcomes if is_symbolic or isinstance(outcomes, Changed) else answer
 
 
-def run_on_zeros_or_ones(call: Call, new_maker: Callable[[], Callable[[TensorSpec], torch.Tensor]]) -> Outcomes:
-    """A kernel may refuse zeros, as a probability or a divisor, and take ones. Raises what it says of zeros.
+def _stay_empty_if_refused_else(call: Call) -> None:
+    """A kernel that is missing for a dtype is not missed by an empty tensor: where it would be with an element, sizes that
+    are 0 at hand are assumed to stay so."""
+    dtypes = {spec.dtype for spec in call.inputs}
+    is_rare = any(dtype in STORED or dtype.is_complex for dtype in dtypes)
+    empty = [spec for spec in call.inputs if _is_empty_by_hints(spec)]
+    if not (empty and is_rare):
+        return
+    try:
+        run_on_zeros_or_ones(_replace_symbols(call, lambda number: _hint(number) or 1), lambda: strided_zeros)
+    except BUILT_IN as refusal:
+        if isinstance(refusal, NotImplementedError) or "Promotion for Float8" in str(refusal):
+            fix_sizes([size for spec in empty for size in spec.shape if _hint(size) == 0])
 
-    `new_maker`: what makes zeros for the specs of one run, in order.
+
+def run_on_zeros_or_ones(call: Call, new_maker: Callable[[], Callable[[TensorSpec], torch.Tensor]]) -> Outcomes:
+    """Run on zeros, then on ones: kernels may reject zeros (as a divisor, say). If both fail, raise the error for zeros.
+
+    `new_maker()` returns the function that makes the tensors of one run.
     """
     try:
         return run_on_zeros(call, new_maker())
-    except (*NOT_EAGERS, torch.linalg.LinAlgError):
+    except (*NOT_RAISED_BY_EAGER, torch.linalg.LinAlgError):
         raise
     except BUILT_IN as error:
         refusal = error
@@ -281,27 +316,36 @@ def run_on_zeros_or_ones(call: Call, new_maker: Callable[[], Callable[[TensorSpe
         raise refusal from None
 
 
-def _is_unusual(call: Call) -> bool:
-    """Dtypes that are for storing numbers, or complex, or mixed; no elements; tensors to write to."""
+def _is_unusual_call(call: Call) -> bool:
+    """Dtypes that are for storing numbers, complex, whole or mixed; no elements; tensors to write to."""
     inputs = call.inputs
     dtypes = {spec.dtype for spec in inputs}
     if _torch.has_out_arguments(call.op) or call.kwargs.get("dtype") in STORED:
         return True
     if any(dtype in STORED or dtype.is_complex for dtype in dtypes):
         return True
-    if not record_of(call.op).is_pointwise and (len(dtypes) > 1 or _has_fractions(call, dtypes)):
+    record = record_of(call.op)
+    if not record.is_pointwise and (len(dtypes) > 1 or _has_fractions(call, dtypes)):
         return True
-    if not record_of(call.op).is_view and any(abs(number) > MOST_INT32 for number in flat(int, call.args, call.kwargs)):
+    if not (record.is_pointwise or record.is_view) and dtypes and all(dtype in WHOLE for dtype in dtypes):
         return True
-    return any(0 in spec.shape if not spec.is_symbolic else _is_empty_at_hand(spec) for spec in inputs)
+    if record.is_mutable and call.kwargs.get("dtype") is not None:
+        return True
+    if not record.is_view and any(abs(number) > MOST_INT32 for number in flat(int, call.args, call.kwargs)):
+        return True
+    return any(0 in spec.shape if not spec.is_symbolic else _is_empty_by_hints(spec) for spec in inputs)
 
 
-def _is_empty_at_hand(spec: TensorSpec) -> bool:
+def _is_symbolic(call: Call) -> bool:
+    return any(spec.is_symbolic for spec in call.inputs) or bool(flat(SymNode, call.args, call.kwargs))
+
+
+def _is_empty_by_hints(spec: TensorSpec) -> bool:
     return any((size.hint if type(size) is SymNode else size) == 0 for size in spec.shape)
 
 
 def _has_fractions(call: Call, dtypes: set[torch.dtype]) -> bool:
-    """Whether floats are given beside tensors of integers, or complex numbers beside any that are not."""
+    """Whether Python floats meet tensors of integers, or complex numbers meet tensors that are not complex."""
     if flat(complex, call.args, call.kwargs):
         return True
     are_whole = bool(dtypes) and not any(dtype.is_floating_point for dtype in dtypes)
@@ -319,11 +363,16 @@ def _with_ones(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def answer_for_shared(call: Call, inputs: Sequence[Any]) -> Outcomes | None:
-    """What the real operator does with tensors that share memory as these do, at the sizes at hand."""
-    current = iter(inputs)  # a plan may come from a capture with other symbols
+    """What the real operator does with tensors that share memory as these do; of symbolic sizes, only whether it refuses."""
+    current = iter(inputs)  # the plan may come from an environment with other symbols
     args, kwargs = map_structure(lambda _: next(current)._spec, TensorSpec, (call.args, call.kwargs))
-    call = with_fixed_sizes(Call.of(call.op, args, kwargs))
-    needed = max(_bytes(spec) for spec in call.inputs)
+    call = Call.of(call.op, args, kwargs)
+    if not can_run_eager(call):
+        return None
+    if is_symbolic := _is_symbolic(call):
+        call = with_hinted_sizes(call)
+    held = [_torch.native_storage(tensor).nbytes() for tensor in inputs]
+    needed = max(*(_bytes(spec) for spec in call.inputs), *(size for size in held if size <= SMALL), 0)
 
     def new_maker() -> Callable[[TensorSpec], torch.Tensor]:
         storages: dict[int, torch.Tensor] = {}
@@ -334,20 +383,23 @@ def answer_for_shared(call: Call, inputs: Sequence[Any]) -> Outcomes | None:
             fake = next(tensors)
             if id(fake) not in made:
                 fresh = torch.zeros(needed, dtype=torch.uint8)
-                made[id(fake)] = _on_shared(spec, storages.setdefault(_torch.storage_id(fake), fresh))
+                made[id(fake)] = _view_of(spec, storages.setdefault(_torch.storage_id(fake), fresh))
             return made[id(fake)]
 
         return make
 
     try:
-        return run_on_zeros_or_ones(call, new_maker)
+        answer = run_on_zeros_or_ones(call, new_maker)
+        return None if is_symbolic else answer
     except torch.linalg.LinAlgError:
-        return None  # it is about values
+        return None  # the error depends on values
     except BUILT_IN as refusal:
+        if "ZeroDivisionError" in str(refusal):
+            return None  # a storage that has grown holds anything
         raise with_context(refusal, call) from None
 
 
-def _on_shared(spec: TensorSpec, storage: torch.Tensor) -> torch.Tensor:
+def _view_of(spec: TensorSpec, storage: torch.Tensor) -> torch.Tensor:
     tensor = torch.empty(0, dtype=spec.dtype)
     shape, stride, offset = spec.numbers
     tensor.set_(storage.untyped_storage(), offset, shape, stride)
@@ -358,8 +410,8 @@ def _on_shared(spec: TensorSpec, storage: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def can_ask(call: Call) -> bool:
-    """Whether the real operator can be run on zeros: of this build, on few elements, and without reading beyond them."""
+def can_run_eager(call: Call) -> bool:
+    """Whether the real operator can be run on zeros: the device exists, the inputs are small, no index is out of bounds."""
     op = call.op
     if not _torch.is_builtin_namespace(op) or torch.Tag.inplace_view in op.tags or record_of(op).has_dynamic_shape:
         return False
@@ -383,11 +435,12 @@ def _is_elsewhere(call: Call) -> bool:
 
 
 def _bytes(spec: TensorSpec) -> int:
-    """Of the storage that it reaches into, at the sizes at hand."""
-    extent = _hint(spec.offset) + 1
+    """The size of its storage in bytes, or of its elements if they overlap; with hints for symbols."""
+    extent, count = _hint(spec.offset) + 1, 1
     for size, step in zip(spec.shape, spec.stride, strict=True):
         extent += max(_hint(size) - 1, 0) * _hint(step)
-    return extent * spec.itemsize
+        count *= _hint(size)
+    return max(extent, _hint(spec.offset) + count) * spec.itemsize
 
 
 def _hint(size: Any) -> int:
@@ -395,20 +448,20 @@ def _hint(size: Any) -> int:
 
 
 def _has_context(error: Exception) -> bool:
-    """Whether it comes from an operator that this one is made of, which was asked about already."""
+    """Whether the error comes from an inner operator, for which eager was asked already."""
     return isinstance(error, UnderstudyError) and bool(error.context.op)
 
 
 def raise_as(error: Exception, refusal: Exception, call: Call) -> NoReturn:
-    """Our words, and the built-in class of eager's refusal."""
+    """Raise our error, also as the built-in class of eager's error."""
     ours = error if isinstance(error, UnderstudyError) else translate(error, call)
     built_in = next(kind for kind in BUILT_IN if isinstance(refusal, kind))
     if isinstance(ours, built_in):
         raise ours from error.__cause__
     kind: Any = type(ours)
-    raise _class_of_both(kind, built_in)(ours.reason, func=ours.func) from error.__cause__
+    raise _combine_classes(kind, built_in)(ours.reason, func=ours.func) from error.__cause__
 
 
 @cache
-def _class_of_both(ours: type[UnderstudyError], built_in: type[Exception]) -> Any:
+def _combine_classes(ours: type[UnderstudyError], built_in: type[Exception]) -> Any:
     return type(ours.__name__, (ours, built_in), {"__doc__": ours.__doc__, "__module__": ours.__module__})

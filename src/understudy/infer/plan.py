@@ -6,7 +6,7 @@ It is made once, with the plan, and run at every call, in order, before the resu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -15,14 +15,24 @@ import torch
 from understudy import _torch
 from understudy._torch import OpOverload
 from understudy.errors import ArgumentError
-from understudy.infer.kernels import answer_for_shared, can_ask
+from understudy.infer.kernels import answer_for_shared, can_run_eager
 from understudy.ops.registry import record_of
 from understudy.ops.traits.ranges import has_ranges
 from understudy.ops.traits.values import IndexBound, bounds_of, unread_inputs
 from understudy.ops.traits.writes import counts_own_writes, writes_apart, writes_in_order
 from understudy.shapes.node import SymNode
-from understudy.shapes.sizes import assume_filled_if_read, lies_in_data
-from understudy.spec import Changed, New, Outcomes, Same, TensorSpec, View, is_dense
+from understudy.shapes.sizes import assume_nonempty_if_indexed, has_unbacked
+from understudy.spec import (
+    Changed,
+    New,
+    Outcomes,
+    Same,
+    TensorSpec,
+    View,
+    contiguous_strides,
+    is_dense,
+    same_shape,
+)
 from understudy.spec.call import Call, flat
 from understudy.spec.error_context import with_line
 
@@ -31,51 +41,69 @@ class Effect(Protocol):
     """`inputs` are tensors with specs; `outcomes` those of the plan, in the terms of the mode that replays it."""
 
     def run(self, outcomes: Outcomes, inputs: Sequence[object]) -> Outcomes | None:
-        """What the call does in place of the plan's outcomes, if anything."""
+        """Returns outcomes that replace those of the plan, or None."""
         ...
 
 
 def effects_of(call: Call, outcomes: Outcomes, written: tuple[int, ...]) -> tuple[Effect, ...]:
-    """What a call does besides making its results."""
+    """The effects of a call."""
     effects: list[Effect] = []
     if bounds := bounds_of(call):
-        effects.append(KnownIndices(call.op, bounds))
+        effects.append(IndexCheck(call.op, bounds))
         for bound in bounds:
-            assume_filled_if_read(bound.size(call.inputs[bound.target]), call.inputs[bound.index].shape)
+            assume_nonempty_if_indexed(bound.size(call.inputs[bound.target]), call.inputs[bound.index].shape)
     if not written:
         return tuple(effects)
     if writes_apart.of(call.op) is not None:
-        effects.append(MemoryApart(call.op, written))
+        effects.append(OverlapCheck(call.op, written))
     if pairs := _pairs_in_order(call, outcomes, written):
-        effects.append(MemoryInOrder(call.op, pairs))
-    if len(call.inputs) > 1 and _torch.has_out_arguments(call.op) and can_ask(call) and not _has_symbols(call):
-        effects.append(SharedMemory(call, written))
+        effects.append(ElementOrderCheck(call.op, pairs))
+    if len(call.inputs) > 1 and _may_mind_shared_memory(call.op) and can_run_eager(call):
+        effects.append(AliasedOut(call, written))
     if counts_own_writes(call.op) or isinstance(outcomes, Changed):
-        effects.append(CountedWrites(written))
+        effects.append(VersionBumps(written))
     return tuple(effects)
 
 
+def _may_mind_shared_memory(op: Any) -> bool:
+    """Whether no rule tells what it does where what it writes to shares memory with what it reads."""
+    cache_contiguity = record_of(op).is_pointwise or writes_in_order.of(op) is not None or counts_own_writes(op)
+    return _torch.has_out_arguments(op) or not cache_contiguity
+
+
 @dataclass(frozen=True, slots=True)
-class CountedWrites:
-    """Writes whose versions C++ leaves to the kernel to count. A tensor that is resized before counts twice."""
+class VersionBumps:
+    """Bumps version counters where C++ leaves that to the kernel. A tensor that is resized first is bumped twice."""
 
     written: tuple[int, ...]
 
-    def run(self, outcomes: Outcomes, inputs: Sequence[Any]) -> None:
-        tensors = [inputs[position] for position in (*self.written, *_resized(outcomes))]
+    def run(self, outcomes: Outcomes, inputs: Sequence[Any]) -> Outcomes | None:
+        tensors = [inputs[position] for position in self.written]
+        if isinstance(outcomes, Changed):
+            outcomes = Changed(tuple(_one_after_another(outcomes, inputs)))
+            tensors += [inputs[outcome.of] for outcome in outcomes.inputs if outcome.spec is not None]
         torch.autograd.graph.increment_version([tensor for tensor in tensors if not tensor.is_inference()])
+        return outcomes if isinstance(outcomes, Changed) else None
 
 
-def _resized(outcomes: Outcomes) -> tuple[int, ...]:
-    """The inputs that are resized by an operator that is given a list of tensors to write to."""
-    changed = outcomes.inputs if isinstance(outcomes, Changed) else ()
-    return tuple(outcome.of for outcome in changed if outcome.spec is not None)
+def _one_after_another(outcomes: Changed, inputs: Sequence[Any]) -> Iterator[Same]:
+    """A list of tensors to write to may hold one twice: what is resized for one result is so before the next."""
+    changed: dict[int, TensorSpec] = {}
+    for outcome in outcomes.inputs:
+        tensor = inputs[outcome.of]
+        now = changed.get(id(tensor))
+        if now is not None:
+            shape = (outcome.spec or tensor._spec).shape
+            resized = None if same_shape(now.shape, shape) else now.as_view(shape, contiguous_strides(shape))
+            outcome = Same(outcome.of, resized)
+        if outcome.spec is not None:
+            changed[id(tensor)] = outcome.spec
+        yield outcome
 
 
 @dataclass(frozen=True, slots=True)
-class KnownIndices:
-    """Refuses indices whose values are determined, and lie beyond what they point into. Sizes that are symbols get a
-    guard."""
+class IndexCheck:
+    """Raises if determined indices are out of bounds. Symbolic bounds get a guard."""
 
     op: Any
     bounds: tuple[IndexBound, ...]
@@ -83,7 +111,7 @@ class KnownIndices:
     def run(self, outcomes: Outcomes, inputs: Sequence[Any]) -> None:
         for bound in self.bounds:
             index = inputs[bound.index]
-            extremes = None if index._known is None else index.extreme_values(bound.ignored)
+            extremes = None if index._determined is None else index.extreme_values(bound.ignored)
             if extremes is None:
                 continue
             least, most = extremes
@@ -97,8 +125,8 @@ class KnownIndices:
 
 
 @dataclass(frozen=True, slots=True)
-class SharedMemory:
-    """Asks the real operator what it does if `out=` shares memory with what it reads: no rule tells."""
+class AliasedOut:
+    """Asks the real operator what it does if what it writes to shares memory with what it reads."""
 
     call: Call
     written: tuple[int, ...]
@@ -107,13 +135,13 @@ class SharedMemory:
         storages = [_torch.storage_id(tensor) for tensor in inputs]
         if any(storages.count(storages[position]) > 1 for position in self.written):
             answer = answer_for_shared(self.call, inputs)
-            return None if isinstance(outcomes, Changed) else answer  # a list that is written to is not returned
+            return None if isinstance(outcomes, Changed) else answer  # an operator with a list of outputs returns nothing
         return None
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryApart:
-    """Refuses to write to memory that the same call reads. A tensor that is resized counts as it is afterwards."""
+class OverlapCheck:
+    """Raises if the call writes to memory that it reads. For resized tensors, the new size counts."""
 
     op: Any
     written: tuple[int, ...]
@@ -133,10 +161,10 @@ class MemoryApart:
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryInOrder:
-    """Refuses to write elements in one order that are read in another, as in `x.add_(x.t())`.
+class ElementOrderCheck:
+    """Raises if elements are written in another order than they are read, as in `x.add_(x.t())`.
 
-    `pairs` are inputs, one written and one read, that would not be the same elements in the same order on one storage.
+    `pairs` are a written and a read input that, on one storage, would have their elements in different order.
     """
 
     op: Any
@@ -147,7 +175,7 @@ class MemoryInOrder:
             written, other = inputs[target], inputs[read]
             if _torch.storage_id(other) != _torch.storage_id(written):
                 continue
-            if other is written and is_resizing(outcomes):
+            if other is written and resizes_inputs(outcomes):
                 what = f"{written._spec} is read and written, and does not have the shape of the result"
             elif other is not written and are_out_of_order(other._spec, written._spec):
                 what = (
@@ -169,30 +197,30 @@ def _pairs_in_order(call: Call, outcomes: Outcomes, written: tuple[int, ...]) ->
         (target, read)
         for target in written
         for read in range(len(inputs))
-        if read != target and (is_resizing(outcomes) or _may_be_out_of_order(inputs[read], inputs[target]))
+        if read != target and (resizes_inputs(outcomes) or _may_be_out_of_order(inputs[read], inputs[target]))
     )
 
 
 def _may_be_out_of_order(a: TensorSpec, b: TensorSpec) -> bool:
-    """Of symbols, that is asked when they are on one storage: the answer makes guards."""
+    """For symbolic sizes True: the comparison adds guards, so it is made only when both are on one storage."""
     return a is not b if a.is_symbolic or b.is_symbolic else are_out_of_order(a, b)
 
 
 def _has_symbols(call: Call) -> bool:
-    """Whether numbers among its arguments are symbols: another capture that replays the plan has others."""
+    """Whether it has symbolic numbers as arguments. Another capture that replays the plan has other symbols."""
     return bool(flat(SymNode, call.args, call.kwargs))
 
 
-def is_resizing(outcomes: Outcomes) -> bool:
+def resizes_inputs(outcomes: Outcomes) -> bool:
     return isinstance(outcomes, Same) and outcomes.spec is not None
 
 
 def are_out_of_order(a: TensorSpec, b: TensorSpec) -> bool:
-    """Whether two tensors on one storage share places in memory without being the same places in the same order.
+    """Whether two tensors on one storage overlap without being the same elements in the same order.
 
-    Of tensors with gaps or overlaps of their own, eager does not try to find out.
+    False for tensors that are not dense, which eager does not check either.
     """
-    if a is b or lies_in_data(*a.shape, *a.stride, a.offset, *b.shape, *b.stride, b.offset):
+    if a is b or has_unbacked(*a.shape, *a.stride, a.offset, *b.shape, *b.stride, b.offset):
         return False
     if a.numel == 0 or b.numel == 0:
         return False
@@ -200,27 +228,27 @@ def are_out_of_order(a: TensorSpec, b: TensorSpec) -> bool:
         return False
     if _span(a) == _span(b):
         return a.stride != b.stride
-    return _do_spans_meet(a, b)
+    return _spans_intersect(a, b)
 
 
 def _overlap(a: TensorSpec, b: TensorSpec) -> bool:
-    """Whether two dense tensors on one storage share a place in memory; of others, eager does not try to find out."""
+    """Whether two dense tensors on one storage overlap; False for others, which eager does not check either."""
     if a.numel == 0 or b.numel == 0 or not all(is_dense(spec.shape, spec.stride) for spec in (a, b)):
         return False
-    return _do_spans_meet(a, b)
+    return _spans_intersect(a, b)
 
 
-def _do_spans_meet(a: TensorSpec, b: TensorSpec) -> bool:
+def _spans_intersect(a: TensorSpec, b: TensorSpec) -> bool:
     (a_first, a_end), (b_first, b_end) = _span(a), _span(b)
     return bool(a_first < b_end and b_first < a_end)
 
 
 def _span(spec: TensorSpec) -> tuple[Any, Any]:
-    """The bytes of its storage that a dense tensor covers."""
+    """The range of bytes that a dense tensor covers in its storage."""
     return spec.offset * spec.itemsize, (spec.offset + spec.numel) * spec.itemsize
 
 
-ONE_NEW, FIRST_VIEWED, FIRST_ITSELF, ONE_NEW_SYMBOLIC, ONE_DETERMINED, OTHER, FOLLOWED, RANGED = range(8)
+ONE_NEW, FIRST_VIEWED, FIRST_ITSELF, ONE_NEW_SYMBOLIC, ONE_DETERMINED, OTHER, TRACKED, RANGED = range(8)
 
 
 class Plan:
@@ -230,12 +258,12 @@ class Plan:
         FIRST_VIEWED, FIRST_ITSELF  a view of the first argument, or the first argument
         ONE_DETERMINED              one new tensor, made from nothing, whose values are determined: `zeros`, `arange`
         OTHER                       anything else that only specs decide
-        FOLLOWED                    other tensors whose values are determined though none of an input is read: `zeros_like`
-        RANGED                      tensors of whose values a range is known: masks, single numbers, random ones
+        TRACKED                     tensors whose values are determined although no input is read: `zeros_like`
+        RANGED                      tensors whose values have a known range: masks, single numbers, random ones
 
     `effects` are run before the results are made. `written` are the positions of the inputs that the call writes to.
-    `determined` says that the values of the results follow from the values of the inputs. `bounds` are the ranges of the
-    results where nothing is known of an input, once somebody has inferred them.
+    `determined` says that the values of the results follow from the values of the inputs. `bounds` are the ranges of
+    the results when the input has no known range, once they have been inferred.
     """
 
     __slots__ = ("bounds", "determined", "effects", "kind", "op", "outcomes", "spec", "written")
@@ -253,7 +281,7 @@ class Plan:
     @staticmethod
     def of(call: Call, outcomes: Outcomes, written: tuple[int, ...], determined: bool) -> Plan:
         plan = Plan(outcomes, written, determined)
-        plan.op = call.op  # a key holds the operator's identity: as long as the plan lives, nothing else has it
+        plan.op = call.op  # keeps the operator alive: a key holds its id(), which must not be reused
         plan.effects = effects_of(call, outcomes, written)
         first = bool(call.args) and isinstance(call.args[0], TensorSpec)
         match outcomes:
@@ -263,20 +291,20 @@ class Plan:
                 plan.kind, plan.spec = FIRST_VIEWED, spec
             case Same(0, None) if first:
                 plan.kind = FIRST_ITSELF
-        # Values begin with a new tensor that a call made without reading any (zeros, arange, zeros_like, ...): it must
-        # be followed. Filling memory that nothing is known of is not: all parameters of a model are initialised so.
+        # Determined values start at a new tensor whose values depend on no input (zeros, arange, zeros_like, ...): it
+        # is tracked. Filling memory of unknown contents is not: all parameters of a model are initialised like that.
         if determined and not written and plan.count_unread() >= len(call.inputs):
-            plan.kind = ONE_DETERMINED if plan.kind == ONE_NEW and not call.inputs else FOLLOWED
+            plan.kind = ONE_DETERMINED if plan.kind == ONE_NEW and not call.inputs else TRACKED
         elif has_ranges(call, outcomes, written):
             plan.kind = RANGED
         return plan
 
     def count_unread(self) -> int:
-        """How many of the first inputs are not read for the values of the results."""
+        """The number of leading inputs whose values do not affect the results."""
         return 0 if self.op is None else unread_inputs.of(self.op) or 0
 
     def with_outcomes(self, outcomes: Outcomes) -> Plan:
-        """The same plan, its outcomes said in other terms."""
+        """The same plan with other outcomes."""
         plan = Plan(outcomes, self.written, self.determined)
         plan.op, plan.kind, plan.effects = self.op, self.kind, self.effects
         if self.spec is not None and isinstance(outcomes, (New, View)):
@@ -290,7 +318,7 @@ class Plan:
 
 
 def run_effects(plan: Plan, inputs: Sequence[object]) -> Plan:
-    """The plan to replay: this one, unless an effect knows better of these inputs."""
+    """Run the effects. Returns the plan to replay: another one if an effect replaces the outcomes."""
     for effect in plan.effects:
         outcomes = effect.run(plan.outcomes, inputs)
         if outcomes is not None:

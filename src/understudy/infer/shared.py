@@ -1,9 +1,10 @@
-"""Plans, and other answers about calls, that captures with different symbols share.
+"""Plans and recipes that environments with different symbols share.
 
-A capture with symbolic sizes begins with an environment of its own, in whose terms its plans are said. What a call does
-depends on what the environment knows and on the forms of the sizes (see `shapes/patterns.py`): an answer that was found
-without assuming anything is kept in these terms, and put into those of the next environment that knows the same. Calls
-that made the environment assume something are inferred again in each, with guards and lines of their own.
+Each capture with symbolic sizes has an environment of its own, and its plans contain symbols of that environment. The
+outcomes of a call depend on what the environment knows and on the patterns of the sizes (see `shapes/patterns.py`). An
+answer that added no guards is stored in terms of patterns, and translated to the symbols of the next environment with
+the same knowledge. Calls that added guards are inferred again in each environment, so that each has its own guards and
+lines.
 """
 
 from __future__ import annotations
@@ -18,26 +19,26 @@ from understudy.shapes.node import SymNode
 from understudy.shapes.patterns import Interned, NoPattern, Pattern, Patterns, intern
 from understudy.spec import Changed, New, Same, TensorSpec, Value, View
 
-SAME_EVERYWHERE = (int, float, bool, complex, str, type(None))
+PLAIN_PARTS = (int, float, bool, complex, str, type(None))
 
 
 class SpecForm(Interned):
-    """A spec without its environment: `content` holds shape, stride and offset, and the other fields by name."""
+    """A spec with patterns in the place of symbols: `content` holds shape, stride, offset, and the other fields."""
 
     __slots__ = ()
 
 
 class SharedAnswer(NamedTuple):
-    """An answer with forms in the place of specs and numbers, and the forms of atoms that were made on the way.
+    """An answer with patterns in the place of symbols, and the patterns of the atoms that were created with it.
 
-    Atoms are written in the order of their birth: for the same text, they have to be born in the same one."""
+    Atoms print in the order of creation: to print the same text, they have to be created in the same order."""
 
     content: Any
     atoms: tuple[Pattern, ...]
 
 
 class SharedQuestion(NamedTuple):
-    """A call in these terms, and what was there before it was answered."""
+    """The key of a call with patterns in the place of symbols, and the state of the environment before the call."""
 
     key: tuple[Any, ...]
     marks: tuple[int, ...]
@@ -45,7 +46,7 @@ class SharedQuestion(NamedTuple):
 
 
 class SharedPlans:
-    """The shared plans in the terms of one environment."""
+    """Shared answers, translated to the symbols of one environment and back."""
 
     def __init__(self, env: ShapeEnv, cache: Cache) -> None:
         self._patterns = Patterns(env)
@@ -53,8 +54,8 @@ class SharedPlans:
         self._forms: dict[TensorSpec, SpecForm] = {}
         self._specs: dict[SpecForm, TensorSpec] = {}
 
-    def question(self, key: tuple[Any, ...]) -> SharedQuestion | None:
-        """A key of the dispatch cache without its environment; None if it means nothing elsewhere."""
+    def make_question(self, key: tuple[Any, ...]) -> SharedQuestion | None:
+        """A key of the dispatch cache with patterns in the place of symbols; None if it has no such form."""
         knowledge = self._patterns.knowledge()
         if knowledge is None:
             return None
@@ -73,57 +74,56 @@ class SharedPlans:
             return None
         return SharedQuestion(tuple(parts), patterns.marks(), patterns.count_atoms())
 
-    def answer(self, question: SharedQuestion, said_here: Callable[[Any], Any]) -> Any:
-        """The answer to such a question, as it is said here; None if none is known."""
+    def find_answer(self, question: SharedQuestion, localise: Callable[[Any], Any]) -> Any:
+        """The shared answer in the symbols of this environment; None if there is none."""
         shared = self._cache.shared.get(question.key)
         if shared is None:
             return None
         try:
             for atom in shared.atoms:
                 self._patterns.expr(atom)
-            return said_here(shared.content)
+            return localise(shared.content)
         except NoPattern:
             return None
 
-    def keep(self, question: SharedQuestion, said_anywhere: Callable[[Any], Any], answer: object) -> None:
-        """Share an answer, if nothing was assumed to find it."""
+    def share_answer(self, question: SharedQuestion, generalise: Callable[[Any], Any], answer: object) -> None:
+        """Share an answer, unless guards were added to find it."""
         patterns = self._patterns
         if patterns.knowledge() is not question.key[0] or patterns.marks() != question.marks:
             return
         try:
-            content = said_anywhere(answer)
+            content = generalise(answer)
         except NoPattern:
             return
         self._cache.add_shared(question.key, SharedAnswer(content, patterns.atoms_since(question.atoms)))
 
-    def plan(self, question: SharedQuestion) -> Plan | None:
-        """The plan of such a call, if one is known."""
-        found: Plan | None = self.answer(question, self._plan_here)
+    def find_plan(self, question: SharedQuestion) -> Plan | None:
+        found: Plan | None = self.find_answer(question, self._localise_plan)
         return found
 
-    def keep_plan(self, question: SharedQuestion, plan: Plan) -> None:
-        self.keep(question, self._plan_anywhere, plan)
+    def share_plan(self, question: SharedQuestion, plan: Plan) -> None:
+        self.share_answer(question, self._generalise_plan, plan)
 
-    def _plan_here(self, plan: Plan) -> Plan:
-        return plan.with_outcomes(_replace_specs(plan.outcomes, self.here))
+    def _localise_plan(self, plan: Plan) -> Plan:
+        return plan.with_outcomes(_replace_specs(plan.outcomes, self.localise))
 
-    def _plan_anywhere(self, plan: Plan) -> Plan:
-        return plan.with_outcomes(_replace_specs(plan.outcomes, self.anywhere))
+    def _generalise_plan(self, plan: Plan) -> Plan:
+        return plan.with_outcomes(_replace_specs(plan.outcomes, self.generalise))
 
     # --- specs and numbers ----------------------------------------------------------------------------------------
 
-    def anywhere(self, part: object) -> Any:
-        """A spec or a number without its environment."""
+    def generalise(self, part: object) -> Any:
+        """A spec or number with patterns in the place of symbols."""
         if type(part) is TensorSpec:
             return (self._forms.get(part) or self._form(part)) if part.is_symbolic else part
         if type(part) is SymNode:
             return self._patterns.form_of(part)
-        if type(part) not in SAME_EVERYWHERE:
+        if type(part) not in PLAIN_PARTS:
             raise NoPattern
         return part
 
-    def here(self, part: object) -> Any:
-        """And in this one."""
+    def localise(self, part: object) -> Any:
+        """A spec or number with symbols of this environment in the place of patterns."""
         if type(part) is SpecForm:
             return self._specs.get(part) or self._spec(part)
         return self._patterns.node(part) if type(part) is Pattern else part

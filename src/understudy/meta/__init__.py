@@ -2,12 +2,12 @@
 
     tracer      MetaTracer, symbolic_trace
     proxies     the values that a traced program handles
-    inputs      the signature, the examples, the concrete arguments
+    inputs      signature, examples, concrete arguments
     arguments   from values to the arguments of nodes, and from nodes to values; sizes as nodes
     structures  dicts, dataclasses, caches with values in them
-    derivation  what a call gives: the same call on fakes, or a manual override
-    functions   calls of torch functions; regions of autocast and no_grad; functions given to torch.vmap, as graphs
-    modules     where a called module is in the root, and what programs assign to modules; names that code can spell
-    patches     what is replaced while a program is traced
+    derivation  the metadata of a call's result: by the same call on fakes, or by a manual override
+    functions   calls of torch functions; regions of autocast and no_grad; functions of torch.vmap as subgraphs
+    modules     the paths of called modules, assignments to modules, safe names
+    patches     functions that are replaced while a program is traced
     errors      MetaTraceError
 """

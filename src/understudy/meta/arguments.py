@@ -1,7 +1,7 @@
 """From the values of a program to the arguments of nodes: tensors of the root, constants, structures, sizes.
 
-And back: what a traced program gets for the value of a node. A proxy stands in the place of each tensor and each
-object. None, numbers, tuples, lists and dicts are what they are: programs ask `is None` and `isinstance(y, tuple)`.
+And back: the values that a traced program gets for the result of a node. Tensors and objects are replaced by proxies.
+None, numbers, tuples, lists and dicts are passed as they are: programs check `is None` and `isinstance(y, tuple)`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.fx import Node
 from understudy import _torch
 from understudy.fake.tensor import FakeTensor
 from understudy.graph.symbol_nodes import SymbolNodes, SymbolSource
-from understudy.meta.errors import left_over_error
+from understudy.meta.errors import make_left_over_error
 from understudy.meta.modules import safe_attribute_path
 from understudy.meta.proxies import (
     ATOMS,
@@ -50,11 +50,11 @@ PLAIN = (
     torch.memory_format,
     enum.Enum,
 )
-"""What is an argument of a node as it is."""
+"""Types of values that are node arguments as literals."""
 
 
 class NodeArguments:
-    """What stands for each value in the nodes of one graph."""
+    """Converts values to arguments of nodes of one graph."""
 
     def __init__(self, tracer: MetaTracer, root: torch.nn.Module) -> None:
         self._tracer = tracer
@@ -75,7 +75,7 @@ class NodeArguments:
                     self._names.setdefault(id(value), f"{prefix}.{name}" if prefix else name)
 
     def name_of(self, tensor: torch.Tensor) -> str | None:
-        """The name of a tensor of the root; None if it is none."""
+        """The name of a tensor of the root; None for others."""
         return self._names.get(id(tensor))
 
     # --- one value ---------------------------------------------------------------------------------------------
@@ -88,18 +88,18 @@ class NodeArguments:
             return tuple([self.argument(part) for part in value])
         if isinstance(value, MetaProxy):
             if read_own(value, "tracer").is_over:
-                raise left_over_error(value.node.name)
-            return self._tracer.here(read_own(value, "node"))
+                raise make_left_over_error(value.node.name)
+            return self._tracer.node_in_graph(read_own(value, "node"))
         if value is None or value is ... or isinstance(value, PLAIN):
             if type(value) is DeviceOf:
-                return self._tracer.here(value._attribute.node)
-            return _pythons(value)
+                return self._tracer.node_in_graph(value._attribute.node)
+            return _to_python_number(value)
         if isinstance(value, SYMBOLIC):
             return self._number(value)
         if isinstance(value, torch.Tensor):
             return self._tensor(value)
         if id(value) in self._tuples:
-            return self._tracer.here(self._tuples[id(value)][1])
+            return self._tracer.node_in_graph(self._tuples[id(value)][1])
         if isinstance(value, (tuple, list, dict, slice)) and find_construction(value) is None:
             return self._parts(value)
         return self._other(value)
@@ -113,11 +113,11 @@ class NodeArguments:
         return parts if isinstance(value, list) else tuple(parts)
 
     def remember_tuple(self, value: tuple[object, ...], node: Node) -> None:
-        """A node gives this tuple: where the program passes it on as a whole, the node is the argument."""
+        """Register the node of a tuple: where the program passes the whole tuple on, the node is the argument."""
         self._tuples[id(value)] = value, node
 
     def forget_tuples(self) -> None:
-        """The trace is over: let go of the values in them."""
+        """Called at the end of a trace: drop references to the values."""
         self._tuples.clear()
 
     def _key(self, key: object) -> Any:
@@ -130,15 +130,15 @@ class NodeArguments:
             raise TypeError(f"{value} is a symbolic number of another library")
         with self._tracer.outermost():
             node = self._tracer.symbols.node_of(value.node)
-        return self._tracer.here(node)
+        return self._tracer.node_in_graph(node)
 
     # --- what is in the root -----------------------------------------------------------------------------------
 
     def _tensor(self, tensor: torch.Tensor) -> Node:
         name = self._names.get(id(tensor))
         if name is None:
-            _refuse_to_keep(tensor)
-            name = self._keep(tensor, "_tensor_constant")
+            _refuse_constant(tensor)
+            name = self._add_constant(tensor, "_tensor_constant")
         return self.read(name, tensor)
 
     def read(self, name: str, value: object) -> Node:
@@ -149,11 +149,11 @@ class NodeArguments:
                 node = self._nodes[name] = self._tracer.create_node("get_attr", name, (), {})
             if isinstance(value, torch.Tensor):
                 self._tracer.write_meta(node, self._tracer.derivation.stand_in(value))
-        return self._tracer.here(node)
+        return self._tracer.node_in_graph(node)
 
     def safe_path(self, path: str) -> str:
-        """The path under which the graph reads an attribute of the root. What has a name that code can't have is put into
-        the root under another one as well."""
+        """The path with which the graph reads an attribute of the root. An attribute whose name is not an identifier is
+        also added to the root under another one."""
         known = self._safe_paths.get(path)
         if known is None:
             known = safe_attribute_path(path, lambda name: hasattr(self._root, name))
@@ -168,16 +168,16 @@ class NodeArguments:
         return known
 
     def move_to_node(self, tensor: torch.Tensor, node: Node) -> None:
-        """From here on, a tensor is read from this node, which gives the same tensor: `self.count.add_(1)`."""
+        """From now on this node is the tensor's node, because it returns the same tensor: `self.count.add_(1)`."""
         name = self._names.get(id(tensor)) or self._constants[id(tensor)][1]
         self._nodes[name] = node
 
     def read_constant(self, value: object, prefix: str) -> Node:
-        """The node that reads a constant, which is put into the root."""
-        return self.read(self._keep(value, prefix), value)
+        """The node that reads a constant, which is added to the root."""
+        return self.read(self._add_constant(value, prefix), value)
 
-    def _keep(self, value: object, prefix: str) -> str:
-        """The name under which a constant is kept in the root."""
+    def _add_constant(self, value: object, prefix: str) -> str:
+        """Add a constant to the root; returns its name."""
         known = self._constants.get(id(value))
         if known is None:
             name = self._tracer.get_fresh_qualname(prefix)
@@ -191,15 +191,15 @@ class NodeArguments:
     def _other(self, value: object) -> Any:
         if isinstance(value, (range, _torch.OpOverload)):
             return value
-        if _pythons(value) is not value:
-            return _pythons(value)
+        if _to_python_number(value) is not value:
+            return _to_python_number(value)
         if isinstance(value, torch.nn.Module):
             return self.read(self._tracer.path_of_module(value), value)
         if isinstance(value, (Iterator, Coroutine)):
             raise TypeError(
                 f"a {type(value).__name__} leaves the traced program, and what it will give is not known: make a list of it"
             )
-        if isinstance(value, type) or not holds(value, _is_of_a_trace):
+        if isinstance(value, type) or not holds(value, _is_traced_value):
             return self.read_constant(value, "_constant")
         made = find_construction(value)
         assert made is not None
@@ -209,20 +209,20 @@ class NodeArguments:
         return node
 
 
-def _pythons(value: Any) -> Any:
-    """A number of NumPy as one of Python: some are both, but none can be written in a graph."""
+def _to_python_number(value: Any) -> Any:
+    """A number of NumPy as a Python number: NumPy's can't be written in the code of a graph."""
     is_numpys = (
         type(value).__module__ == "numpy" and getattr(value, "shape", None) == () and hasattr(value, "item")
     )
     return value.item() if is_numpys else value
 
 
-def _is_of_a_trace(value: object) -> bool:
+def _is_traced_value(value: object) -> bool:
     return isinstance(value, (MetaProxy, torch.Tensor, *SYMBOLIC)) or type(value) is DeviceOf
 
 
-def _refuse_to_keep(tensor: torch.Tensor) -> None:
-    """A constant has data. One without is something that the program got past the trace, or brought from outside."""
+def _refuse_constant(tensor: torch.Tensor) -> None:
+    """Raise for a tensor that can't be a constant: a stand-in from outside, or a wrapper of torch.func."""
     if type(tensor) is FakeTensor:
         raise TypeError(
             f"a stand-in ({tensor.spec}) that is none of the arguments is used in the traced program: "
@@ -235,11 +235,11 @@ def _refuse_to_keep(tensor: torch.Tensor) -> None:
         )
 
 
-# --- Symbolic sizes in a torch-level graph: `x.size(0)`, and arithmetic on such -----------------------------
+# --- Symbolic sizes in a torch-level graph: `x.size(0)`, and arithmetic on them -----------------------------
 
 
 class SizeNodes(SymbolNodes):
-    """Sizes are read by the tensors' own methods. What is computed from them is made when it is used."""
+    """Sizes are read by methods of tensors. Arithmetic on them becomes nodes when it is used."""
 
     def bind_tensor(self, spec: TensorSpec, node: Node) -> None:
         if spec.sparse is not None:
@@ -259,20 +259,20 @@ class SizeNodes(SymbolNodes):
         return node
 
     def bind_part(self, value: Any, node: Node) -> None:
-        """This node gives this symbolic number."""
+        """Register a node for a symbolic number."""
         self._nodes.setdefault(value, node)
 
 
 class CallResults:
-    """Makes the results of the calls of one trace."""
+    """Makes the values that the program gets for the results of calls."""
 
     def __init__(self, tracer: MetaTracer) -> None:
         self._tracer = tracer
         self.parts: list[Node] = []
-        """Nodes that read parts of structures; those that nobody uses are erased at the end."""
+        """Nodes that read parts of structures; unused ones are erased at the end."""
 
     def present(self, node: Node, meta: object) -> Any:
-        """The value of a node of which this is known, with the nodes that read its parts."""
+        """The value of a node with this metadata, with nodes that read its parts."""
         if type(meta) is FakeTensor:
             return make_proxy(self._tracer, node, meta)
         for number, path in self.fresh_numbers(meta):
@@ -307,14 +307,14 @@ class CallResults:
             if not node.users:
                 node.graph.erase_node(node)
 
-    # --- numbers that data decides -----------------------------------------------------------------------------------
+    # --- unbacked symbols -----------------------------------------------------------------------------------
 
     def fresh_numbers(self, meta: object) -> Iterator[tuple[SymNode, KeyPath]]:
-        """Numbers that data decides, which need the node that reads them, and the path to each."""
+        """The unbacked symbols that need a node, with their paths."""
         return ((number, path) for number, path in values_in(meta) if not self._is_readable(number))
 
     def _is_readable(self, number: SymNode) -> bool:
-        """Whether the graph can say what a symbolic number is: only what data decides has to be taken down at once."""
+        """Whether the graph can compute a symbolic number: only unbacked symbols have to be read at once."""
         symbols = self._tracer.symbols
         if number.is_plain or symbols.has(number.symbolic):
             return True

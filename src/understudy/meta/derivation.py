@@ -1,11 +1,11 @@
-"""Metadata that the user knows better: a function or a type of module, and the function that says what it gives.
+"""The metadata of results: overrides by the user, and derivation by running calls on stand-ins.
 
     @manual_meta_overrides.register(my_kernel)      # or: manual_meta_overrides[my_kernel] = …
     def _(x, weight):
         return x.new_empty(x.shape[0], weight.shape[1])
 
-The function gets stand-ins in the place of tensors (and the module first, for a type of module) and gives stand-ins.
-The table is empty at first: everything that torch has is derived by running it on stand-ins.
+The function gets stand-ins in the place of tensors (and the module first, for a type of module) and returns stand-ins.
+The table is empty at first: everything in torch is derived by running it on stand-ins.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Override = Callable[..., Any]
 
 
 class MetaOverrides(dict[Any, Override]):
-    """function or type of module → what it gives, in stand-ins. A plain dict, with a decorator."""
+    """Function or type of module → a function that returns its result on stand-ins. A plain dict, with a decorator."""
 
     def register(self, target: object) -> Callable[[Override], Override]:
         def remember(override: Override) -> Override:
@@ -44,70 +44,69 @@ class MetaOverrides(dict[Any, Override]):
         return remember
 
     def for_module(self, module: object) -> Override | None:
-        """The override of the most special class of this module."""
+        """The override of the most derived class of this module."""
         return next((self[kind] for kind in type(module).__mro__ if kind in self), None)
 
 
 manual_meta_overrides = MetaOverrides()
 
 
-# --- Overrides that torch's module has by name. None is needed; they may be registered for functions and modules of yours
-# that give the same ---
+# --- Overrides under the names of torch's module. None is needed; users may register them for their own functions ---
 
 
 def embedding_override(self: torch.nn.Embedding, input: torch.Tensor) -> torch.Tensor:
-    """What a table of vectors gives: a row for each index."""
+    """The result of an embedding: a row for each index."""
     return input.new_empty((*input.shape, self.weight.shape[-1]), dtype=self.weight.dtype)
 
 
 def nn_layernorm_override(self: torch.nn.LayerNorm, input: torch.Tensor) -> torch.Tensor:
-    """What a normalisation gives: a tensor like its input."""
+    """The result of a normalisation: like its input."""
     return torch.empty_like(input)
 
 
 def torch_relu_override(x: torch.Tensor) -> torch.Tensor:
-    """What `torch.relu` gives."""
+    """The result of `torch.relu`."""
     return torch.relu(x)
 
 
 def torch_nn_relu_override(self: torch.nn.ReLU, x: torch.Tensor) -> torch.Tensor:
-    """What a module of `torch.nn.ReLU` gives."""
+    """The result of `torch.nn.ReLU`."""
     return torch.nn.functional.relu(x, inplace=self.inplace)
 
 
 def functional_relu_override(x: torch.Tensor, inplace: bool = False) -> torch.Tensor:
-    """What `torch.nn.functional.relu` gives."""
+    """The result of `torch.nn.functional.relu`."""
     return torch.nn.functional.relu(x, inplace=inplace)
 
 
 def torch_where_override(condition: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """What `torch.where` gives."""
+    """The result of `torch.where`."""
     return torch.where(condition, x, y)
 
 
 def torch_abs_override(input: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
-    """What `torch.abs` gives."""
+    """The result of `torch.abs`."""
     return torch.abs(input, out=out)
 
 
-# --- What a recorded call gives: the same call, run on stand-ins --------------------------------------------
-# Three ways it can end: with metadata; with an error, because real tensors would be refused as well; or with `UNKNOWN`,
-# because it can't be known without data. The last are collected, and told in one warning when the trace is over.
+# --- The result of a recorded call, by running it on stand-ins --------------------------------------------
+# The outcome is metadata; an error, if real tensors would raise as well; or `UNKNOWN`, if it depends on data. Unknown
+# calls are collected, and listed in one warning at the end of the trace.
 
-SHOWN = 5
-"""How many of the calls that could not be derived are shown in the warning."""
+SHOWN_CALLS = 5
+"""How many unknown calls the warning shows."""
 
 
-READABLE = 16
-"""Up to how many numbers of a constant are known: a program may decide by a flag that is a buffer."""
+MOST_READABLE = 16
+"""The values of constants up to this many elements are determined: a program may branch on a flag in a buffer."""
 
 
 class MetadataUnknown(Exception):
-    """A call has a value among its arguments of which nothing is known."""
+    """A call has an argument with unknown metadata."""
 
 
 class RefusedCall(Exception):
-    """A call that real tensors would refuse as well. The error itself is the cause."""
+    """A call that raises for real tensors as well. The error itself is the cause."""
 
     def __init__(self, error: Exception, inputs: tuple[object, object]) -> None:
         super().__init__(str(error))
@@ -128,7 +127,7 @@ class UnderivableCall:
 
 
 def proxys_to_metas(v: Any) -> Any:
-    """What is known of a value of a trace: its stand-in, or the device that it is. Anything else as it is."""
+    """The metadata of a traced value: its stand-in, or its device. Any other value unchanged."""
     if type(v) is DeviceOf:
         v = v._attribute
     if not issubclass(type(v), (torch.fx.Proxy, MetaProxy)):
@@ -141,7 +140,7 @@ def proxys_to_metas(v: Any) -> Any:
 
 
 class SuspendedRecording:
-    """A region in which calls of torch are not recorded, inside a fake mode if one is given."""
+    """A region in which torch functions are not recorded; enters a fake mode if one is given."""
 
     __slots__ = ("_derivation", "_entry", "_mode", "_taken")
 
@@ -190,7 +189,7 @@ class Derivation:
     # --- from values to metadata -----------------------------------------------------------------------------
 
     def meta_of(self, value: Any) -> Any:
-        """The arguments of a call with stand-ins in the place of values of the trace and of real tensors."""
+        """The arguments of a call with traced values and real tensors replaced by stand-ins."""
         kind = type(value)
         if kind in ATOMS:
             return value
@@ -204,10 +203,10 @@ class Derivation:
         if kind is dict:
             parts = {key: self.meta_of(part) for key, part in value.items()}
             return parts if any(parts[key] is not value[key] for key in value) else value
-        return transform(value, self._meta_of_leaf, _is_of_a_trace)
+        return transform(value, self._meta_of_leaf, _is_traced_value)
 
     def find_meta(self, value: object) -> Any:
-        """The metadata of a structure of values; `UNKNOWN` if nothing is known of one of them."""
+        """The metadata of a structure of values; `UNKNOWN` if one of them is unknown."""
         try:
             return self.meta_of(value)
         except MetadataUnknown:
@@ -234,7 +233,8 @@ class Derivation:
         with self.suspend_recording():
             made = self.mode.from_tensor(tensor, static_shapes=True)
             if (
-                tensor.numel() <= READABLE
+                type(tensor) is not FakeTensor  # of another mode: it has no data
+                and tensor.numel() <= MOST_READABLE
                 and not isinstance(tensor, torch.nn.Parameter)
                 and tensor.device.type == "cpu"
             ):
@@ -245,26 +245,27 @@ class Derivation:
         return made
 
     def find_stand_in(self, tensor: torch.Tensor) -> Any:
-        """The stand-in of a tensor that is there, None if it has none."""
+        """The stand-in of a real tensor, None if it has none."""
         return self._made.get(id(tensor))
 
     def is_written(self, tensor: torch.Tensor) -> bool:
-        """Whether the program has written to a tensor that is there: what is in it is not what the program would see."""
+        """Whether the program has written to a real tensor: its data is then out of date."""
         made = self._made.get(id(tensor))
         return made is not None and made._version != self._found[id(tensor)][1]
 
     # --- running ---------------------------------------------------------------------------------------------
 
     def suspend_recording(self) -> SuspendedRecording:
-        """Nothing that happens in here is part of the program."""
+        """Inside, nothing is recorded."""
         return SuspendedRecording(self, None)
 
     def enter_mode(self) -> SuspendedRecording:
-        """What happens in here happens to stand-ins, and is no part of the program."""
+        """Inside, the fake mode is active, and nothing is recorded."""
         return SuspendedRecording(self, self.mode)
 
     def run(self, call: Callable[..., object], name: str, args: object, kwargs: object, is_torchs: bool = True) -> Any:
-        """The result of a call on metadata, or `UNKNOWN`. `is_torchs`: what it refuses, real tensors are refused, too."""
+        """The result of a call on stand-ins, or `UNKNOWN`. `is_torchs`: an error means that real tensors would raise as
+        well."""
         try:
             inputs = (self.meta_of(args), self.meta_of(kwargs))
         except MetadataUnknown:
@@ -302,8 +303,8 @@ class Derivation:
             return
         count = len(found)
         calls, them = ("one call", "it") if count == 1 else (f"{count} calls", "them")
-        shown = "\n".join(map(str, found[:SHOWN]))
-        more = f"\n  … and {count - SHOWN} more" if count > SHOWN else ""
+        shown = "\n".join(map(str, found[:SHOWN_CALLS]))
+        more = f"\n  … and {count - SHOWN_CALLS} more" if count > SHOWN_CALLS else ""
         message = (
             f"the metadata of {calls} could not be derived; what follows from {them} has none\n{shown}{more}\n"
             "  to do:   say what it gives in understudy.manual_meta_overrides"
@@ -313,7 +314,7 @@ class Derivation:
         warnings.warn_explicit(message, UserWarning, *place)
 
 
-def _is_of_a_trace(value: object) -> bool:
+def _is_traced_value(value: object) -> bool:
     return isinstance(value, (torch.Tensor, MetaProxy)) or type(value) is DeviceOf
 
 
@@ -321,7 +322,7 @@ def _is_real(value: object) -> bool:
     return isinstance(value, torch.Tensor) and type(value) is not FakeTensor
 
 
-# --- which function a node calls on metadata -------------------------------------------------------------------------
+# --- which function is run on metadata for a target ---------------------------------------------------------------
 
 
 def override_for(target: object) -> Any:
@@ -332,18 +333,18 @@ def override_for(target: object) -> Any:
 
 
 def item_call(target: Callable[..., object]) -> Callable[..., object]:
-    """`x[i]` with an index in a tensor whose value is data: eager reads it, and selects. Any index selects alike."""
+    """`x[i]` with a data-dependent index in a tensor: eager reads it. The metadata is the same for every index."""
 
     def call(values: object, item: object, *rest: object) -> Any:
         is_tensor = type(values) is FakeTensor
-        return target(values, _with_any_index(item) if is_tensor else item, *rest)
+        return target(values, _replace_unknown_index(item) if is_tensor else item, *rest)
 
     return call
 
 
-def _with_any_index(item: object) -> Any:
+def _replace_unknown_index(item: object) -> Any:
     if type(item) is tuple:
-        return tuple(map(_with_any_index, item))
+        return tuple(map(_replace_unknown_index, item))
     if type(item) is FakeTensor and item.ndim == 0 and item.fake_mode.value_of(item) is None:
         is_index = not item.is_floating_point() and item.dtype not in (torch.bool, torch.uint8)
         return 0 if is_index else item
@@ -351,7 +352,7 @@ def _with_any_index(item: object) -> Any:
 
 
 def length(values: Any) -> Any:
-    """`len`, where that is a node: Python wants a number of it, which a symbolic size is not."""
+    """`len` as a node: Python's `len` can't return a symbolic size."""
     return values.shape[0] if isinstance(values, torch.Tensor) and values.ndim else len(values)
 
 
@@ -359,7 +360,7 @@ CALLS: dict[Any, Callable[..., Any]] = {
     **{target: item_call(target) for target in (operator.getitem, operator.setitem)},
     len: length,
 }
-"""What is run on metadata in the place of a target."""
+"""Functions that are run on metadata in the place of a target."""
 
 
 def method_call(name: str) -> Callable[..., object]:
@@ -370,7 +371,7 @@ def method_call(name: str) -> Callable[..., object]:
 
 
 def module_call(module: torch.nn.Module, forward: Callable[..., object]) -> Callable[..., object]:
-    """The module's own forward; what it assigns to itself meanwhile is taken back."""
+    """The module's own forward; assignments to its attributes are undone."""
     override = manual_meta_overrides.for_module(module)
 
     def call(*args: object, **kwargs: object) -> Any:

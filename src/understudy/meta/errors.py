@@ -1,4 +1,4 @@
-"""What a trace at the level of torch says when it can't go on."""
+"""Errors of a torch-level trace."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from understudy.lines import user_line
 
 
 class MetaTraceError(UnderstudyError, RuntimeError):
-    """Something was asked of a value of a trace that only its data would tell. `node` is the value's node."""
+    """A traced value was used in a data-dependent way. `node` is the value's node."""
 
     node: Node | None = None
 
@@ -24,21 +24,21 @@ HINT = (
 )
 
 
-def refused_error(reason: str, asked: str, shown: str, node: Node) -> MetaTraceError:
-    """`asked` of the value of `node`, of which no more than `shown` is known."""
+def make_refused_error(reason: str, asked: str, shown: str, node: Node) -> MetaTraceError:
+    """An error for a data-dependent use of the value of `node`, whose metadata is `shown`."""
     error = MetaTraceError(reason, context=Context(asked, shown, user_line(), HINT))
     error.node = node
     return error
 
 
-def unregistered_error(reason: str, what: str) -> MetaTraceError:
-    """Something with parameters that is no part of the traced module."""
+def make_unregistered_error(reason: str, what: str) -> MetaTraceError:
+    """An error for a module with parameters that is not part of the traced module."""
     hint = "register it: make it in __init__, and assign it to an attribute of the traced module there"
     return MetaTraceError(reason, context=Context(what, "…", user_line(), hint))
 
 
-def left_over_error(asked: str) -> MetaTraceError:
-    """A value is used when its trace is over."""
+def make_left_over_error(asked: str) -> MetaTraceError:
+    """An error for a value that is used after its trace."""
     hint = (
         "something kept it when the program was traced, as a cache does. Empty that, and fill it before the next trace by "
         "running the program once"

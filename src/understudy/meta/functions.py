@@ -1,10 +1,10 @@
-"""Regions of a program with a state of torch of their own: `torch.autocast`, `torch.no_grad` and their like.
+"""Regions of a program with changed global state: `torch.autocast`, `torch.no_grad` and their like.
 
-Their begin and end are nodes. A graph that left them out would compute in other dtypes, or send gradients where the
-program sends none. Whatever the state was when the graph is run, it is the same again after the region.
+Their begin and end are nodes. Without them, a graph would compute in other dtypes, or have gradients where the program
+has none. After the region, the state is what it was before, whatever it is when the graph runs.
 
-A function given to `torch.vmap` is a graph of its own. The body is traced once, on one part of each mapped input. What
-it uses from around it, values of the trace, tensors of the root, sizes, becomes an argument of it that is not mapped.
+A function of `torch.vmap` becomes a subgraph. The body is traced once, on one slice of each mapped input. Values that
+it uses from outside (traced values, tensors of the root, sizes) become arguments that are not mapped.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @has_side_effect
 def begin_grad_mode(enabled: bool) -> bool:
-    """Gradients are on, or off, from here on. Gives what it was before."""
+    """Set grad mode; returns the previous state."""
     before = torch.is_grad_enabled()
     torch.set_grad_enabled(enabled)
     return before
@@ -49,7 +49,7 @@ class Regions:
         self._tracer = tracer
         self._autocasts: list[Node] = []
         self._before: dict[int, tuple[Any, Node]] = {}
-        """By context manager: the node that gives what gradients were when it began."""
+        """By context manager: the node of the grad mode before it."""
         self.handlers: dict[Any, Callable[..., None]] = {
             _torch.enter_autocast: self._enter_autocast,
             _torch.exit_autocast: self._exit_autocast,
@@ -72,14 +72,14 @@ class Regions:
             return
         has_begun = step == "__enter__" and isinstance(manager, torch.set_grad_enabled) and known is not None
         if has_begun and known is not None and known[1] is self._tracer.last_node():
-            return  # this one begins when it is made
+            return  # `set_grad_enabled` takes effect in `__init__`
         node = self._tracer.append_call(begin_grad_mode, (enabled,), {})
         if manager is not None and not has_begun:
             self._before[id(manager)] = manager, node
 
 
 def erase_empty_regions(graph: Graph) -> None:
-    """Regions in which nothing is recorded."""
+    """Erase regions without nodes."""
     for node in list(graph.nodes):
         if node.target is end_grad_mode and node.args[0] is node.prev and len(node.prev.users) == 1:
             began = node.prev
@@ -88,7 +88,7 @@ def erase_empty_regions(graph: Graph) -> None:
 
 
 def _step_of_manager(frame: FrameType | None) -> tuple[str, Any]:
-    """Which of torch's context managers (`no_grad` and its like) sets the state, and whether it begins or ends."""
+    """The context manager (`no_grad` and its like) that changes the state, and whether it is being entered or left."""
     found: tuple[str, Any] = "", None
     while frame is not None:
         name = frame.f_code.co_name
@@ -101,7 +101,7 @@ def _step_of_manager(frame: FrameType | None) -> tuple[str, Any]:
 
 
 ENDS = ("__exit__", "__call__")
-"""`torch.set_grad_enabled(False)` ends as well when it is called, to decorate a function."""
+"""`torch.set_grad_enabled(False)` also restores the state when it is called to decorate a function."""
 STEPS = ("__init__", "__enter__", *ENDS)
 
 
@@ -110,28 +110,27 @@ def _is_of_torch(frame: FrameType) -> bool:
 
 
 # --- Calls of torch's functions while a program is traced ---------------------------------------------------
-# A mode for torch functions sees them all, of this thread alone: nothing in torch is replaced. What happens to a call
-# depends on what is in its arguments:
+# A function mode sees them all, in this thread only. A call is handled by its arguments:
 #
 #     a value of the trace, or a symbolic size    recorded
-#     a tensor of the root                        recorded, unless it is only asked for a fact
+#     a tensor of the root                        recorded, unless only metadata is read
 #     tensors that are constants                  run for real
-#     no tensor, and one comes out: a factory     recorded
+#     no tensor, but the result is one: a factory recorded
 
 Function = Callable[..., object]
 Target = tuple[str, Any]
-"""The kind of a node, and what it calls."""
+"""The kind and target of a node."""
 
 
 class FunctionRecorder(TorchFunctionMode):
-    """Hands the torch functions of a thread to its tracer."""
+    """Passes the torch functions of a thread to its tracer."""
 
     def __init__(self, tracer: MetaTracer) -> None:
         super().__init__()
         self.tracer = tracer
         self._regions = Regions(tracer).handlers
 
-    # torch.autocast tells only a mode of torch's own class of its begin and end.
+    # torch.autocast calls only modes of torch's own class when it is entered and left.
     def _claimed_class(self) -> Any:
         return _torch.torch_state_recorder_class()
 
@@ -145,7 +144,7 @@ class FunctionRecorder(TorchFunctionMode):
 
 
 def call_torch_function(tracer: MetaTracer, func: Any, args: Any, kwargs: Any) -> Any:
-    """A torch function is called in the traced program."""
+    """Called for each torch function of the traced program."""
     has_traced, has_roots, has_tensors = _classify_arguments(tracer, args, kwargs)
     if has_traced:
         return _record_call(tracer, func, args, kwargs)
@@ -178,7 +177,7 @@ def _record_call(tracer: MetaTracer, func: Any, args: object, kwargs: object) ->
 
 
 def target_of(func: Any) -> Target:
-    """How a torch function is written in a graph: `x + 1`, `x.view(2)`, `torch.relu(x)`."""
+    """The target of a torch function in a graph: `x + 1`, `x.view(2)`, `torch.relu(x)`."""
     name = getattr(func, "__name__", "")
     if is_tensor_method_or_property(func):
         as_operator = getattr(operator, name, None) if name.startswith("__") else None
@@ -204,23 +203,23 @@ def _access(tracer: MetaTracer, name: str, how: str, args: Any) -> Any:
     return tracer.create_proxy("call_function", delattr, (owner, name), {})
 
 
-# --- tensors of the root, which are there ------------------------------------------------------------------------------
+# --- tensors of the root ------------------------------------------------------------------------------
 
 READ = frozenset("__bool__ __int__ __float__ __complex__ __index__ __contains__ item tolist".split())
-"""What reads the data of a tensor."""
-ABOUT_THE_OBJECT = frozenset(
+"""Methods that read the data of a tensor."""
+ANSWERED_BY_OBJECT = frozenset(
     "__len__ __repr__ __str__ __format__ __hash__ __deepcopy__ __copy__ "
     "__reduce_ex__ __reduce__ __dir__ __array__ __dlpack__ __dlpack_device__ __setstate__ "
     "numpy data_ptr untyped_storage storage backward register_hook "
     "register_post_accumulate_grad_hook share_memory_ is_shared is_pinned __cuda_array_interface__".split()
 )
-"""Asked of a tensor that is there, these are answered by the tensor that is there."""
+"""Methods that a tensor of the root answers itself."""
 
 
 def _call_on_root_tensors(tracer: MetaTracer, func: Any, args: Any, kwargs: Any) -> Any:
     accessed = _property_of(func)
     name = accessed or getattr(func, "__name__", "")
-    if name in ABOUT_THE_OBJECT or (accessed is None and name == "__iter__"):
+    if name in ANSWERED_BY_OBJECT or (accessed is None and name == "__iter__"):
         return func(*args, **kwargs)
     if name in READ:
         return _read(tracer, func, args, kwargs)
@@ -234,7 +233,7 @@ def _call_on_root_tensors(tracer: MetaTracer, func: Any, args: Any, kwargs: Any)
 
 
 def _read(tracer: MetaTracer, func: Any, args: Any, kwargs: Any) -> Any:
-    """The data of a tensor of the root, which is a constant of the trace, unless the program has written to it."""
+    """Read the data of a tensor of the root. It is a constant of the trace, unless the program has written to it."""
     if not tracer.derivation.is_written(args[0]):
         return func(*args, **kwargs)
     try:
@@ -251,7 +250,7 @@ def _read(tracer: MetaTracer, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _call_without_tensors(tracer: MetaTracer, func: Any, args: Any, kwargs: Any) -> Any:
-    """A factory is what makes a tensor of none. Anything else has been run by asking."""
+    """Run a call without tensors: recorded if its result is a tensor (a factory)."""
     try:
         with tracer.derivation.enter_mode():
             result = func(*args, **kwargs)
@@ -265,24 +264,24 @@ def _call_without_tensors(tracer: MetaTracer, func: Any, args: Any, kwargs: Any)
 
 
 def run_vmap(body: Callable[..., object], options: dict[str, Any], *args: object) -> Any:
-    """What the graph calls."""
+    """The target of the node."""
     return torch.vmap(body, **options)(*args)
 
 
 def apply_function(function: type[torch.autograd.Function], *args: object, **kwargs: object) -> Any:
-    """`function.apply(…)`, a node of its own: its backward is more than that of what it calls."""
+    """`function.apply(…)` as one node, because it has its own backward."""
     return function.apply(*args, **kwargs)
 
 
 def call_scripted(function: Any, *args: object, **kwargs: object) -> Any:
-    """A function of TorchScript, which has no name that a graph could call it by. On stand-ins, the Python function that
-    it was made of runs: TorchScript takes sizes for numbers."""
+    """Call a TorchScript function, which has no importable name. On stand-ins, its original Python function runs,
+    because TorchScript reads sizes as numbers."""
     is_stood_in = any(type(value) is FakeTensor for value in (*args, *kwargs.values()))
-    return (_torch.python_behind(function) if is_stood_in else function)(*args, **kwargs)
+    return (_torch.original_python_function(function) if is_stood_in else function)(*args, **kwargs)
 
 
 class VmapBody:
-    """A graph inside of another that is being recorded."""
+    """A subgraph that is being recorded."""
 
     def __init__(self, outside: Graph) -> None:
         self.graph = Graph()
@@ -290,7 +289,7 @@ class VmapBody:
         self.taken: dict[Node, Node] = {}
 
     def take(self, node: Node) -> Node:
-        """A node from around it, as an argument of the body."""
+        """Make a node from outside an argument of the body."""
         found = self.taken.get(node)
         if found is None:
             first = next(iter(self.graph.nodes))
@@ -305,10 +304,10 @@ def call_vmap(
     tracer: MetaTracer, func: Callable[..., object], in_dims: object, out_dims: object, randomness: str, chunk_size: object,
     args: tuple[object, ...], kwargs: dict[str, object],
 ) -> Any:  # fmt: skip
-    """A call of a function that was made by `torch.vmap`."""
+    """Record a call of a function that was made by `torch.vmap`."""
     dims, flat, structure = _torch.vmap_inputs(in_dims, args, func)
     body = VmapBody(tracer.graph)
-    with tracer.inside(body):
+    with tracer.record_body(body):
         parts = [_part(tracer, value, dim) for value, dim in zip(flat, dims, strict=True)]
         mapped_nodes = [
             node for node in body.graph.nodes if node.op == "placeholder" and node not in body.taken.values()
@@ -332,7 +331,7 @@ def call_vmap(
         "randomness": randomness,
         "chunk_size": chunk_size,
     }
-    module = tracer.keep_body(GraphModule(tracer.root, body.graph, "Body"))
+    module = tracer.add_body(GraphModule(tracer.root, body.graph, "Body"))
     arguments = (module, options, *given)
     whole = tracer.try_to_derive(run_vmap, arguments)
     if whole is UNKNOWN and mapped:
@@ -343,7 +342,7 @@ def call_vmap(
 
 
 def _from_one_part(tracer: MetaTracer, result: object, out_dims: object, mapped: tuple[Any, int]) -> Any:
-    """What the body gives for all parts, by what it gives for one: new tensors, the mapped dimension outermost."""
+    """The results for all slices, from the results for one: new tensors, with the mapped dimension outermost."""
     value, dim = mapped
     parts, structure = _torch.tree_flatten(result)
     if not all(isinstance(part, MetaProxy) and isinstance(part._meta, torch.Tensor) for part in parts):
@@ -359,7 +358,7 @@ def _from_one_part(tracer: MetaTracer, result: object, out_dims: object, mapped:
 
 
 def _part(tracer: MetaTracer, value: Any, dim: int | None) -> Any:
-    """What the body gets for an input: the first part along `dim` stands for all of them."""
+    """The argument of the body for an input: the first slice along `dim`."""
     if dim is None:
         return value
     node = tracer.graph.placeholder("part")

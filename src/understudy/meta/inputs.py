@@ -1,4 +1,4 @@
-"""From examples to stand-ins: the metadata that a trace begins with."""
+"""The inputs of a trace: stand-ins of examples, placeholders, checks of fixed arguments."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 class ExampleInputs:
     """Makes the stand-ins of the arguments.
 
-    An example on the meta device says nothing of the device: it is taken to be where the tensors of the root are.
+    For an example on the meta device, the device of the root's tensors is assumed.
     """
 
     def __init__(self, root: torch.nn.Module, meta_args: Mapping[str, object] | None, symbolic: object) -> None:
@@ -40,7 +40,7 @@ class ExampleInputs:
         self._sources: list[str] = []
         self._device = _device_of(root)
         env = next((env for env in map(_env_of, leaves_in(dict(meta_args or {}))) if env is not None), None)
-        # Even where the sizes of the inputs are numbers, those that depend on data are symbols.
+        # Data-dependent sizes are symbols even if the sizes of the inputs are static.
         mode = FakeTensorMode(
             allow_non_fake_inputs=True, shape_env=env or ShapeEnv(), static_shapes=not symbolic
         )
@@ -49,7 +49,7 @@ class ExampleInputs:
         self.env: Any = self.mode.shape_env
 
     def check_names(self) -> None:
-        """Every name under which sizes are to be symbols is one of an example."""
+        """Raise if `symbolic` names an argument without example."""
         unknown = (
             [name for name in self._symbolic if name not in self._sources]
             if isinstance(self._symbolic, Mapping)
@@ -64,7 +64,7 @@ class ExampleInputs:
     def stand_in(self, tensor: torch.Tensor, source: str) -> Any:
         self._sources.append(source)
         if self._symbolic and id(tensor) in self._seen:
-            # An example of two arguments: they share their memory, but each has sizes of its own.
+            # The same example for two arguments: they share memory, but have separate symbols.
             tensor = tensor.detach().requires_grad_(tensor.requires_grad)
         self._seen[id(tensor)] = tensor
         if type(tensor) is FakeTensor:
@@ -94,7 +94,7 @@ def _env_of(value: object) -> Any:
 
 
 def _mode_of(root: torch.nn.Module) -> Any:
-    """The mode of a root that is made of stand-ins itself."""
+    """The mode of a root whose tensors are stand-ins."""
     tensors: list[Any] = list(root.parameters())
     return next((tensor.fake_mode for tensor in tensors if type(tensor) is FakeTensor), None)
 
@@ -106,25 +106,25 @@ def _device_of(root: torch.nn.Module) -> torch.device:
     return canonical(torch.get_default_device())
 
 
-# --- The inputs of a trace: what the signature names, what there are examples of, what is fixed -------------
+# --- The inputs of a trace: signature, examples, fixed arguments -------------
 # The signature is the one that a caller sees, through `functools.wraps` and the like. Every argument keeps its name and
 # its default in the graph:
 #
 #     an example, or a structure of examples    a value with metadata
 #     a concrete argument                       fixed; the graph checks that it is given the same
 #     a default, and no example for it          fixed at the default, likewise
-#     none of these                             a value of which nothing is known
+#     none of these                             a value with unknown metadata
 
 EMPTY: Any = inspect.Parameter.empty
 PLAIN = (int, float, complex, bool, str, type(None), torch.dtype, torch.device)
-"""What can be written as a default and compared."""
+"""Types that can be written as a default and compared."""
 
 
 @has_side_effect
 def check_arguments(given: dict[str, object], traced: dict[str, object], needed: dict[str, object]) -> None:
-    """Refuse arguments other than those that the program was traced with.
+    """Raise if fixed arguments differ from those of the trace.
 
-    What is in a tuple under `traced` are parts of an argument: the way to each, and what was there.
+    A tuple in `traced` lists parts of an argument: the path of each, and its value.
     """
     missing = [name for name, value in needed.items() if value is None]
     if missing:
@@ -158,9 +158,9 @@ def _part_at(value: object, path: Path) -> Any:
 
 
 def fixed_parts(value: object, path: Path = ()) -> Iterator[tuple[Path, object]]:
-    """What of a structure is fixed by tracing with it: how long its lists are, what keys its dicts have, its numbers.
+    """The parts of a structure that the trace fixes: lengths of lists, keys of dicts, numbers.
 
-    Objects are not looked into, save for dataclasses: caches of models count in theirs what they hold.
+    Of objects, only dataclasses are searched: caches of models have counters that change.
     """
     if isinstance(value, PLAIN):
         yield path, value
@@ -179,12 +179,12 @@ def fixed_parts(value: object, path: Path = ()) -> Iterator[tuple[Path, object]]
 def signature_of(function: Callable[..., object]) -> inspect.Signature:
     try:
         return inspect.signature(function)
-    except ValueError as error:  # something of C
+    except ValueError as error:  # a C function
         raise TypeError(f"{function!r} has no signature that can be read: wrap it in a function") from error
 
 
 class TraceInputs:
-    """Makes the placeholders of a graph and the arguments to call the program with."""
+    """Makes the placeholders of a graph, and the arguments with which the program is called."""
 
     def __init__(
         self, tracer: MetaTracer, meta_args: Mapping[str, object] | None, concrete_args: Mapping[str, object]
@@ -200,9 +200,9 @@ class TraceInputs:
     def arguments(
         self, function: Callable[..., object], by_position: bool = False
     ) -> tuple[list[Any], dict[str, Any]]:
-        """Placeholders for each parameter, in their order, and what to call the function with.
+        """Make placeholders for each parameter, in order; returns the arguments for the function.
 
-        `by_position`: where it can be, as hooks of modules expect it."""
+        `by_position`: pass arguments by position where possible, as hooks of modules expect."""
         parameters = signature_of(function).parameters
         self._check_names(parameters)
         nodes = [(parameter, self._placeholder(parameter)) for parameter in self._list_parameters(parameters)]
@@ -235,7 +235,7 @@ class TraceInputs:
                 raise TypeError(f"the program has no argument {name!r}; it has {', '.join(parameters)}")
 
     def _list_parameters(self, parameters: Mapping[str, inspect.Parameter]) -> list[inspect.Parameter]:
-        """Those of the signature, and those that go into its `**kwargs`. `*args` without an example is empty."""
+        """The parameters of the signature, and those for its `**kwargs`. `*args` without an example is empty."""
         found = []
         for parameter in parameters.values():
             if parameter.kind is parameter.VAR_KEYWORD:
@@ -270,7 +270,7 @@ class TraceInputs:
         return node
 
     def _find_fixed(self, parameter: inspect.Parameter) -> tuple[bool, object]:
-        """Whether the argument has the one value that it was traced with, and which."""
+        """Whether the argument is fixed, and its value."""
         name = parameter.name
         if name in self._concrete:
             return not holds(self._concrete[name], _is_open), self._concrete[name]
@@ -280,7 +280,7 @@ class TraceInputs:
         return self._has_examples and parameter.default is not EMPTY, parameter.default
 
     def _value(self, parameter: inspect.Parameter, node: Node) -> Any:
-        """The argument to call the program with; `EMPTY` for one that the program is to take from its default."""
+        """The argument for the program; `EMPTY` if the program should use its default."""
         name = parameter.name
         if name in self._concrete:
             return self._unpack(self._concrete[name], name, node)
@@ -291,7 +291,7 @@ class TraceInputs:
         return self._tracer.proxy(node)
 
     def _unpack(self, example: object, name: str, node: Node) -> Any:
-        """The structure of the examples, with a value of the trace in the place of each tensor."""
+        """The structure of the examples, with tensors replaced by traced values."""
         nodes: dict[Path, Node] = {(): node}
 
         def node_at(path: Path) -> Node:
@@ -335,12 +335,12 @@ STEPS: dict[str, Callable[[Any, Any], Any]] = {
     "length": lambda value, key: len(value),
     "keys": _keys,
 }
-"""How a step of a way is taken."""
+"""The function for each kind of step of a path."""
 SHOWN_STEPS = {"item": "{}[{!r}]", "attr": "{}.{}", "length": "the length of {}", "keys": "the keys of {}"}
 
 
 def _is_open(value: object) -> bool:
-    """What is to be a value of the trace: a tensor, or fx's mark for a place that is left open."""
+    """Whether it becomes a traced value: a tensor, or fx's placeholder object."""
     return isinstance(value, torch.Tensor) or value is torch.fx.PH or isinstance(value, type(torch.fx.PH))
 
 

@@ -1,8 +1,8 @@
-"""Where a module that a traced program calls is in the root, and what is done with one that is not there.
+"""The paths of modules in the root, assignments to modules, and safe names.
 
-Names of modules and parameters are the user's, and may be anything: keywords, quotes, line ends, code. torch.fx writes
-them into the code as they are. A path with such a name gets another one in the graph; the original goes into the
-metadata of the nodes that read it.
+Names of modules and parameters may be any text: keywords, quotes, line ends, code. torch.fx writes them into the code
+of a graph unchanged. A path with such a name gets another one in the graph; the original is in the metadata of the
+nodes.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.fx import Graph, GraphModule
 
-from understudy.fake.inputs import functions_that_keep
-from understudy.meta.errors import unregistered_error
+from understudy.fake.inputs import find_caching_functions
+from understudy.meta.errors import make_unregistered_error
 from understudy.meta.proxies import MetaProxy
 from understudy.meta.structures import holds
 
 if TYPE_CHECKING:
     from understudy.meta.tracer import MetaTracer
 
-def is_made_of_known_parts(tracer: MetaTracer, module: torch.nn.Module) -> bool:
-    """Whether it is no part of the root, but its parts are, as those of `self.layers[:2]`: they are called."""
+def has_known_parts(tracer: MetaTracer, module: torch.nn.Module) -> bool:
+    """Whether it is not part of the root, but its submodules are, as in `self.layers[:2]`: these are then called."""
     known = tracer.submodule_paths or {}
     if module in known or tracer.is_leaf_module(module, ""):
         return False
@@ -37,23 +37,23 @@ def is_made_of_known_parts(tracer: MetaTracer, module: torch.nn.Module) -> bool:
     return (
         bool(parts)
         and not has_own
-        and all(part in known or is_made_of_known_parts(tracer, part) for part in parts)
+        and all(part in known or has_known_parts(tracer, part) for part in parts)
     )
 
 
 def path_of(tracer: MetaTracer, module: torch.nn.Module) -> str:
-    """The name of a module in the root. One without parameters is added, if it is not there."""
+    """The name of a module in the root. A module without parameters is added if it is not part of the root."""
     assert tracer.submodule_paths is not None
     known = tracer.submodule_paths.get(module)
     if known is not None:
         return known
     kind = type(module).__name__
     if next(module.parameters(), None) is not None or next(module.buffers(), None) is not None:
-        raise unregistered_error(
+        raise make_unregistered_error(
             f"{kind} is called, which is no part of the traced module and has parameters or buffers", kind
         )
     if not tracer.allow_insert_stateless_mods:
-        raise unregistered_error(
+        raise make_unregistered_error(
             f"{kind} is called, which is no part of the traced module, and allow_insert_stateless_mods is False",
             kind,
         )
@@ -70,18 +70,18 @@ def _fresh_name(root: torch.nn.Module, base: str) -> str:
 
 
 # --- What the traced program assigns to its modules: `self.count = self.count + 1` --------------------------
-# Values of a trace must not stay in a module when the trace is over. A buffer that was assigned something new gets it in
-# the graph, by `copy_`; every other attribute is as it was.
+# Traced values must not stay in a module after the trace. An assignment to a buffer becomes a `copy_` in the graph; all
+# other attributes are restored.
 
 Table = dict[str, Any]
 CONTAINERS = (dict, list, set)
 DEEPEST = 3
-OF_TORCH = frozenset(name for name, value in vars(torch.nn.Module()).items() if isinstance(value, dict))
+TORCH_SOURCES = frozenset(name for name, value in vars(torch.nn.Module()).items() if isinstance(value, dict))
 """Attributes that every module has."""
 
 
 class AssignedAttributes:
-    """The attributes of all modules of a root, as they are when it is made."""
+    """A snapshot of the attributes of all modules of a root."""
 
     def __init__(self, root: torch.nn.Module) -> None:
         modules = modules_in_python(root)
@@ -93,7 +93,7 @@ class AssignedAttributes:
         self._containers = [(container, type(container)(container)) for container in _containers_in(modules)]
 
     def assigned_buffers(self) -> list[tuple[torch.Tensor, MetaProxy]]:
-        """Buffers that the program has assigned a value of the trace, and that value."""
+        """The buffers to which the program assigned a traced value, and that value."""
         return [
             (original, value)
             for table, before in self._buffers
@@ -115,14 +115,14 @@ class AssignedAttributes:
 
 
 def modules_in_python(root: torch.nn.Module) -> list[torch.nn.Module]:
-    """All modules of a root but those of TorchScript, whose tables are in C++ and are not written to."""
+    """All modules of a root except those of TorchScript, whose attributes are in C++ and are not written to."""
     return [module for module in root.modules() if not isinstance(module, torch.jit.ScriptModule)]
 
 
 def _containers_in(modules: list[torch.nn.Module]) -> list[Any]:
-    """The dicts and lists that modules have for attributes, and those in them: programs keep what they made in them."""
+    """The dicts and lists among the attributes of modules, and nested ones, in which programs may store values."""
     tables = [vars(module) for module in modules]
-    values = [value for table in tables for name, value in table.items() if name not in OF_TORCH]
+    values = [value for table in tables for name, value in table.items() if name not in TORCH_SOURCES]
     found: list[Any] = []
     for _ in range(DEEPEST):
         inner = [value for value in values if type(value) in CONTAINERS]
@@ -136,9 +136,9 @@ def _refill(container: Any, contents: Any) -> None:
     (container.update if isinstance(container, (dict, set)) else container.extend)(contents)
 
 
-def empty_caches_of(values: list[weakref.ref[object]]) -> None:
-    """Empty each `functools.lru_cache` that has kept one of these values, which are nothing without their trace."""
-    for function in functions_that_keep([value for value in (reference() for reference in values) if value is not None]):
+def clear_caches_of(values: list[weakref.ref[object]]) -> None:
+    """Clear each `functools.lru_cache` that holds one of these values, which are useless after their trace."""
+    for function in find_caching_functions([value for value in (reference() for reference in values) if value is not None]):
         function.cache_clear()
 
 
@@ -146,34 +146,34 @@ def _is_traced(value: object) -> bool:
     return isinstance(value, MetaProxy)
 
 
-UNQUOTABLE = frozenset("\"'\\{}")
-"""What would end the quotes that torch.fx puts around a name, or mean something inside of them."""
+UNSAFE_CHARACTERS = frozenset("\"'\\{}")
+"""Characters that have a meaning inside the quotes that torch.fx puts around a name."""
 ORIGINAL_PATH = "original_path"
-"""Under which key the metadata of a node has the path that its target stands for."""
+"""In the metadata of a node: the original path of its target."""
 
 
 @functools.cache
 def names_of_graph_modules() -> frozenset[str]:
-    """Attributes of a graph module itself, which hide a submodule or parameter of the same name."""
+    """Attributes of every graph module, which would hide a submodule or parameter of the same name."""
     empty = GraphModule(torch.nn.Module(), Graph())
     return (frozenset(dir(empty)) | {"shape_env"}) - frozenset(dir(torch.nn.Module()))
 
 
 def is_safe_path(path: str) -> bool:
-    """Whether a graph module can have this path, and its code can name it."""
+    """Whether this path can be used in the code of a graph module."""
     first, *rest = path.split(".")
     return first not in names_of_graph_modules() and all(map(_is_safe_name, (first, *rest)))
 
 
 def _is_safe_name(name: str) -> bool:
     if name.isidentifier():
-        # Python reads some letters as others: `ﬁ` as `fi`.
+        # Python normalises identifiers: `ﬁ` is `fi`.
         return unicodedata.normalize("NFKC", name) == name and not keyword.iskeyword(name)
-    return bool(name) and name.isprintable() and UNQUOTABLE.isdisjoint(name)
+    return bool(name) and name.isprintable() and UNSAFE_CHARACTERS.isdisjoint(name)
 
 
 def safe_attribute_path(path: str, is_taken: Callable[[str], bool]) -> str:
-    """The path itself if it is safe, else a plain name made of it that is not taken."""
+    """The path itself if it is safe, else an identifier made from it that is not taken."""
     if is_safe_path(path):
         return path
     base = re.sub(r"[^0-9A-Za-z]+", "_", path).strip("_") or "attribute"

@@ -1,4 +1,4 @@
-"""What is known of a value while a program is traced."""
+"""The values that a traced program handles, and their metadata."""
 
 from __future__ import annotations
 
@@ -31,17 +31,18 @@ class _Unknown:
 
 
 UNKNOWN = _Unknown()
-"""The metadata of a value of which nothing is known."""
+"""The metadata of an unknown value."""
 FACTS = (int, float, complex, str, torch.dtype, torch.layout, torch.memory_format, torch.qscheme, *SYMBOLIC)
 
 
 ATOMS = frozenset({int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format})
-"""Types of arguments that have no values of the trace in them, and are arguments of nodes as they are."""
+"""Types of arguments that contain no traced values, and are literals in nodes."""
 CONSTANTS = (*FACTS, type(None), bytes, range, enum.Enum, type(...), type, FunctionType, BuiltinFunctionType)
 
 
 def is_fact(value: object) -> bool:
-    """A plain answer about a tensor: numbers, a dtype, sizes. In a graph it is a constant, or computed from sizes."""
+    """Whether this is a plain fact about a tensor: a number, a dtype, sizes. In a graph it is a constant, or computed
+    from sizes."""
     if type(value) is FakeTensor:
         return False
     if isinstance(value, (tuple, list)):
@@ -50,7 +51,7 @@ def is_fact(value: object) -> bool:
 
 
 def is_constant(value: Any) -> bool:
-    """Whether nothing in a value needs a node: the program gets the value itself, so that `is None` says what is so."""
+    """Whether no part of a value needs a node: the program gets the value itself, so that `is None` works."""
     kind = type(value)
     if kind is FakeTensor:
         return False
@@ -61,26 +62,25 @@ def is_constant(value: Any) -> bool:
     return isinstance(value, CONSTANTS) and kind is not DeviceOf
 
 
-# --- The values that a traced program handles: each stands for a node, and knows what that node will give ---
-# A proxy carries metadata: a stand-in, or an object with stand-ins in it. One that stands for a tensor *is* a tensor as
-# well (an empty one, that nobody looks at), so that `isinstance(x, torch.Tensor)` and `callable(x)` say what they say in
-# the program that is traced. None inherits from `fx.Proxy`, whose instances are callable and have `keys`; they only claim
-# to be of that class, for programs that ask whether they are traced. What has a class of Python's own, numbers, tuples,
-# dicts, is handed out as such (see `results`).
+# --- Proxies: the values that a traced program handles; each has a node and its metadata -----------------------
+# A proxy has metadata: a stand-in, or an object with stand-ins in it. The proxy of a tensor *is* a tensor as well (an
+# empty one), so that `isinstance(x, torch.Tensor)` and `callable(x)` give the same answers as without a trace. Proxies
+# do not inherit from `fx.Proxy`, whose instances are callable and have `keys`; they only claim that class, for programs
+# that check whether they are traced. Numbers, tuples and dicts are passed to the program as such (see `arguments`).
 #
 #     x.shape            answered from the metadata
 #     x.device           a text that is a device to torch, and `x.device` in the graph
-#     x.foo              a node only when it is used other than by calling it
+#     x.foo              a node, unless it is only called
 #     x.foo(y)           a `call_method` node
-#     bool(x), int(x)    answered if the metadata knows, else an error with the line
+#     bool(x), int(x)    answered if the value is determined, else an error with the line
 
 
 read_own: Callable[[Any, str], Any] = object.__getattribute__
-"""The state of a proxy, past the `__getattribute__` of proxies of tensors, which is code of Python and slower."""
+"""Reads the state of a proxy without the `__getattribute__` of tensor proxies, which is slower."""
 
 
 class MetaProxy:
-    """Stands for the value of a node. `_meta` is what is known of that value, or `UNKNOWN`."""
+    """Stands for the value of a node. `_meta` is the metadata of that value, or `UNKNOWN`."""
 
     node: Node
     tracer: MetaTracer
@@ -90,7 +90,7 @@ class MetaProxy:
         state = read_own(self, "__dict__")
         state["node"], state["tracer"], state["_meta"] = node, tracer, meta
 
-    # `isinstance(value, Cache)` is what programs ask of an object.
+    # Programs check `isinstance(value, Cache)`.
     def _claimed_class(self) -> Any:
         return type(self._meta)
 
@@ -105,7 +105,7 @@ class MetaProxy:
     __hash__ = object.__hash__
 
     def install_tensor_meta(self, tensor_meta: torch.Tensor) -> None:
-        """Say what the value is: `tensor_meta`, real, meta, fake or of this trace, is an example of it."""
+        """Set the metadata of the value: `tensor_meta`, real, meta, fake or of this trace, is an example of it."""
         self._meta = self.tracer.derivation.meta_of(tensor_meta)
         self.tracer.write_meta(self.node, self._meta)
 
@@ -113,7 +113,7 @@ class MetaProxy:
         return self
 
     def __deepcopy__(self, memo: object) -> MetaProxy:
-        # A copy of a value that nobody has yet is a node like any other.
+        # A copy of a traced value is a node.
         if isinstance(self._meta, torch.Tensor):
             return self.tracer.create_proxy("call_method", "clone", (self,), {})
         return self
@@ -132,7 +132,7 @@ class MetaProxy:
         else:
             self.tracer.create_proxy("call_function", setattr, (self, name, value), {})
 
-    # --- what Python asks of values ----------------------------------------------------------------------------
+    # --- conversions and containers ----------------------------------------------------------------------------
 
     def __bool__(self) -> bool:
         return bool(self.tracer.to_bool(self))
@@ -169,7 +169,7 @@ class MetaProxy:
     def __setitem__(self, item: object, value: object) -> None:
         self.tracer.create_proxy("call_function", operator.setitem, (self, item, value), {})
 
-    # --- torch functions outside of the trace's own mode --------------------------------------------------------
+    # --- torch functions outside of the trace's function mode --------------------------------------------------------
 
     @classmethod
     def __torch_function__(
@@ -177,7 +177,7 @@ class MetaProxy:
     ) -> Any:
         args, kwargs = args or (), kwargs or {}
         proxy = next(iter(proxies_in((args, kwargs))), None)
-        if proxy is None:  # torch's classes ask, without an object, whether they are overridden
+        if proxy is None:  # torch's classes call it without an object, to check for overrides
             tensor: Any = torch.Tensor
             return tensor.__torch_function__(orig_method, types, args, kwargs)
         return proxy.tracer.call_torch_function(orig_method, args, kwargs)
@@ -200,13 +200,13 @@ for _name in ARITHMETIC:
 
 
 class TracedTensor(Proxy, torch.Tensor):  # type: ignore[misc]
-    """The class that proxies of tensors claim to be of; it has no instances."""
+    """The class that tensor proxies claim; it has no instances."""
 
     __call__ = None  # type: ignore[assignment]
 
 
 class TensorProxy(MetaProxy, torch.Tensor):  # type: ignore[misc]
-    """A proxy that is a tensor to whoever asks for its class. Make it with `make_proxy`."""
+    """A proxy that is an instance of torch.Tensor. Made by `make_proxy`."""
 
     def _claimed_class(self) -> Any:
         return TracedTensor
@@ -222,14 +222,14 @@ class TensorProxy(MetaProxy, torch.Tensor):  # type: ignore[misc]
 
 
 class CallableProxy(MetaProxy):
-    """Stands for something that can be called: a function, an object with `__call__`."""
+    """Stands for a callable: a function, an object with `__call__`."""
 
     def __call__(self, *args: object, **kwargs: object) -> Any:
         return self.tracer.create_proxy("call_method", "__call__", (self, *args), kwargs)
 
 
 class MetaAttribute(MetaProxy):
-    """`x.foo`: a node once it is used other than by calling it, in the place where it was read."""
+    """`x.foo`: becomes a node, at the position where it was read, once it is used other than by calling it."""
 
     _owner: MetaProxy
     _source: Node | None
@@ -244,15 +244,15 @@ class MetaAttribute(MetaProxy):
 
     @property
     def _first_node(self) -> Node:
-        """The node that reads the attribute; what was done to its owner later is no matter."""
+        """The node that reads the attribute, from the owner's node at the time of the read."""
         if self._made is None:
             owner = self._source or self._owner._first_node
             before, line = self._place
             if isinstance(self._owner, MetaAttribute) and self._owner._place[0] is before:
-                before = owner  # an attribute of an attribute comes after it
+                before = owner  # a nested attribute comes after its owner
             tracer = self.tracer
-            with tracer.within(before.graph), before.graph.inserting_after(before):
-                arguments = (tracer.here(owner), self._name)
+            with tracer.record_into(before.graph), before.graph.inserting_after(before):
+                arguments = (tracer.node_in_graph(owner), self._name)
                 self._made = tracer.create_node("call_function", getattr, arguments, {})
                 tracer.write_meta(self._made, self._meta)
             if line:
@@ -272,24 +272,24 @@ class TensorAttribute(MetaAttribute, TensorProxy):  # type: ignore[misc]
 
 
 class UnknownAttribute(MethodAttribute, TensorProxy):  # type: ignore[misc]
-    """`x.foo` of a value of which nothing is known: it may be a tensor, or be called."""
+    """`x.foo` of an unknown value: it may be a tensor, or callable."""
 
 
 OWN_STATE = frozenset(
     "node tracer _meta _owner _source _name _made _moved _place _first_node install_tensor_meta".split()
 )
-"""What a tensor's proxy answers itself. Every other name, `view` or `T`, is one of the tensor that it stands for."""
+"""Attributes of the proxy itself. Every other name, `view` or `T`, is an attribute of the tensor that it stands for."""
 MAPPING_QUESTIONS = frozenset({"keys", "items", "values", "get"})
-"""The keys of a known mapping are known; what stands under them is a value of the trace."""
+"""Methods of mappings: the keys of a known mapping are known, its values are traced."""
 
 
 class DeviceOf(str):
-    """The device of a value. Torch takes texts for devices everywhere; in the graph, it is `x.device`."""
+    """The device of a value: a str, which torch accepts as a device; in the graph, it is `x.device`."""
 
     _attribute: MetaProxy
     device: torch.device
 
-    # `isinstance(x.device, torch.device)` is what programs ask; torch's C++ goes by the type alone.
+    # Programs check `isinstance(x.device, torch.device)`; torch's C++ uses the type only.
     def _claimed_class(self) -> Any:
         return torch.device
 
@@ -348,7 +348,7 @@ def _make_attribute(owner: MetaProxy, name: str, meta: object, is_tensor: bool) 
 
 
 def move_to_node(proxy: MetaProxy, node: Node) -> None:
-    """From here on, a value stands for this node, which gives the same tensor: `x.add_(1)` gives `x`."""
+    """From now on this node is the value's node, because it returns the same tensor: `x.add_(1)` returns `x`."""
     object.__setattr__(proxy, "_moved" if isinstance(proxy, MetaAttribute) else "node", node)
 
 
@@ -357,7 +357,7 @@ def device_of(owner: MetaProxy, device: torch.device) -> DeviceOf:
 
 
 def as_device(proxy: MetaProxy, device: torch.device) -> DeviceOf:
-    """A value of the trace that is a device."""
+    """A traced value that is a device."""
     stand_in = DeviceOf(device)
     stand_in.device = device
     stand_in._attribute = proxy
@@ -368,10 +368,10 @@ NEVER_TENSORS = frozenset({"device", "dtype", "layout"})
 
 
 def attribute(proxy: MetaProxy, name: str) -> Any:
-    """`x.foo`: a fact if it is known and no tensor, else something that becomes a node if it is used."""
+    """`x.foo`: a fact if it is known and not a tensor, else a proxy that becomes a node if it is used."""
     meta = read_own(proxy, "_meta")
     if meta is UNKNOWN:
-        if name.startswith("_") or name in ("keys", "items"):  # it counts as a tensor, which has none of these
+        if name.startswith("_") or name in ("keys", "items"):  # tensors have none of these
             raise AttributeError(f"nothing is known of {proxy!r}, and so nothing of its {name!r}")
         if not name.isidentifier() or keyword.iskeyword(name):
             raise AttributeError(f"{name!r} can't be written as an attribute in the code of a graph")
@@ -394,7 +394,7 @@ def attribute(proxy: MetaProxy, name: str) -> Any:
 
 @functools.cache
 def _is_method(name: str) -> bool:
-    """Whether this is a method of tensors: no torch function is called to read it."""
+    """Whether this is a method of tensors, which is read without a torch function."""
     return callable(getattr(FakeTensor, name))
 
 
@@ -414,19 +414,19 @@ def proxies_in(value: object) -> Iterator[MetaProxy]:
         yield from proxies_in((value.start, value.stop, value.step))
 
 
-def parts_in_turn(proxy: MetaProxy) -> Iterator[object]:
-    """What a loop over a value goes over."""
+def iterate(proxy: MetaProxy) -> Iterator[object]:
+    """The elements over which a loop over a value iterates."""
     meta = proxy._meta
     if isinstance(meta, Mapping):
         return iter(list(meta))
-    count = len(meta) if meta is not UNKNOWN else _unpacked_into(_who_iterates())
+    count = len(meta) if meta is not UNKNOWN else _count_unpacked_names(_iterating_frame())
     if count is None:
         raise proxy.tracer.make_refusal("a loop goes over a value of which nothing is known", proxy)
     return iter([proxy[position] for position in range(count)])
 
 
-def _who_iterates() -> FrameType:
-    """The frame of the program that asked a proxy for its parts."""
+def _iterating_frame() -> FrameType:
+    """The frame of the program that iterates over a proxy."""
     frame: Any = sys._getframe(1)
     while frame.f_code is not MetaProxy.__iter__.__code__:
         frame = frame.f_back
@@ -434,8 +434,8 @@ def _who_iterates() -> FrameType:
     return asking
 
 
-def _unpacked_into(frame: FrameType) -> int | None:
-    """How many names the line that runs assigns to: 2 for `a, b = x`."""
+def _count_unpacked_names(frame: FrameType) -> int | None:
+    """The number of names to which the current line unpacks: 2 for `a, b = x`."""
     for instruction in dis.get_instructions(frame.f_code):
         if instruction.offset == frame.f_lasti:
             return instruction.argval if instruction.opname == "UNPACK_SEQUENCE" else None

@@ -1,7 +1,7 @@
-"""Structures with values of a trace in them: dicts, dataclasses, outputs and caches of models.
+"""Structures that contain traced values: dicts, dataclasses, outputs and caches of models.
 
-On the way into the program, a structure of examples becomes the same structure of values. On the way out, a structure
-of values becomes nodes that make it again.
+As an argument of the program, a structure of examples becomes the same structure of traced values. As a result, a
+structure of traced values becomes nodes that build it.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from understudy.fake.tensor import FakeTensor
 from understudy.meta.proxies import MetaProxy
 
 Path = tuple[tuple[str, Any], ...]
-"""How a part is reached: ("item", key) and ("attr", name), from the outside in."""
+"""The path of a part: steps ("item", key) and ("attr", name), outermost first."""
 OPAQUE = (
     torch.Tensor, torch.nn.Module, type, ModuleType, FunctionType, BuiltinFunctionType, MethodType,
     functools.partial, str, bytes, int, float, complex, torch.dtype, torch.device, torch.layout, enum.Enum,
 )  # fmt: skip
-"""What is not looked into."""
+"""Types that are not searched."""
 PLAIN = frozenset({FakeTensor, torch.Tensor, int, float, bool, str, type(None), torch.dtype, torch.device})
 DEEPEST = 12
 COLLECTIONS = (set, frozenset, deque)
-"""Made again of a list of their parts."""
+"""Collections that are rebuilt from a list of their parts."""
 
 
 def parts_of(value: object) -> list[tuple[str, object, object]]:
-    """The parts of a structure: how each is reached, under which key, and what it is."""
-    if type(value) in PLAIN or isinstance(value, MetaProxy):  # most are, and the questions below cost more
+    """The parts of a structure: the kind of step, the key, and the part."""
+    if type(value) in PLAIN or isinstance(value, MetaProxy):  # the common case, checked first
         return []
     if isinstance(value, dict):
         return [("item", key, part) for key, part in value.items()]
@@ -51,14 +51,14 @@ def parts_of(value: object) -> list[tuple[str, object, object]]:
 
 
 def can_be_unpacked(value: object) -> bool:
-    """Whether a structure can be made of its items again: tuples, also named ones, lists, dicts with plain keys."""
+    """Whether a structure can be rebuilt from its items: tuples, named tuples, lists, dicts with plain keys."""
     if isinstance(value, dict):
         return all(isinstance(key, (str, int, float, tuple)) for key in value)
     return isinstance(value, tuple) or type(value) is list
 
 
 def items_of(value: object) -> list[tuple[object, object, object]]:
-    """The parts of such a structure: under which key `with_parts` takes each, its `value[…]`, and what it is."""
+    """The parts of such a structure: the key for `with_parts`, the index for `value[…]`, and the part."""
     in_order = isinstance(value, tuple)
     return [
         (key, position if in_order else key, part) for position, (_, key, part) in enumerate(parts_of(value))
@@ -66,7 +66,7 @@ def items_of(value: object) -> list[tuple[object, object, object]]:
 
 
 def state_of(value: object) -> dict[str, object]:
-    """The attributes of an object, those in slots among them."""
+    """The attributes of an object, including slots."""
     state = getattr(value, "__dict__", None)
     kind: Any = type(value)
     slots = _slots_of(kind)
@@ -78,7 +78,7 @@ def state_of(value: object) -> dict[str, object]:
 
 @functools.cache
 def _slots_of(kind: type) -> tuple[str, ...]:
-    """The names of the slots that a class has; those of torch's and of our own are not looked into."""
+    """The names of the slots of a class; classes of torch and of this library are skipped."""
     if kind.__module__.partition(".")[0] in ("torch", "understudy"):
         return ()
     slots = [vars(owner).get("__slots__", ()) for owner in kind.__mro__]
@@ -87,7 +87,7 @@ def _slots_of(kind: type) -> tuple[str, ...]:
 
 
 def leaves_in(value: object) -> Iterator[object]:
-    """Everything in a structure that has no parts itself, each object once."""
+    """The leaves of a structure, each object once."""
     seen: set[int] = set()
     waiting = [value]
     while waiting:
@@ -101,7 +101,7 @@ def leaves_in(value: object) -> Iterator[object]:
 
 
 def holds(value: object, is_wanted: Callable[[object], bool]) -> bool:
-    """Whether such a thing is anywhere in a structure."""
+    """Whether a structure contains a leaf for which `is_wanted` is true."""
     return any(is_wanted(leaf) for leaf in leaves_in(value))
 
 
@@ -112,7 +112,7 @@ def is_stand_in(value: object) -> bool:
 def transform(
     value: object, change: Callable[[Any, Path], Any], is_wanted: Callable[[Any], bool], path: Path = ()
 ) -> Any:
-    """The same structure, with what is wanted changed. Parts without any of it are left as they are."""
+    """The same structure with wanted leaves changed. Parts without such leaves are reused."""
     if is_wanted(value):
         return change(value, path)
     if len(path) >= DEEPEST or not holds(value, is_wanted):
@@ -153,7 +153,7 @@ def _dict_like(value: dict[object, object], parts: dict[object, object]) -> Any:
     return made
 
 
-# --- what the graph calls ------------------------------------------------------------------------------------------
+# --- targets of nodes ------------------------------------------------------------------------------------------
 
 
 def rebuild(kind: str, state: dict[str, object]) -> Any:
@@ -166,7 +166,7 @@ def _with_state(cls: Any, state: dict[str, object]) -> Any:
     for name, part in state.items():
         object.__setattr__(
             made, name, part
-        )  # the class may have a __setattr__ of its own, as a frozen dataclass has
+        )  # the class may override __setattr__, as frozen dataclasses do
     return made
 
 
@@ -177,7 +177,7 @@ def _find_class(kind: str) -> Any:
 
 
 def class_name(cls: type) -> str | None:
-    """The name under which `rebuild` finds a class; None if it can't, as one that was made in a function."""
+    """The name with which `rebuild` imports a class; None if it can't, as for local classes."""
     name = f"{cls.__module__}:{cls.__qualname__}"
     try:
         return name if _find_class(name) is cls else None
@@ -186,16 +186,16 @@ def class_name(cls: type) -> str | None:
 
 
 def find_construction(value: Any) -> tuple[Callable[..., object], tuple[object, ...], dict[str, object]] | None:
-    """The call that makes a structure of its parts; None for those that a node has as an argument as they are."""
+    """The call that builds a structure from its parts; None for structures that can be node arguments."""
     kind = type(value)
     if kind in (dict, list, tuple, slice, torch.Size):
         return None
     if isinstance(value, tuple):
         return (kind, tuple(value), {}) if hasattr(value, "_fields") else (kind, (tuple(value),), {})
     if dataclasses.is_dataclass(value):
-        if isinstance(value, dict):  # an output of a Hugging Face model: what is None is not in it
+        if isinstance(value, dict):  # an output of a Hugging Face model: it omits None
             return kind, (), dict(value.items())
-        if _only_takes_its_fields(kind):
+        if _is_plain_dataclass(kind):
             return kind, (), {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     if kind is OrderedDict:
         return kind, (list(value.items()),), {}
@@ -216,8 +216,8 @@ def find_construction(value: Any) -> tuple[Callable[..., object], tuple[object, 
     return rebuild, (name, dict(state_of(value))), {}
 
 
-def _only_takes_its_fields(kind: Any) -> bool:
-    """Whether making a dataclass of the fields of another gives the same again: nothing is computed in between."""
+def _is_plain_dataclass(kind: Any) -> bool:
+    """Whether a dataclass can be rebuilt from its fields: its constructor computes nothing."""
     is_one_itself = "__dataclass_fields__" in vars(kind) and kind.__dataclass_params__.init
     return (
         is_one_itself

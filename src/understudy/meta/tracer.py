@@ -14,29 +14,34 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from understudy import _torch
-from understudy.contexts import contextmanager, to_the_end
+from understudy.contexts import contextmanager, run_to_the_end
 from understudy.errors import UnderstudyError
 from understudy.fake.inputs import describe_tensors
 from understudy.fake.tensor import FakeTensor
 from understudy.graph.borrowed_state import no_collection, refuse_cycles
-from understudy.graph.node_origins import at_node, begins_here
+from understudy.graph.node_origins import locate_error, mark_boundary
 from understudy.graph.node_values import NodeMeta, set_val, snapshot
 from understudy.meta import functions, modules
 from understudy.meta.arguments import CallResults, NodeArguments, SizeNodes
 from understudy.meta.derivation import CALLS, Derivation, RefusedCall, method_call, module_call, override_for
-from understudy.meta.errors import MetaTraceError, left_over_error, refused_error, unregistered_error
+from understudy.meta.errors import (
+    MetaTraceError,
+    make_left_over_error,
+    make_refused_error,
+    make_unregistered_error,
+)
 from understudy.meta.functions import VmapBody, apply_function, call_scripted, call_vmap, erase_empty_regions
 from understudy.meta.inputs import ExampleInputs, TraceInputs
-from understudy.meta.modules import ORIGINAL_PATH, AssignedAttributes, empty_caches_of
+from understudy.meta.modules import ORIGINAL_PATH, AssignedAttributes, clear_caches_of
 from understudy.meta.patches import patch_calls
 from understudy.meta.proxies import (
     UNKNOWN,
     MetaProxy,
     attribute,
     is_fact,
+    iterate,
     make_proxy,
     move_to_node,
-    parts_in_turn,
     proxies_in,
     read_own,
 )
@@ -48,12 +53,12 @@ READS = ("get_attr", "call_module")
 
 
 class MetaTracer(torch.fx.Tracer):
-    """`torch.fx.Tracer`, with metadata: Python code that asks a value for its shape gets an answer.
+    """`torch.fx.Tracer` with metadata: the traced Python code can read the shape of a value.
 
         graph = MetaTracer().trace(model, meta_args={"x": torch.empty(8, 128)})
 
-    Modules of `torch.nn` stay whole, others are traced through (`is_leaf_module` decides, as in fx).
-    `allow_insert_stateless_mods`: a module without parameters that the program makes on the fly becomes one of the root.
+    Modules of `torch.nn` are leaves, others are traced through (`is_leaf_module` decides, as in fx).
+    `allow_insert_stateless_mods`: a module without parameters that the program makes is added to the root.
     """
 
     allow_insert_stateless_mods: bool = True
@@ -103,8 +108,8 @@ class MetaTracer(torch.fx.Tracer):
         state = AssignedAttributes(self.root)
         pending = [] if self.shape_env is None else self.shape_env.pending_fresh_unbacked_symbols
         were_pending = len(pending)
-        with to_the_end(lambda: self._close(state, pending, were_pending)):
-            whole = self._functions_kept_whole(function)
+        with run_to_the_end(lambda: self._close(state, pending, were_pending)):
+            whole = self._wrapped_functions(function)
             recording = _torch.function_mode(self.recording)
             try:
                 with no_collection(), patch_calls(self, whole), recording:
@@ -120,13 +125,13 @@ class MetaTracer(torch.fx.Tracer):
         return self.graph
 
     def _close(self, state: AssignedAttributes, pending: list[Any], were_pending: int) -> None:
-        """Nothing that was there before keeps a mark of the trace. May be called again, after an interrupt."""
+        """Remove references to the trace from objects that existed before. An interrupt may cause a second call."""
         state.restore()
         self.derivation.warn()
         self.node_meta.close()
         self.arguments.forget_tuples()
-        del pending[were_pending:]  # the nodes that read them are in the graph
-        empty_caches_of(self.tensors)
+        del pending[were_pending:]  # their nodes are in the graph
+        clear_caches_of(self.tensors)
         self.submodule_paths = None
         self.is_over = True
 
@@ -153,17 +158,17 @@ class MetaTracer(torch.fx.Tracer):
         self._bodies: list[VmapBody] = []
         self._appender = _torch.NodeAppender(self.graph)
         self._base_names: dict[int, tuple[Any, str]] = {}
-        """By the identity of a target: the target, and the name that its nodes are numbered under."""
+        """By the identity of a target: the target, and the base name of its nodes."""
         self._stack_copy: tuple[str, Any] | None = None
-        """The innermost module, and what `nn_module_stack` is in it: a key of the stack stands for one call."""
+        """The innermost module, and its `nn_module_stack`: a key of the stack stands for one call."""
         self._refused: list[Node] = []
         self.results = CallResults(self)
         self.tensors: list[weakref.ref[Any]] = []
-        """All proxies of tensors. None is left when the trace is over, unless something has kept it."""
+        """Weak references to all tensor proxies: those alive after the trace are held by something else."""
         return function
 
     def _entry(self, root: Any, function: Callable[..., object]) -> Callable[..., object]:
-        """What to call: a module with hooks is called with them, as a caller of the program would."""
+        """The function to call: a module with hooks is called with its hooks."""
         has_hooks = isinstance(root, torch.nn.Module) and (root._forward_hooks or root._forward_pre_hooks)
         self._is_entering = bool(has_hooks) and self.traced_func_name == "forward"
         return root if self._is_entering else function
@@ -181,15 +186,15 @@ class MetaTracer(torch.fx.Tracer):
     def _end(self, function: Callable[..., object], result: object) -> None:
         returned = inspect.get_annotations(inspect.unwrap(function)).get("return")
         if isinstance(returned, str):
-            returned = None  # written for later: what it means is only known where it stands
+            returned = None  # annotations may refer to names that the graph does not have
         self.create_node("output", "output", (self.create_arg(result),), {}, type_expr=returned)
-        for node in self._refused:  # and the program went on without
+        for node in self._refused:  # the program caught the error
             node.graph.erase_node(node)
         self.results.erase_unused_parts()
         erase_empty_regions(self.graph)
 
-    def _functions_kept_whole(self, function: Callable[..., object]) -> list[tuple[object, str]]:
-        """Where functions are that become nodes when they are called with values of the trace: (namespace, name)."""
+    def _wrapped_functions(self, function: Callable[..., object]) -> list[tuple[object, str]]:
+        """The functions that become nodes when they are called with traced values: (namespace, name)."""
         found = _torch.functions_wrapped_for_fx()
         spaces = [vars(module) for module in self._searched]
         spaces.append(getattr(inspect.unwrap(function), "__globals__", {}))
@@ -223,7 +228,7 @@ class MetaTracer(torch.fx.Tracer):
         return node
 
     def _append_node(self, kind: str, target: Any, args: tuple[object, ...], kwargs: dict[str, object]) -> Node:
-        """As `torch.fx.Tracer` makes a node, without checks of arguments that are nodes and numbers already."""
+        """As `torch.fx.Tracer.create_node`, without checks of the arguments, which are nodes and literals already."""
         base = self._base_names.get(id(target))
         if base is None:
             base = target, self.graph._target_to_str(target)
@@ -241,14 +246,14 @@ class MetaTracer(torch.fx.Tracer):
         return node
 
     def proxy_of(self, tensor: torch.Tensor) -> MetaProxy:
-        """A tensor that is there, of the root or a constant, as a value of the trace."""
+        """A real tensor, of the root or a constant, as a traced value."""
         return make_proxy(self, self.create_arg(tensor), self.derivation.stand_in(tensor))
 
     def last_node(self) -> Node:
         return _torch.last_node(self.graph)
 
     def append_call(self, target: object, args: object, kwargs: object, name: str | None = None) -> Node:
-        """A node whose arguments are nodes and numbers already."""
+        """Append a call whose arguments are nodes and literals already."""
         return self.create_node("call_function", target, args, kwargs, name)
 
     def create_arg(self, a: object) -> Any:
@@ -258,9 +263,9 @@ class MetaTracer(torch.fx.Tracer):
         self, kind: str, target: object, args: object, kwargs: object, name: str | None = None, type_expr: object = None,
         proxy_factory_fn: object = None,
     ) -> Any:  # fmt: skip
-        """Record a call, after it was run on the metadata. Facts about tensors are answered, and not recorded."""
+        """Run a call on metadata and record it. Facts about tensors are returned without a node."""
         if self.is_over:
-            raise left_over_error(str(target))
+            raise make_left_over_error(str(target))
         with self.derivation.suspend_recording():
             return self._derive_and_record(kind, target, args, kwargs, name, type_expr)
 
@@ -272,7 +277,7 @@ class MetaTracer(torch.fx.Tracer):
         except RefusedCall as refused:
             node = self._node(kind, target, args, kwargs, name, type_expr)
             self._refused.append(node)
-            raise at_node(refused.error, node, refused.inputs) from refused.error
+            raise locate_error(refused.error, node, refused.inputs) from refused.error
         if self._answers(kind, target, args, meta) and not any(self.results.fresh_numbers(meta)):
             return meta
         same = self._find_same(kind, target, args, kwargs, meta)
@@ -280,9 +285,9 @@ class MetaTracer(torch.fx.Tracer):
         return self.results.present(node, meta) if same is None else self._move_to_node(same, node)
 
     def _find_same(self, kind: str, target: object, args: Any, kwargs: Any, meta: object) -> Any:
-        """The argument that a call of torch gives back, as `x.add_(1)` and `x.contiguous()` do: `is` has to say so.
+        """The argument that a call returns itself, as `x.add_(1)` and `x.contiguous()` may: `is` has to work.
 
-        Modules and functions of others may give back something else when the graph runs: `nn.Dropout`, by its mode.
+        Only for torch's functions: others may return something else when the graph runs, as `nn.Dropout` in training mode.
         """
         if type(meta) is not FakeTensor or kind == "call_module" or not (kind == "call_method" or _is_torchs(target)):
             return None
@@ -296,7 +301,7 @@ class MetaTracer(torch.fx.Tracer):
         return None
 
     def _move_to_node(self, value: Any, node: Node) -> Any:
-        """What is done with a value from here on is done with what this node gives, which is the same tensor."""
+        """From now on this node is the value's node, because it returns the same tensor."""
         if isinstance(value, MetaProxy):
             move_to_node(value, node)
         else:
@@ -315,7 +320,7 @@ class MetaTracer(torch.fx.Tracer):
         return node
 
     def proxy_for(self, kind: str, target: object, args: object, kwargs: object, meta: object) -> Any:
-        """The value of a node that is made for this call."""
+        """Add a node for this call; returns its value."""
         return self.results.present(self.node_for(kind, target, args, kwargs, meta), meta)
 
     def write_meta(self, node: Node, meta: object) -> None:
@@ -329,14 +334,14 @@ class MetaTracer(torch.fx.Tracer):
                 self.symbols.bind_tensor(meta._spec, node)
             return
         set_val(node, meta)
-        if "val" not in node.meta and holds(meta, is_stand_in):  # an object, which fx does not look into
+        if "val" not in node.meta and holds(meta, is_stand_in):  # an object, which pytree does not flatten
             node.meta["val"] = transform(meta, lambda tensor, path: snapshot(tensor), is_stand_in)
 
     def proxy(self, node: Node) -> Any:
         return make_proxy(self, node, UNKNOWN)
 
     def make_known_proxy(self, node: Node, meta: object) -> MetaProxy:
-        """The value of a node of which this is known."""
+        """The value of a node with this metadata."""
         if node.op != "placeholder":
             self.results.parts.append(node)
         self.write_meta(node, meta)
@@ -377,7 +382,7 @@ class MetaTracer(torch.fx.Tracer):
         return UNKNOWN
 
     def try_to_derive(self, function: Callable[..., object], args: object) -> Any:
-        """What a call gives if it can be run on metadata, and nothing is said if it can't."""
+        """The result of a call on metadata, without a warning if it can't be derived."""
         noted = len(self.derivation.underivable)
         try:
             return self.derivation.run(function, "", args, {}, is_torchs=False)
@@ -385,18 +390,18 @@ class MetaTracer(torch.fx.Tracer):
             del self.derivation.underivable[noted:]
 
     def _answers(self, kind: str, target: object, args: Any, meta: object) -> bool:
-        """Whether a call of torch only asked for facts, which are no part of a graph."""
+        """Whether a call of torch only read facts, which need no node."""
         if meta is UNKNOWN or not is_fact(meta) or kind == "call_module":
             return False
         first = args[0] if args else None
         on_object = isinstance(first, MetaProxy) and not isinstance(first, torch.Tensor)
         return any(target is access for access in ACCESSES) if on_object else kind == "call_method" or _is_torchs(target)
 
-    # --- graphs inside of the graph ---------------------------------------------------------------------------------
+    # --- subgraphs ---------------------------------------------------------------------------------
 
     @contextmanager
-    def within(self, graph: Graph) -> Iterator[None]:
-        """Nodes are added to this graph."""
+    def record_into(self, graph: Graph) -> Iterator[None]:
+        """Inside, nodes are added to this graph."""
         before, self.graph = self.graph, graph
         try:
             yield
@@ -404,20 +409,20 @@ class MetaTracer(torch.fx.Tracer):
             self.graph = before
 
     @contextmanager
-    def inside(self, body: VmapBody) -> Iterator[None]:
-        """What is recorded is the body of a function."""
+    def record_body(self, body: VmapBody) -> Iterator[None]:
+        """Inside, the body of a function is recorded."""
         self._bodies.append(body)
         try:
-            with self.within(body.graph):
+            with self.record_into(body.graph):
                 yield
         finally:
             self._bodies.pop()
 
     def outermost(self) -> Any:
-        return self.within(self._bodies[0].outside if self._bodies else self.graph)
+        return self.record_into(self._bodies[0].outside if self._bodies else self.graph)
 
-    def here(self, node: object) -> Any:
-        """A node as one of the graph that is being recorded: a body takes what it does not have from around it."""
+    def node_in_graph(self, node: object) -> Any:
+        """A node of the current graph for this node: in a body, nodes from outside become arguments."""
         if not isinstance(node, Node) or node.graph is self.graph:
             return node
         depth = next(i for i, body in enumerate(self._bodies) if body.outside is node.graph)
@@ -430,38 +435,38 @@ class MetaTracer(torch.fx.Tracer):
     def value_of(self, node: Node) -> MetaProxy:
         return make_proxy(self, node, node.meta.get("val", UNKNOWN))
 
-    def keep_body(self, module: GraphModule) -> MetaProxy:
-        """A body as a value: it is kept in the root."""
+    def add_body(self, module: GraphModule) -> MetaProxy:
+        """Add a body to the root; returns its value."""
         with self.outermost():
             node = self.arguments.read_constant(module, "_body")
         return MetaProxy(node, self, module)
 
-    # --- what the program calls ----------------------------------------------------------------------------------
+    # --- calls of the program ----------------------------------------------------------------------------------
 
     def name_of(self, tensor: torch.Tensor) -> str | None:
         return self.arguments.name_of(tensor)
 
     def handles(self, args: object, kwargs: object) -> bool:
-        """Whether there are values of this trace among the arguments."""
+        """Whether the arguments contain values of this trace."""
         return next(proxies_in((args, kwargs)), None) is not None
 
     def call_torch_function(self, func: object, args: object, kwargs: object) -> Any:
         return functions.call_torch_function(self, func, args, kwargs)
 
-    def called_whole(self, function: Callable[..., object], args: object, kwargs: object) -> Any:
-        """A function that is to be a node of its own."""
+    def record_whole_call(self, function: Callable[..., object], args: object, kwargs: object) -> Any:
+        """Record a call of a function as one node."""
         return self.create_proxy("call_function", function, args, kwargs)
 
-    def called_vmap(self, *call: Any) -> Any:
+    def record_vmap_call(self, *call: Any) -> Any:
         return call_vmap(self, *call)
 
-    def called_script(self, function: object, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
+    def record_script_call(self, function: object, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
         return self.create_proxy("call_function", call_scripted, (function, *args), kwargs)
 
-    def called_autograd_function(self, function: object, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
+    def record_autograd_call(self, function: object, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
         return self.create_proxy("call_function", apply_function, (function, *args), kwargs)
 
-    def called_module(
+    def record_module(
         self, module: torch.nn.Module, forward: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]
     ) -> Any:
         if self._is_entering:  # the root itself
@@ -472,7 +477,7 @@ class MetaTracer(torch.fx.Tracer):
     def call_module(
         self, m: torch.nn.Module, forward: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]
     ) -> Any:
-        if modules.is_made_of_known_parts(self, m):
+        if modules.has_known_parts(self, m):
             return forward(*args, **kwargs)
         before, self._forward = self._forward, forward
         try:
@@ -481,22 +486,22 @@ class MetaTracer(torch.fx.Tracer):
             self._forward = before
 
     def is_leaf_module(self, m: torch.nn.Module, module_qualified_name: str) -> bool:
-        is_script = isinstance(m, torch.jit.ScriptModule)  # which runs in C++
+        is_script = isinstance(m, torch.jit.ScriptModule)  # it runs in C++
         return is_script or super().is_leaf_module(m, module_qualified_name)
 
     def path_of_module(self, mod: torch.nn.Module) -> str:
         return modules.path_of(self, mod)
 
-    def has_made_a_parameter(self) -> MetaTraceError:
-        return unregistered_error("a parameter is made while the program is traced", "nn.Parameter")
+    def make_parameter_error(self) -> MetaTraceError:
+        return make_unregistered_error("a parameter is made while the program is traced", "nn.Parameter")
 
-    # --- what the program asks of values --------------------------------------------------------------------------
+    # --- conversions of values --------------------------------------------------------------------------
 
     def to_bool(self, obj: Any) -> bool:
         return bool(self.number(obj, bool))
 
     def iter(self, obj: Any) -> Iterator[Any]:
-        return parts_in_turn(obj)
+        return iterate(obj)
 
     def keys(self, obj: Any) -> Any:
         return attribute(obj, "keys")()
@@ -521,23 +526,23 @@ class MetaTracer(torch.fx.Tracer):
 
     def make_refusal(self, reason: str, proxy: MetaProxy) -> MetaTraceError:
         asked = reason.split("()", 1)[0] if "()" in reason else ""
-        return refused_error(reason, asked, self.describe(proxy._meta), proxy.node)
+        return make_refused_error(reason, asked, self.describe(proxy._meta), proxy.node)
 
     def describe(self, meta: object) -> str:
         return "unknown" if meta is UNKNOWN else describe_tensors((meta,), {})
 
 
 ACCESSES = (operator.getitem, getattr)
-"""They only look into an object."""
+"""Functions that only read parts of an object."""
 
 
-@begins_here
+@mark_boundary
 def _program(function: Callable[..., object], args: list[object], kwargs: dict[str, object]) -> Any:
     return function(*args, **kwargs)
 
 
 def _is_torchs(target: object) -> bool:
-    """A function of torch, or one of Python's operators: they refuse stand-ins only when they refuse tensors."""
+    """Whether it is a function of torch or a Python operator: these raise for stand-ins only if they raise for tensors."""
     module = (
         getattr(target, "__module__", None)
         or getattr(getattr(target, "__self__", None), "__name__", "")
@@ -569,7 +574,7 @@ def symbolic_trace(
     name = type(root).__name__ if isinstance(root, torch.nn.Module) else getattr(root, "__name__", "traced")
     module = _torch.lazy_graph_module(tracer.root, graph, name)
     for constant in tracer.arguments.added:
-        delattr(tracer.root, constant)  # they are in the new module, the old one is as it was
+        delattr(tracer.root, constant)  # restore the original module: the new one has them
     module.shape_env = tracer.shape_env
-    module.training = tracer.root.training  # its parts are those of the program, each in a mode of its own
+    module.training = tracer.root.training  # submodules keep their own modes
     return module

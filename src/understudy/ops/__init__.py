@@ -1,4 +1,4 @@
-"""ops: what is known of each operator.
+"""ops: the facts about each operator.
 
 A module for each family holds its rules, its decompositions for symbolic sizes and its batching.
 
@@ -14,12 +14,12 @@ A module for each family holds its rules, its decompositions for symbolic sizes 
     linalg/      linear algebra and Fourier transforms
     nn/          parts of neural networks
     indexing/    reading and writing elements by index
-    shared/      what several families use
-    traits/      facts that other rooms ask for
+    shared/      helpers of several families
+    traits/      facts that other packages read
 """
 
 import importlib
 import pkgutil
 
 for _module in pkgutil.walk_packages(__path__, f"{__name__}."):
-    importlib.import_module(_module.name)  # each module registers what it knows when it is imported
+    importlib.import_module(_module.name)  # importing a module registers its facts

@@ -11,10 +11,10 @@ import torch
 from understudy import _torch
 from understudy.errors import ArgumentError, DtypeError, ShapeMismatch
 from understudy.ops.registry import rule
-from understudy.ops.shared.dtypes import check_dtype, check_made_tensor, check_stored
+from understudy.ops.shared.dtypes import check_can_store, check_dtype, check_made_tensor
 from understudy.ops.variants import check_no_overlap
 from understudy.shapes.node import Shape, Size, Sizes
-from understudy.shapes.sizes import surely_equal
+from understudy.shapes.sizes import is_provably_equal
 from understudy.spec import (
     Same,
     TensorSpec,
@@ -37,7 +37,7 @@ CHANNELS_LAST_NDIM = {torch.channels_last: 4, torch.channels_last_3d: 5}
 
 
 def strides_in_format(shape: Shape, memory_format: torch.memory_format | None) -> Shape:
-    """Strides of a fresh tensor in a memory format that is no question of another tensor's layout."""
+    """Strides of a new tensor in a memory format."""
     ndim = CHANNELS_LAST_NDIM.get(memory_format) if memory_format is not None else None
     if ndim is None:
         if memory_format is torch.preserve_format:
@@ -94,14 +94,14 @@ def _has_format(a: TensorSpec, memory_format: torch.memory_format) -> bool:
 @rule("copy_")
 def copy_in_place(a: TensorSpec, source: TensorSpec, non_blocking: bool = False) -> Same:
     check_expandable(source.shape, a.shape, "copy_")
-    if a is not source and not any(surely_equal(size, 0) for size in a.shape):
+    if a is not source and not any(is_provably_equal(size, 0) for size in a.shape):
         check_no_overlap("copy_", a)
     return Same(0)
 
 
 @rule("copy")
 def copy(a: TensorSpec, source: TensorSpec, non_blocking: bool = False) -> TensorSpec:
-    """A copy of `a`'s whole storage, so at the same place in it, that is then written."""
+    """Writes into a copy of `a`'s whole storage, so the strides and the offset are those of `a`."""
     check_expandable(source.shape, a.shape, "copy")
     for size, step in zip(a.shape, a.stride, strict=True):
         if step == 0 and size > 1:
@@ -111,7 +111,7 @@ def copy(a: TensorSpec, source: TensorSpec, non_blocking: bool = False) -> Tenso
 
 @rule("fill.Scalar")
 def fill_with_number(a: TensorSpec, value: object) -> TensorSpec:
-    check_stored("fill", value, a.dtype, a.device)
+    check_can_store("fill", value, a.dtype, a.device)
     return preserved_copy(a)
 
 
@@ -134,13 +134,13 @@ def pin_memory(a: TensorSpec, device: torch.device | None = None) -> TensorSpec:
 
 @rule("_lazy_clone")
 def lazy_clone(a: TensorSpec) -> TensorSpec:
-    """Shares the storage until one of the two is written: so far as anyone can see, a copy in place."""
+    """Copy-on-write: behaves like a copy with the strides and the offset of `a`."""
     return a
 
 
 @rule("fill_.Scalar")
 def fill_in_place(a: TensorSpec, value: Scalar | complex) -> Same:
-    check_stored("fill_", value, a.dtype, a.device)
+    check_can_store("fill_", value, a.dtype, a.device)
     return Same(0)
 
 
@@ -165,7 +165,7 @@ def fresh(
     shape: Sizes, dtype: Dtype | None, device: Device | None, layout: torch.layout | None,
     stride: Sizes | None = None,
 ) -> TensorSpec:  # fmt: skip
-    """A new tensor: of the default dtype, on CPU and contiguous unless told."""
+    """A new tensor: by default of the default dtype, on the CPU, contiguous."""
     if layout is not None and layout is not torch.strided:
         return NotImplemented
     for size in shape:
@@ -231,7 +231,7 @@ def full(
     device: Device | None = None, pin_memory: bool | None = None,
 ) -> TensorSpec:  # fmt: skip
     dtype = dtype or number_dtype(fill_value)
-    check_stored("full", fill_value, dtype, device or CPU)
+    check_can_store("full", fill_value, dtype, device or CPU)
     return fresh(size, dtype, device, layout)
 
 
@@ -330,7 +330,7 @@ def linspace(
     device: Device | None = None, pin_memory: bool | None = None,
 ) -> TensorSpec:  # fmt: skip
     for bound in (start, end):
-        check_stored("linspace", bound, dtype or default_complex_dtype(), device or CPU)
+        check_can_store("linspace", bound, dtype or default_complex_dtype(), device or CPU)
     return _spaced_spec("linspace", start, end, steps, dtype, layout, device)
 
 
@@ -387,7 +387,7 @@ def _check_matrix(row: Any, col: Any) -> None:
 
 
 def _lower_count(row: object, col: object, offset: Any) -> Any:
-    """Elements of a matrix on and below a diagonal, whose rows grow by one until they are full."""
+    """The number of elements of a matrix on and below a diagonal."""
     if row == 0 or col == 0:
         return 0
     first = min(col, 1 + offset) if offset > 0 else (1 if row + offset > 0 else 0)
@@ -428,7 +428,7 @@ def like(
 
 @rule("full_like")
 def full_like(a: TensorSpec, fill_value: object, *, dtype: Dtype | None = None, **options: Any) -> Any:
-    check_stored("full_like", fill_value, dtype or a.dtype, options.get("device") or a.device)
+    check_can_store("full_like", fill_value, dtype or a.dtype, options.get("device") or a.device)
     return like(a, dtype=dtype, **options)
 
 
@@ -446,7 +446,7 @@ def new(
 def new_full(
     a: TensorSpec, size: Sizes, fill_value: object, *, dtype: Dtype | None = None, **options: Any
 ) -> Any:
-    check_stored("new_full", fill_value, dtype or a.dtype, options.get("device") or a.device)
+    check_can_store("new_full", fill_value, dtype or a.dtype, options.get("device") or a.device)
     return new(a, size, dtype=dtype, **options)
 
 
@@ -461,15 +461,15 @@ def new_empty_strided(
     return fresh(size, dtype or a.dtype, device or a.device, layout, stride)
 
 
-# --- `torch.linspace` with a symbol for the number of points, which C++ takes for a plain number: the same by operators ---
+# --- `torch.linspace` with a symbolic number of points, which C++ reads as a plain integer: by other operators -----------
 
 NUMBERS = (int, float, torch.SymInt, torch.SymFloat)
 
 
-def linspace_of_symbols(
+def symbolic_linspace(
     start: object, end: Any, steps: Any, *, dtype: torch.dtype | None = None, requires_grad: bool = False, **options: Any
 ) -> Any:  # fmt: skip
-    """From `start` up to the middle, and from `end` down to it, as the kernel counts: both ends are exact."""
+    """As the kernel: counts from `start` up to the middle, and from `end` down to it, so that both ends are exact."""
     are_numbers = isinstance(start, NUMBERS) and isinstance(end, NUMBERS)
     if not are_numbers or options.get("out") is not None:
         return NotImplemented

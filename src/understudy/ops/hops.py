@@ -1,13 +1,13 @@
-"""Higher-order operators: one record for each, with a field for everything that a room needs to know of it.
+"""Higher-order operators: one record for each, with a field for each thing that a package needs.
 
     functions, operands   how the operator is called: which arguments are functions, which list takes further operands
     run                   the operator as plain code, where nothing records the program            (fake)
-    examples, result      operands for one call of its functions; what it gives, from what these return   (capture)
+    examples, result      example operands for its functions; its results, from what these return         (capture)
     forward, backward     its derivatives, as calls of the same operators                          (capture)
-    keep_for_backward     the operator with what its backward pass needs                           (capture)
+    keep_for_backward     the operator, also returning what its backward pass needs                (capture)
     batched               the operator over a batch, for torch.vmap                                (capture)
 
-A room fills in a field with a decorator: `@run("cond")`. A second function for the same field is an error.
+A package fills in a field with a decorator: `@run("cond")`. A second function for the same field is an error.
 """
 
 from __future__ import annotations
@@ -22,26 +22,27 @@ from understudy.ops.registry import Registered
 Function = Callable[..., Any]
 
 
-def _missing(*args: object) -> Any:
+def _raise_missing(*args: object) -> Any:
     raise NotImplementedError("a higher-order operator whose functions become graphs needs `examples` and `result`")
 
 
 @dataclass(slots=True)
 class HigherOrder:
-    """What is known of one higher-order operator."""
+    """The record of one higher-order operator."""
 
     name: str
     functions: tuple[tuple[int, str], ...] = ()
-    """Position among the arguments, and what the graph is called as a submodule; the one that makes the results last."""
+    """For each function: its position among the arguments, and the name of its graph as a submodule. The function that
+    returns the results comes last."""
     operands: int = -1
-    """Position of the list of operands that takes further ones."""
+    """Position of the list of operands to which captured tensors are added."""
     may_write: bool = False
     """Whether its functions may write to their operands where no gradients are recorded."""
-    bare: tuple[int, ...] = ()
-    """Positions of the functions that return one value as it is."""
+    returns_single_value: tuple[int, ...] = ()
+    """Positions of the functions that return a single value, not a list."""
     run: Function | None = None
-    examples: Function = _missing
-    result: Function = _missing
+    examples: Function = _raise_missing
+    result: Function = _raise_missing
     forward: Function | None = None
     backward: Function | None = None
     keep_for_backward: Function | None = None
@@ -54,22 +55,22 @@ class HigherOrder:
 
 
 _records: dict[str, HigherOrder] = {}
-_UNKNOWN = HigherOrder("")
+_EMPTY_RECORD = HigherOrder("")
 
 
 def higher_order(op: HigherOrderOperator) -> HigherOrder:
-    """The record of an operator; an empty one if nothing is known of it."""
-    return _records.get(op.name(), _UNKNOWN)
+    """The record of an operator; an empty one if it is not known."""
+    return _records.get(op.name(), _EMPTY_RECORD)
 
 
 def _field(name: str) -> Callable[..., Callable[[Registered], Registered]]:
-    """A decorator that fills in this field of the records of some operators."""
+    """A decorator that sets this field in the records of the named operators."""
 
     def fill(*operators: str) -> Callable[[Registered], Registered]:
         def register(function: Registered) -> Registered:
             for operator in operators:
                 record = _records.setdefault(operator, HigherOrder(operator))
-                if getattr(record, name) not in (None, _missing):
+                if getattr(record, name) not in (None, _raise_missing):
                     raise ValueError(f"{name} of {operator} is registered already: {getattr(record, name)!r}")
                 setattr(record, name, function)
             return function
@@ -90,8 +91,8 @@ batched = _field("batched")
 _LOOP = ((0, "while_loop_cond_graph"), (1, "while_loop_body_graph"))
 for _record in (
     HigherOrder("cond", ((1, "true_graph"), (2, "false_graph")), 3, may_write=True),
-    HigherOrder("while_loop", _LOOP, 3, may_write=True, bare=(0,)),
-    HigherOrder("while_loop_stack_output", _LOOP, 3, bare=(0,)),
+    HigherOrder("while_loop", _LOOP, 3, may_write=True, returns_single_value=(0,)),
+    HigherOrder("while_loop_stack_output", _LOOP, 3, returns_single_value=(0,)),
     HigherOrder("scan", ((0, "scan_combine_graph"),), 3),
     HigherOrder("map_impl", ((0, "body_graph"),), 2),
     HigherOrder("associative_scan", ((0, "associative_scan_combine_graph"),), 2),

@@ -1,7 +1,8 @@
-"""Operators that draw random numbers. Values never matter here: only what is filled, and what eager refuses."""
+"""Operators that draw random numbers: what is filled, what eager refuses, and between which numbers values lie."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from understudy.errors import ArgumentError, DtypeError, OperatorError, ShapeMis
 from understudy.ops.factories import fresh, like
 from understudy.ops.registry import rule
 from understudy.ops.shared.dtypes import NONE, REDUCED, check_dtype
+from understudy.ops.traits.ranges import Operand, ValueRange, of, round_outwards, single_value, value_range
 from understudy.ops.variants import check_no_overlap, exact_out
 from understudy.shapes.node import Size, Sizes
 from understudy.spec import (
@@ -36,7 +38,7 @@ Check = Callable[..., None]
 
 
 def unless_empty(shape: Sizes, check: Check, *args: object) -> None:
-    """Eager looks at nothing when there is nothing to fill. Only asked after a refusal: sizes may be symbols."""
+    """Eager skips its checks for empty tensors. Asked only after an error, because it may add a guard."""
     try:
         check(*args)
     except OperatorError:
@@ -196,7 +198,7 @@ FILLS: tuple[tuple[str, str, str, Check], ...] = (
 )
 
 
-# Where bounds are checked in the tensor's dtype, a wrong dtype is refused even if there is nothing to fill.
+# Where bounds are checked in the tensor's dtype, a wrong dtype raises even for empty tensors.
 REFUSES_EMPTY = ("uniform_", "random_.to", "random_.from", "cauchy_")
 
 
@@ -294,7 +296,7 @@ def normal_tensor_number(mean: TensorSpec, std: float = 1.0, *, generator: objec
 
 @rule("normal.Tensor_float_out")
 def normal_into(mean: TensorSpec, std: float = 1.0, *, generator: object = None, out: TensorSpec) -> Same:
-    """Fills the tensor that it is given, broadcast to the means, with noise, and adds the means."""
+    """Fills `out`, resized to the shape of the means, with noise, and adds the means."""
     _check_std(0.0, std)
     shape = broadcast_shapes(mean.shape, out.shape)
     unless_empty(shape, check_dtype, "normal", out.dtype, "fc", out.device)
@@ -332,6 +334,8 @@ def multinomial(
         raise ArgumentError(
             f"multinomial: can't draw {num_samples} of {weights.shape[-1]} categories without replacement"
         )
+    if weights.shape[-1] == 0 and (weights.ndim == 1 or weights.shape[0] != 0):
+        raise ArgumentError(f"multinomial: there are no categories in {weights}")
     if weights.shape[-1] > MOST_CATEGORIES:
         raise ArgumentError(f"multinomial: {weights} has more than 2^24 categories")
     return weights.like((*weights.shape[:-1], num_samples), dtype=torch.int64)
@@ -358,3 +362,44 @@ def native_dropout_backward(grad: TensorSpec, mask: TensorSpec, scale: float) ->
 
 
 exact_out.mark("multinomial.out")
+
+
+# --- between which numbers they lie
+
+
+@value_range("rand", "rand_like")
+def _range_of_rand(*args: object, **kwargs: object) -> ValueRange:
+    return ValueRange(0, math.nextafter(1, 0), False, 0.5)  # without 1
+
+
+@value_range("uniform_", "uniform")
+def _range_of_uniform(x: Operand, low: float = 0.0, high: float = 1.0, *, generator: object = None) -> ValueRange:
+    return round_outwards(low, high, False, (low + high) / 2, low != 0 or high != 1)
+
+
+@value_range("randint", "randint_like")
+def _range_of_randint(*args: object, **kwargs: object) -> ValueRange | None:
+    numbers = [value for value in args if isinstance(value, int)]
+    low, high = (0, *numbers)[-2:]
+    return ValueRange(low, high - 1, False, (low + high) // 2)
+
+
+@value_range("random_")
+def _range_of_random(x: Operand, *bounds: Any, generator: object = None) -> ValueRange | None:
+    if not bounds or any(not isinstance(bound, int) for bound in bounds):
+        return None
+    low, high = (0, *bounds)[-2:]
+    return ValueRange(low, high - 1, False, (low + high) // 2)
+
+
+@value_range("bernoulli", "bernoulli_")
+def _range_of_bernoulli(x: Operand, p: object = None, *, generator: object = None) -> ValueRange:
+    chance = of(x if p is None else p)
+    if chance.value in (0, 1):
+        return single_value(chance.value)
+    return ValueRange(0, 1, False, chance.likely)
+
+
+@value_range("multinomial")
+def _range_of_multinomial(x: Operand, *args: object, **kwargs: object) -> ValueRange:
+    return ValueRange(0, x.spec.shape[-1] - 1, False)

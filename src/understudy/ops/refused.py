@@ -1,4 +1,4 @@
-"""Operators that are refused, each with its reason: their result has a data-dependent size, or is quantised."""
+"""Rules that raise, each with its reason: the result has a data-dependent size, or is quantised."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from understudy.ops.registry import Rule, rule
 NONZERO = "one row for each element that is not zero; torch.nonzero_static takes the number of rows as size="
 UNIQUE = "one element for each value that occurs"
 
-# What the size of the result is, and what to use instead.
-SIZED_BY_DATA = {
+# The size of the result, and what to use instead.
+DYNAMIC_SIZES = {
     "nonzero": NONZERO,
     "nonzero_numpy": NONZERO,
+    "where": NONZERO,
     "argwhere": NONZERO,
     "masked_select": "one element for each true element of the mask; torch.where and masked_fill keep the shape",
     "_unique": UNIQUE,
@@ -34,11 +35,11 @@ def _refusal(name: str, size: str) -> Rule:
     return refuse
 
 
-for _name, _size in SIZED_BY_DATA.items():
+for _name, _size in DYNAMIC_SIZES.items():
     rule(_name)(_refusal(_name, _size))
 
 
-# --- Operators that give quantised tensors: refused, since a quantiser has no place in a spec ---------------
+# --- Operators that return quantised tensors: they raise, because specs have no quantiser ---------------
 
 QUANTISING = (
     "quantize_per_tensor", "quantize_per_tensor.tensor_qparams", "quantize_per_tensor.tensors",

@@ -1,19 +1,19 @@
 """The operator registry: one record for each operator overload, found by its identity.
 
     Operator    the record: the names of an overload, what its schema and tags say, and its facts
-    Trait       one kind of fact (a rule, a decomposition, where a call may mix devices, …), registered by name
+    Trait       one kind of fact (a rule, a decomposition, whether inputs may be on several devices, …), registered by name
     rule        the trait that most operators have: a pure function from specs to outcomes
 
         @rule("mm")
         def mm(a: TensorSpec, b: TensorSpec) -> TensorSpec: ...
 
 Names are those of the dispatcher (`aten::add.Tensor`); `aten::` may be left out, and so may `.default`. A fact is registered
-once: a second registration of the same fact for the same operator is an error. A room above this one may register facts of
-its own, by making a `Trait`; it keeps no table of operator names.
+once: a second registration of the same fact for the same operator is an error. A higher package may define its own
+`Trait`; it keeps no table of operator names.
 
 A rule is called with the arguments of the operator call in which every tensor is replaced by its `TensorSpec`, so its
 parameters and their defaults are those of the operator's schema. It returns outcomes (bare specs stand for new tensors),
-raises an `OperatorError` for what eager would refuse, or returns `NotImplemented` for a case that it leaves to the next
+raises an `OperatorError` where eager would raise, or returns `NotImplemented` for a case that it leaves to the next
 source. In-place and out= variants need no rule of their own: `variants` derives them from the functional one.
 """
 
@@ -41,10 +41,10 @@ def full_name(op: OpOverload | str) -> str:
 
 
 class Operator:
-    """What is known of one overload. Facts of a `Trait` are looked up once, and kept here."""
+    """The record of one overload. Facts of a `Trait` are looked up once, and memoised here."""
 
     def __init__(self, op: OpOverload) -> None:
-        self.op = op  # kept alive, so that nothing else has its identity
+        self.op = op  # kept alive: records are found by id(), which must not be reused
         self.name = full_name(op)
         self.packet: str = op.overloadpacket.__name__
         """The name without the overload: `add` of `aten::add.Tensor`."""
@@ -66,7 +66,7 @@ class Operator:
 
     @cached_property
     def is_view(self) -> bool:
-        """Whether the schema says that what it returns shares memory with an argument that it does not write to."""
+        """Whether, by its schema, a result aliases an argument that it does not write to."""
         returned = (result.alias_info for result in self.op._schema.returns)
         return any(alias is not None and not alias.is_write for alias in returned)
 
@@ -77,27 +77,27 @@ class Operator:
 
     @cached_property
     def has_out(self) -> bool:
-        """Whether it writes into tensors that it may have to resize."""
+        """Whether it has `out=` arguments, which it may resize."""
         return _torch.has_out(self.op)
 
     @cached_property
     def is_data_dependent(self) -> bool:
-        """Whether what it returns is a value that only the data tells."""
+        """Whether it returns a data-dependent value."""
         return torch.Tag.data_dependent_output in self.op.tags or reads_value.of(self.op) is not None
 
     @cached_property
     def has_dynamic_shape(self) -> bool:
-        """Whether the sizes of what it returns depend on values."""
+        """Whether the sizes of its results are data-dependent."""
         return torch.Tag.dynamic_output_shape in self.op.tags or dynamic_shape.of(self.op) is not None
 
     @cached_property
     def may_write(self) -> bool:
-        """Whether there are calls of it that write to an argument."""
+        """Whether some of its calls write to an argument."""
         return self.is_mutable or hidden_writes.of(self.op) is not None
 
     @cached_property
     def is_composite(self) -> bool:
-        """Whether eager breaks it up into others on every backend."""
+        """Whether eager decomposes it on every backend (CompositeImplicitAutograd)."""
         return _torch.has_composite_kernel(self.op)
 
     def facts_by_title(self) -> dict[str, object]:
@@ -120,8 +120,8 @@ def record_of(op: OpOverload) -> Operator:
 class Trait(Generic[Fact]):
     """One kind of fact about operators.
 
-    `of_packets`: registered for all overloads of a name at once. `derive`: what to take for an operator for which nothing is
-    registered; what it reads of other traits is named in `derived_from`.
+    `of_packets`: facts are registered for all overloads of a name at once. `derive`: computes the fact of an operator
+    for which nothing is registered; the other traits that it reads are listed in `derived_from`.
     """
 
     all: ClassVar[list[Trait[Any]]] = []
@@ -140,7 +140,7 @@ class Trait(Generic[Fact]):
         Trait.all.append(self)
 
     def __call__(self, *ops: OpOverload | str) -> Callable[[Registered], Registered]:
-        """A decorator that registers a function for these operators, and leaves it as it is: with its own types."""
+        """A decorator that registers a function for these operators, and returns it unchanged."""
 
         def register(function: Registered) -> Registered:
             self.register(cast("Fact", function), *ops)
@@ -153,10 +153,10 @@ class Trait(Generic[Fact]):
             if name in self._by_name:
                 raise ValueError(f"{self.title} of {name} is registered already: {self._by_name[name]!r}")
             self._by_name[name] = fact
-        self._forget_answers()
+        self._clear_memo()
 
     def mark(self: Trait[bool], *ops: OpOverload | str) -> None:
-        """For traits whose title says all."""
+        """Register True for these operators."""
         self.register(True, *ops)
 
     def register_all(self, facts: dict[str, Fact]) -> None:
@@ -164,12 +164,12 @@ class Trait(Generic[Fact]):
             self.register(fact, name)
 
     def replace(self, fact: Fact | None, *ops: OpOverload | str) -> None:
-        """For what users may say more than once: the last one holds, None takes it back."""
+        """Register a fact in the place of an earlier one; None removes it. For facts that users register."""
         for name in map(full_name, ops):
             self._by_name.pop(name, None)
             if fact is not None:
                 self._by_name[name] = fact
-        self._forget_answers()
+        self._clear_memo()
 
     def of(self, op: OpOverload) -> Fact | None:
         record = record_of(op)
@@ -184,7 +184,7 @@ class Trait(Generic[Fact]):
             return fact
 
     def by_name(self, name: str) -> Fact:
-        """What is registered under this name, for facts that are made of others."""
+        """The fact registered under this name."""
         return self._by_name[full_name(name)]
 
     def __contains__(self, op: OpOverload | str) -> bool:
@@ -197,17 +197,17 @@ class Trait(Generic[Fact]):
     def __iter__(self) -> Iterator[str]:
         return iter(self._by_name)
 
-    def _forget_answers(self) -> None:
+    def _clear_memo(self) -> None:
         for record in _records.values():
             record.facts.pop(self, None)
         for dependent in self._dependents:
-            dependent._forget_answers()
+            dependent._clear_memo()
 
 
 rule: Trait[Rule] = Trait("rule")
 user_rule: Trait[Rule] = Trait("rule of the user, before every other source")
 
-# What schemas and tags leave out.
+# Facts that schemas and tags lack.
 
 reads_value: Trait[str] = Trait("a value that is read, without a tag that says so", of_packets=True)
 reads_value.register("whether the one element is zero", "is_nonzero")

@@ -1,4 +1,5 @@
-"""Rules of in-place and out= variants, derived from those of the functional ones, and what each variant takes."""
+"""Rules of in-place and out= variants, derived from those of the functional ones, and the traits in which variants
+differ."""
 
 from __future__ import annotations
 
@@ -9,10 +10,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from understudy._torch import OpOverload, operator_named
-from understudy.errors import ArgumentError, DtypeError, ShapeMismatch
+from understudy.errors import ArgumentError, DtypeError, OperatorError, ShapeMismatch
 from understudy.ops.registry import Rule, Trait, record_of, rule, user_rule
 from understudy.ops.shared.decompositions import decomposition
-from understudy.shapes.sizes import from_torch, lies_in_data, surely_equal
+from understudy.shapes.sizes import from_torch, has_unbacked, is_provably_equal
 from understudy.spec import Changed, New, Same, TensorSpec, normal, same_shape
 
 if TYPE_CHECKING:
@@ -25,6 +26,9 @@ expanded_out: Trait[bool] = Trait("out= may be an expanded tensor")
 contiguous_out: Trait[bool] = Trait("out= is resized to contiguous strides before those of the result are looked at")
 laid_out_if_empty: Trait[tuple[int, ...]] = Trait(
     "results for which out= without elements takes their strides, whether it fits or not; else it is resized contiguous"
+)
+laid_out_beside: Trait[tuple[int, ...]] = Trait(
+    "other results whose out=, if they can't be computed in it, keeps out= without elements from taking strides"
 )
 conjugated_out: Trait[bool] = Trait("a result that is conjugated by a bit is computed in out=, if that has its strides")
 kept_out: Trait[bool] = Trait("out= of statistics that are not computed stays as it is")
@@ -39,6 +43,8 @@ laid_out_if_empty.register(
     (0,), "ormqr.out", "linalg_householder_product.out", "linalg_lstsq.out", "cholesky_inverse.out", "geqrf.a"
 )
 laid_out_if_empty.register((0, 1), "linalg_eig.out", "linalg_eigvals.out")
+laid_out_beside.register((1,), "geqrf.a")
+laid_out_beside.register((2, 3), "linalg_lstsq.out")
 conjugated_out.mark("linalg_lu_solve.out", "_linalg_solve_ex.result")
 kept_out.mark("native_batch_norm.out", "_native_batch_norm_legit.out", "_native_batch_norm_legit.no_stats_out")
 checked_out.mark("index_select.out")
@@ -55,9 +61,9 @@ EXACT = """
     baddbmm bmm conj_physical cummax cummin dot gather histc index_add index_copy index_reduce
     index_select linalg_cross linalg_ldl_factor_ex linalg_ldl_solve linalg_lu linalg_lu_factor_ex
     linalg_lu_solve linalg_qr linalg_solve_triangular linalg_vector_norm linear logcumsumexp lu_unpack
-    mm mv native_batch_norm ormqr renorm scatter_add signbit softshrink take tril triu vdot
+    mm mv narrow_copy native_batch_norm ormqr renorm scatter_add signbit softshrink take tril triu vdot
 """.split()
-"""Their `out` overload takes nothing but the dtype of the result."""
+"""Their `out` overload accepts only the dtype of the result."""
 EXACT_NAMED = """
     _linalg_det.result _linalg_eigh.eigenvalues _linalg_slogdet.sign _linalg_solve_ex.result
     _linalg_svd.U all.all_out any.all_out bucketize.Tensor_out isin.Tensor_Tensor_out kthvalue.values
@@ -68,12 +74,12 @@ EXACT_NAMED = """
     isin.Tensor_Scalar_out median.dim_values nanmedian.dim_values scatter.value_out
     scatter.value_reduce_out searchsorted.Scalar_out sort.values_stable
 """.split()
-"""The same of other overloads."""
+"""The same for other overloads."""
 WRITES_EXPANDED = """
     bmm.out cummax.out cummin.out full.out histc.out mv.out ones.out
     std.correction_out tril.out triu.out var.correction_out zeros.out
 """.split()
-"""These write into expanded tensors without a word."""
+"""These write into expanded tensors without an error."""
 exact_out.mark(*(f"{name}.out" for name in EXACT), *EXACT_NAMED)
 expanded_out.mark(*WRITES_EXPANDED)
 
@@ -100,7 +106,7 @@ def _derive_rule(op: OpOverload) -> Rule | None:
 def _functional_variant(op: OpOverload, packet: str, out_names: list[str]) -> tuple[Rule | None, list[str]]:
     """The rule of the operator that takes the same arguments, without `out_names`, and returns new tensors.
 
-    A factory's out= variant takes no dtype and device: the second answer names what it leaves out.
+    A factory's out= variant takes no dtype and device: the second result names the arguments that it lacks.
     """
     for functional, left_out in _functional_overloads(op, packet, out_names):
         found = user_rule.of(functional) or rule.of(functional)
@@ -143,21 +149,22 @@ def _in_place_rule(functional: Rule, packet: str, may_write_expanded: bool) -> R
 
 
 def check_no_overlap(what: str, target: TensorSpec) -> None:
-    """Refuse to write into an expanded tensor, where several elements are one place in memory."""
+    """Raise for a write into an expanded tensor, in which several elements share memory."""
     for size, step in zip(target.shape, target.stride, strict=True):
         if step == 0 and size > 1:
             if any(other == 0 for other in target.shape):
-                return  # where there are no elements, none is written twice
+                return  # without elements, nothing overlaps
             raise ArgumentError(f"{what}: can't write into {target}, which is expanded; clone it first")
 
 
 class _OutVariant(NamedTuple):
-    """How an out= variant treats the tensor that it is given."""
+    """How an out= variant treats its `out` tensor."""
 
     resizes_contiguous: bool
-    "As variants do that are made from the functional one: resized first, then copied into."
+    "For variants that torch generates from the functional one: resized first, then copied into."
     laid_out_if_empty: tuple[int, ...] | None
     "Positions among the results."
+    laid_out_beside: tuple[int, ...]
     keeps_unused: bool
     takes_conj: bool
     exact: bool
@@ -173,6 +180,7 @@ class _OutVariant(NamedTuple):
         return _OutVariant(
             resizes_contiguous=generated or contiguous_out.of(op) is not None,
             laid_out_if_empty=laid_out_if_empty.of(op),
+            laid_out_beside=laid_out_beside.of(op) or (),
             keeps_unused=kept_out.of(op) is not None,
             takes_conj=conjugated_out.of(op) is not None,
             exact=generated or exact_out.of(op) is not None,
@@ -202,8 +210,10 @@ def _out_rule(functional: Rule, out_names: list[str], left_out: list[str], varia
         results = outcomes if isinstance(outcomes, tuple) else (outcomes,)
         if len(results) != len(outs) or not all(isinstance(r, New) for r in results):
             return NotImplemented
+        is_copied = any(_needs_copy(results[other].spec, outs[other]) for other in variant.laid_out_beside)
+        how = variant._replace(laid_out_if_empty=()) if is_copied else variant
         written = tuple(
-            _written(result.spec, out, first + position, variant, position)
+            _written(result.spec, out, first + position, how, position)
             for position, (result, out) in enumerate(zip(results, outs, strict=True))
         )
         return written if len(written) > 1 else written[0]
@@ -218,15 +228,21 @@ RESIZED_BY_INTEGERS = """
     linalg_pinv.atol_rtol_float_out linalg_pinv.out linalg_pinv.out_rcond_tensor linalg_tensorinv.out linalg_tensorsolve.out
     linalg_vecdot.out nuclear_norm.dim_out nuclear_norm.out special_ndtr.out tensordot.out
 """.split()
-"""Composites that copy their result into `out=`, which C++ resizes with plain integers before."""
+"""Composites that copy their result into `out=`, after C++ has resized it with plain integers."""
+COMPUTED_IN_OUT = ("aten::kron", "aten::linalg_multi_dot", "aten::linalg_vecdot")
+"""Those of them that compute it there: of what has a gradient, this is refused."""
 
 
 def _decompose_out(op: OpOverload) -> Rule:
-    functional, _ = next(_functional_overloads(op, op.name().partition(".")[0], ["out"]))
+    packet = op.name().partition(".")[0]
+    functional, _ = next(_functional_overloads(op, packet, ["out"]))
     is_exact = "norm" in op.name()  # norms take nothing but their dtype
 
     def decompose(*args: object, out: torch.Tensor, **kwargs: object) -> torch.Tensor:
         result = functional(*args, **kwargs)
+        is_product = packet == "aten::inner" and any(isinstance(arg, torch.Tensor) and arg.dim() == 0 for arg in args)
+        if result.requires_grad and (is_product or packet in COMPUTED_IN_OUT):
+            raise OperatorError(f"{packet}: with out=, no gradients are recorded, and an argument requires one")
         check_castable("out=", result.dtype, out.dtype)
         if is_exact and result.dtype is not out.dtype:
             raise DtypeError(f"out=: a result of {result.dtype} needs a tensor of that dtype, not {out.dtype}")
@@ -242,7 +258,7 @@ for _name in RESIZED_BY_INTEGERS:
 
 
 def _list_written(results: Any, outs: Sequence[TensorSpec], first: int, variant: _OutVariant) -> Any:
-    """Variants that are given a list of tensors to write to return nothing."""
+    """The outcomes of a variant with a list of outputs, which returns nothing."""
     if not isinstance(results, list) or len(results) != len(outs):
         raise ArgumentError(f"out=: {len(outs)} tensors are given for a list of {len(results)} results")
     pairs = enumerate(zip(results, outs, strict=True))
@@ -250,12 +266,12 @@ def _list_written(results: Any, outs: Sequence[TensorSpec], first: int, variant:
 
 
 def write_out(op: str, result: TensorSpec, out: TensorSpec, of: int) -> Same:
-    """What an out= variant does to the tensor that it is given, input `of`: for rules of such variants by themselves."""
+    """The outcome of an out= variant for its `out` tensor, input `of`: for variants that have their own rule."""
     return _written(result, out, of, _OutVariant.of(operator_named(f"aten::{op}")))
 
 
 def _written(result: TensorSpec, out: TensorSpec, of: int, variant: _OutVariant, position: int = 0) -> Same:
-    """`position`: of the result among all."""
+    """`position`: that of the result among all results."""
     if variant.exact and result.dtype is not out.dtype:
         raise DtypeError(f"out=: a result of {result.dtype} needs a tensor of that dtype, not {out}")
     check_castable("out=", result.dtype, out.dtype)
@@ -267,19 +283,26 @@ def _written(result: TensorSpec, out: TensorSpec, of: int, variant: _OutVariant,
     lays_out = position in (variant.laid_out_if_empty or ()) and out.numel == 0
     takes_conj = variant.takes_conj and result.conj and not out.conj
     if fits and not lays_out:
-        # A bit of the result is set on a tensor that it is computed in, not on one that it is copied into.
+        # The conjugation bit is set on an `out` that the result is computed in, not on one that it is copied into.
         takes_conj = takes_conj and all(map(eq, result.stride, out.stride))
         return Same(of, out.as_view(out.shape, out.stride, conj=True) if takes_conj else None)
     is_contiguous = variant.resizes_contiguous or (variant.laid_out_if_empty is not None and not lays_out)
-    stride = None if is_contiguous else result.stride  # the offset stays in any case
+    stride = None if is_contiguous else result.stride  # the offset is kept
     conj = out.conj or takes_conj
     return Same(of, TensorSpec(result.shape, stride, out.offset, dtype=out.dtype, device=out.device, conj=conj, neg=out.neg))
 
 
+def _needs_copy(result: TensorSpec, out: TensorSpec) -> bool:
+    """Whether a kernel that writes to contiguous memory can't compute a result in the tensor that is given for it."""
+    if out.dtype is not result.dtype:
+        return True
+    return bool(out.numel != 0) and not (_fits(result.shape, out.shape) and out.is_contiguous)
+
+
 def _fits(shape: Sequence[int | SymNode], given: Sequence[int | SymNode]) -> bool:
-    """Whether a tensor to write to keeps its shape. If only data knows, it takes that of the result: so it has both."""
-    if lies_in_data(*shape, *given):
-        return len(shape) == len(given) and all(map(surely_equal, shape, given))
+    """Whether `out` keeps its shape. With unbacked sizes it takes the shape of the result, which has to be the same."""
+    if has_unbacked(*shape, *given):
+        return len(shape) == len(given) and all(map(is_provably_equal, shape, given))
     return same_shape(shape, given)
 
 

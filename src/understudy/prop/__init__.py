@@ -1,5 +1,5 @@
 """prop: FakeTensorProp, fake values for every node of a graph.
 
-    propagation  FakeTensorProp; what an edit of a graph reaches; symbols of an earlier run
-    targets      what is known of a target before it is called; graphs inside graphs
+    propagation  FakeTensorProp; repropagation after an edit; symbols of an earlier run
+    targets      facts about targets; subgraphs of higher-order operators
 """

@@ -1,8 +1,7 @@
-"""FakeTensorProp: run a graph node by node on stand-ins, and write into each node what it gives.
+"""FakeTensorProp: run a graph node by node on stand-ins, and write the value of each node into its metadata.
 
-After an edit, a node is run again because it was edited, because a value that it reads has other specs than before, or
-because its own value stands on a storage that was replaced. Nothing else is looked at: the cost is that of the nodes
-that are run.
+After an edit, a node is run again if it was edited, if a value that it reads has other specs than before, or if its
+value aliases a storage that was replaced. Other nodes cost nothing.
 """
 
 from __future__ import annotations
@@ -15,18 +14,18 @@ import torch
 from torch.fx import GraphModule, Node
 
 from understudy import _torch
-from understudy.contexts import GuardedExit, contextmanager, guard_exit, to_the_end
+from understudy.contexts import GuardedExit, contextmanager, guard_exit, run_to_the_end
 from understudy.fake.mode import FakeTensorMode
 from understudy.fake.realise import make_view
 from understudy.fake.tensor import FakeTensor
 from understudy.graph.borrowed_state import BorrowedState
-from understudy.graph.node_origins import at_node
+from understudy.graph.node_origins import locate_error
 from understudy.graph.node_values import (
-    in_stand_ins,
+    convert_to_fakes,
     is_alike,
     is_complete,
-    itself,
-    needs_attention,
+    needs_dispatch,
+    return_tensor,
     snapshot,
     spec_of_val,
     storages_of,
@@ -58,7 +57,7 @@ MISSING = object()
 
 
 class EditedNodes:
-    """The nodes that are to be run again, in the order of the graph."""
+    """The nodes to run again, in the order of the graph."""
 
     def __init__(self, nodes: Iterable[Node]) -> None:
         self._heap: list[Node] = []
@@ -71,10 +70,10 @@ class EditedNodes:
             self._queued.add(node)
             heapq.heappush(self._heap, node)
 
-    def spread(
+    def run_affected(
         self, values: dict[Node, object], compute: Callable[[Node], object], record: Callable[[Node, object], None]
     ) -> list[Node]:
-        """Run them, and what they reach. Gives the nodes that were run."""
+        """Run them, and the nodes that they affect. Returns the nodes that were run."""
         done: list[Node] = []
         while self._heap:
             node = heapq.heappop(self._heap)
@@ -99,18 +98,18 @@ class EditedNodes:
                 self.add(user)
         elif storages_of(old) != storages_of(new):
             record(node, new)
-            for user in node.users:  # those that give views of it, or it itself
+            for user in node.users:  # users that alias it
                 if user in values and not before.isdisjoint(storages_of(values[user])):
                     self.add(user)
 
 
-# --- Values under the names that their symbols had in an earlier run ----------------------------------------
+# --- Symbols of an earlier run ----------------------------------------
 
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 def rename_symbols(mode: FakeTensorMode, value: object) -> Any:
-    """The same tensors and numbers, with each symbol that was renamed under its new name."""
+    """The same tensors and numbers, with renamed symbols replaced."""
     env = mode.shape_env
 
     def rename_value(value: object) -> object:
@@ -141,7 +140,7 @@ def rename_symbols(mode: FakeTensorMode, value: object) -> Any:
 
 
 class PropagateUnbackedSymInts(torch.fx.Interpreter):
-    """Runs a graph inside a fake mode; what its nodes have in `meta["unbacked_bindings"]` tells new symbols from old."""
+    """Runs a graph inside a fake mode, and unifies new unbacked symbols with those in `meta["unbacked_bindings"]`."""
 
     def run_node(self, n: torch.fx.Node) -> Any:
         result = super().run_node(n)
@@ -156,15 +155,15 @@ OVERRIDABLE = (
     "run", "run_node", "placeholder", "get_attr", "call_function", "call_method", "call_module", "output", "fetch_attr",
     "fetch_args_kwargs_from_env", "map_nodes_to_values",
 )  # fmt: skip
-"""Methods of `torch.fx.Interpreter` that the loop here goes past: where a subclass has its own, torch's loop runs."""
+"""Methods of `torch.fx.Interpreter` that our loop does not call: if a subclass overrides one, torch's loop is used."""
 
 
 ENDS = ("placeholder", "output")
 NOTHING: dict[str, Any] = {}
 
 
-class LateEntry:
-    """A context in which a mode may be entered, once."""
+class LazyModeEntry:
+    """A context manager inside which a mode can be entered later, once."""
 
     def __init__(self, mode: FakeTensorMode) -> None:
         self._mode = mode
@@ -183,22 +182,22 @@ class LateEntry:
             self._entered.enter(self._mode.patch_scopes)
 
     def leave(self) -> None:
-        """May be called twice."""
+        """An interrupt may cause a second call."""
         if self._entered is not None:
             self._entered.leave()
 
 
 class FakeTensorProp(torch.fx.Interpreter):
-    """Runs a graph module on stand-ins and writes into each node's `meta["val"]` what it gives.
+    """Runs a graph module on stand-ins and writes the value of each node into its `meta["val"]`.
 
         prop = FakeTensorProp(graph_module)
         prop.propagate(torch.randn(2, 3))
         [node.meta["val"].shape for node in graph_module.graph.nodes]
 
-    A `val` is a stand-in, a number, a symbol, or a structure of these. Views share storage with what they are views of.
-    The module's own tensors are stood in for while it runs, and stay what they are.
+    A `val` is a stand-in, a number, a symbol, or a structure of these. Views share storage with their base. The
+    module's own tensors are replaced by stand-ins while it runs, and restored.
 
-    After an edit of the graph, `repropagate(nodes)` runs the nodes that were edited and those that this reaches.
+    After an edit of the graph, `repropagate(nodes)` runs the edited nodes and those that they affect.
     `tensor_meta=True` also fills `meta["tensor_meta"]`.
     """
 
@@ -206,19 +205,19 @@ class FakeTensorProp(torch.fx.Interpreter):
         self, module: GraphModule, mode: FakeTensorMode | None = None, *, tensor_meta: bool = False,
         outer: FakeTensorProp | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(module, garbage_collect_values=False)  # values without data cost nothing to keep
+        super().__init__(module, garbage_collect_values=False)  # values without data cost no memory
         self._mode = mode_for(module) if mode is None else mode
         self._tensor_meta = tensor_meta
         self._subgraphs: SubgraphAnswers = SubgraphAnswers() if outer is None else outer._subgraphs
         self._state: BorrowedState = BorrowedState(self._mode) if outer is None else outer._state
-        self._constants: dict[Any, torch.Tensor] = {}  # keeps them alive, and so one stand-in for each
+        self._constants: dict[Any, torch.Tensor] = {}  # kept alive, so that each has one stand-in
         self._odd: set[Node] = set()
         self._odd_for_autograd: set[Node] = set()
         self._exposed: set[Node] = set()
-        self._entry: LateEntry | None = None
+        self._entry: LazyModeEntry | None = None
         self._writes = self._moves = self._is_alone = self._grad = False
         if outer is None:
-            self._mode.epoch += 1  # symbols that data decides are not taken from an earlier run
+            self._mode.epoch += 1  # unbacked symbols of an earlier run are not reused
 
     @property
     def mode(self) -> FakeTensorMode:
@@ -227,7 +226,7 @@ class FakeTensorProp(torch.fx.Interpreter):
     # --- the whole graph --------------------------------------------------------------------------------------
 
     def propagate(self, *args: object, changed: Iterable[Node] | None = None) -> Any:
-        """Run the graph on these arguments, real tensors among them converted; gives its output.
+        """Run the graph on these arguments, with real tensors converted; returns its output.
 
         With `changed`, and no arguments: as `repropagate(changed)`.
         """
@@ -239,7 +238,7 @@ class FakeTensorProp(torch.fx.Interpreter):
         return self.graph.process_outputs(self.env[self._output_node()])
 
     def propagate_dont_convert_inputs(self, *args: object) -> Any:
-        """Run the graph on arguments that are stand-ins already; gives its output."""
+        """Run the graph on arguments that are stand-ins already; returns its output."""
         self._convert_constants()
         with self._enter_run():
             if self._has_overrides():
@@ -247,13 +246,13 @@ class FakeTensorProp(torch.fx.Interpreter):
             return self._sweep(self.graph.process_inputs(*args))
 
     def _convert_constants(self) -> None:
-        """Once for each run, and before it: conversion is cheaper outside of the mode."""
+        """Called once before each run, because conversion is cheaper outside of the mode."""
         constants = {}
         for node in self.graph.nodes:
             if node.op == "get_attr" and node.target not in constants:
                 value = self.fetch_attr(node.target)
                 if isinstance(value, torch.Tensor):
-                    constants[node.target] = in_stand_ins(self._mode, value)
+                    constants[node.target] = convert_to_fakes(self._mode, value)
         self._constants = constants
 
     def _convert(self, value: object) -> object:
@@ -272,16 +271,16 @@ class FakeTensorProp(torch.fx.Interpreter):
 
     @contextmanager
     def _enter_run(self, lazily: bool = False) -> Iterator[None]:
-        """Inside the mode; whatever happens, the module gets its tensors back and autograd its switch.
+        """Around a run: enter the mode; at the end restore the module's tensors and grad mode.
 
-        Entering the mode costs as much as running dozens of nodes. `lazily`, it waits for the first that needs it.
+        Entering the mode costs as much as running dozens of nodes. `lazily`: it is entered by the first node that needs it.
         """
         grad_enabled = torch.is_grad_enabled()
-        self._entry = LateEntry(self._mode)
-        with to_the_end(self._state.give_back), self._entry:
+        self._entry = LazyModeEntry(self._mode)
+        with run_to_the_end(self._state.give_back), self._entry:
             if not lazily:
                 self._enter_mode()
-            self._note_surroundings()
+            self._check_direct_calls()
             try:
                 yield
             except BaseException:
@@ -292,27 +291,27 @@ class FakeTensorProp(torch.fx.Interpreter):
         if self._entry is not None:
             self._entry.enter()
 
-    def _note_surroundings(self) -> None:
-        """What decides whether the mode can be asked without a way through C++."""
-        self._is_alone = _torch.is_heard_alone(self._mode)
+    def _check_direct_calls(self) -> None:
+        """Check whether the mode can be called directly, without C++."""
+        self._is_alone = _torch.is_only_mode(self._mode)
         self._grad = torch.is_grad_enabled()
 
     def _sweep(self, args: Iterable[object]) -> Any:
-        """Every node in turn. Torch's own loop does the same and costs 15 µs more for each of them."""
+        """Run every node. Torch's own loop does the same and costs 15 µs more for each node."""
         self.env = {}
         self._odd.clear()
         self._odd_for_autograd.clear()
-        self._survey()
+        self._find_writes()
         self.args_iter = iter(args)
         for node in self.graph.nodes:
             self._record(node, self._compute(node))
         return self.graph.process_outputs(self.env[self._output_node()])
 
-    def _survey(self) -> None:
-        """What has to be known before the first node runs: what may be written to later needs snapshots."""
+    def _find_writes(self) -> None:
+        """Find which values may be written to later: these need snapshots."""
         targets = {target_of(node) for node in self.graph.nodes}
         self._writes = any(target.writes for target in targets)
-        self._moves = any(target.moves for target in targets)
+        self._moves = any(target.changes_metadata for target in targets)
         self._exposed = set(self._output_node().all_input_nodes)
 
     def _output_node(self) -> Node:
@@ -321,9 +320,9 @@ class FakeTensorProp(torch.fx.Interpreter):
     # --- one node ----------------------------------------------------------------------------------------------
 
     def run_node(self, n: Node) -> Any:
-        """Run one node on the values of the others, write its `val`, give its value."""
+        """Run one node, write its `val`, return its value."""
         try:
-            value = self._rename_symbols(n, in_stand_ins(self._mode, super().run_node(n)))
+            value = self._rename_symbols(n, convert_to_fakes(self._mode, super().run_node(n)))
         except Exception as error:
             raise self._locate_error(error, n) from error
         self._write(n, value, is_apart=True)
@@ -339,7 +338,7 @@ class FakeTensorProp(torch.fx.Interpreter):
 
     def _locate_error(self, error: Exception, node: Node) -> Exception:
         known = {other: self.env.get(other) for other in node.all_input_nodes}
-        return at_node(error, node, (fetch(node.args, known), fetch(node.kwargs, known)))
+        return locate_error(error, node, (fetch(node.args, known), fetch(node.kwargs, known)))
 
     def _call_target(self, node: Node) -> Any:
         target = target_of(node)
@@ -358,8 +357,8 @@ class FakeTensorProp(torch.fx.Interpreter):
             return operator(*values, **named)
         value = getattr(self, node.op)(node.target, values, named)
         if target.writes:
-            self._note_surroundings()  # it may have entered a mode, or switched autocast on
-        return in_stand_ins(self._mode, value)
+            self._check_direct_calls()  # it may have entered a mode, or enabled autocast
+        return convert_to_fakes(self._mode, value)
 
     def _direct_kwargs(self, node: Node, odd: set[Node]) -> dict[str, object] | None:
         values = direct_arguments(node.kwargs.values(), self.env, odd)
@@ -391,13 +390,13 @@ class FakeTensorProp(torch.fx.Interpreter):
 
     def _propagate_inside(self, inner: GraphModule, args: tuple[object, ...]) -> Any:
         prop = FakeTensorProp(inner, self._mode, tensor_meta=self._tensor_meta, outer=self)
-        prop._note_surroundings()
+        prop._check_direct_calls()
         return prop._sweep(inner.graph.process_inputs(*args))
 
-    # --- what is written -----------------------------------------------------------------------------------------
+    # --- metadata -----------------------------------------------------------------------------------------
 
     def _rename_symbols(self, node: Node, value: object) -> object:
-        """The value, symbols that data decides under the names that they had in the run before."""
+        """The value, with unbacked symbols replaced by those of the run before."""
         env = self._mode.shape_env
         if env is None or node.op == "placeholder":
             return value
@@ -414,7 +413,7 @@ class FakeTensorProp(torch.fx.Interpreter):
 
     def _record(self, node: Node, value: object) -> None:
         self.env[node] = value
-        has_grad, is_odd = needs_attention(self._mode, value)
+        has_grad, is_odd = needs_dispatch(self._mode, value)
         if has_grad or is_odd or node in self._odd_for_autograd:
             _mark(self._odd, node, is_odd)
             _mark(self._odd_for_autograd, node, is_odd or has_grad)
@@ -425,12 +424,12 @@ class FakeTensorProp(torch.fx.Interpreter):
             node.meta["val"] = value
 
     def _write(self, node: Node, value: object, is_apart: bool) -> None:
-        """Nobody may change what is written: a value that others can get at is written as a snapshot."""
-        val = val_of(value, snapshot if is_apart else itself)
+        """Write `val`. A value that may be changed later is written as a snapshot."""
+        val = val_of(value, snapshot if is_apart else return_tensor)
         if val is not None:
             node.meta["val"] = val
         elif isinstance(node.meta.get("val"), (torch.Tensor, list, tuple, dict)):
-            del node.meta["val"]  # of another run
+            del node.meta["val"]  # from an earlier run
         if self._tensor_meta:
             meta = tensor_meta_of(value)
             if meta is not None:
@@ -444,28 +443,28 @@ class FakeTensorProp(torch.fx.Interpreter):
     # --- after an edit ---------------------------------------------------------------------------------------------
 
     def repropagate(self, changed: Iterable[Node]) -> list[Node]:
-        """Bring every `val` up to date after these nodes were edited or inserted; gives the nodes that were run.
+        """Update every `val` after these nodes were edited or inserted; returns the nodes that were run.
 
-        Only what the edit reaches is run, and where specs come out as they were, it reaches no further. A placeholder
-        takes the `val` that it was given. Where operators change metadata in place (`t_`, `resize_`), what a node sees
-        depends on when it runs, and the whole graph is run.
+        Only affected nodes are run: users of a node whose specs are unchanged are not. A placeholder takes its current
+        `val`. If operators change metadata in place (`t_`, `resize_`), the whole graph is run, because values depend on
+        the order.
         """
         changed = list(changed)
         if not self.env:
-            self._take_over()
+            self._restore_values()
         targets = [target_of(node) for node in changed]
-        if self._moves or any(target.moves for target in targets) or self._has_overrides():
-            self._run_again()
+        if self._moves or any(target.changes_metadata for target in targets) or self._has_overrides():
+            self._rerun()
             return list(self.graph.nodes)
         self._writes = self._writes or any(target.writes for target in targets)
         self._exposed.update(self._output_node().all_input_nodes)
         if len(self.env) > 2 * len(self.graph.nodes):
             self.env = {node: value for node, value in self.env.items() if not node._erased}
         with self._enter_run(lazily=True):
-            return EditedNodes(changed).spread(self.env, self._compute_again, self._record)
+            return EditedNodes(changed).run_affected(self.env, self._compute_again, self._record)
 
-    def _run_again(self) -> None:
-        """The whole graph, on inputs as they were when it ran first."""
+    def _rerun(self) -> None:
+        """Run the whole graph, on the inputs of the first run."""
         args: list[Any] = []
         for node in self.graph.nodes:
             if node.op == "placeholder":
@@ -480,9 +479,9 @@ class FakeTensorProp(torch.fx.Interpreter):
             else:
                 self._sweep(args)
 
-    def _take_over(self) -> None:
-        """Go on from what is written in the nodes, by another object in the same mode."""
-        self._survey()
+    def _restore_values(self) -> None:
+        """Take the values from the `val`s of the nodes, which another object has written in the same mode."""
+        self._find_writes()
         for node in self.graph.nodes:
             val = node.meta.get("val")
             if self._mode.is_our_fake(val) or (val is not None and is_complete(self._mode, val)):
@@ -494,12 +493,12 @@ class FakeTensorProp(torch.fx.Interpreter):
         if node.op != "placeholder":
             return self._compute(node)
         if "val" not in node.meta:
-            raise at_node(ValueError("a new placeholder needs a stand-in in its meta['val']"), node, ((), {}))
-        return in_stand_ins(self._mode, node.meta["val"])
+            raise locate_error(ValueError("a new placeholder needs a stand-in in its meta['val']"), node, ((), {}))
+        return convert_to_fakes(self._mode, node.meta["val"])
 
 
 def mode_for(module: GraphModule) -> FakeTensorMode:
-    """A new mode. If the graph has data-dependent sizes, it is one of the environment that their symbols are of."""
+    """A new mode. If the graph has unbacked symbols, the mode uses their environment."""
     for node in module.graph.nodes:
         val = node.meta.get("val")
         number = next((number for number, _ in values_in(val)), None)

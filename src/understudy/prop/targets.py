@@ -1,4 +1,4 @@
-"""What is known of the target of a node before it is called."""
+"""Facts about the targets of nodes."""
 
 from __future__ import annotations
 
@@ -34,45 +34,45 @@ PURE_FUNCTIONS: frozenset[Callable[..., Any]] = frozenset(
         torch.sym_int, torch.sym_float, torch.sym_max, torch.sym_min, torch.sym_not, torch.sym_ite, torch.sym_sum,
     ]
 )  # fmt: skip
-"""Functions that are no operators and write to nothing."""
+"""Python functions that write to nothing."""
 
 
 class Target:
-    """`is_direct`: the mode can be asked without a way through C++, which would have nothing to add. `writes`: it may
-    write to a tensor. `moves`: it may change a tensor's metadata in place. `lists`: positions where a lone number
-    stands for a list.
+    """`is_direct`: the mode can be called directly, because C++ would add nothing. `writes`: it may write to a tensor.
+    `changes_metadata`: it may change a tensor's metadata in place. `lists`: positions where a single number stands for
+    a list.
     """
 
-    __slots__ = ("is_direct", "is_operator", "lists", "moves", "returns_list", "writes")
+    __slots__ = ("changes_metadata", "is_direct", "is_operator", "lists", "returns_list", "writes")
 
-    def __init__(self, *, writes: bool, moves: bool) -> None:
+    def __init__(self, *, writes: bool, changes_metadata: bool) -> None:
         self.writes = writes
-        self.moves = moves
+        self.changes_metadata = changes_metadata
         self.is_direct = False
         self.is_operator = False
         self.returns_list = False
         self.lists: tuple[int, ...] = ()
 
     def expects_lists(self, args: tuple[object, ...]) -> bool:
-        """Whether C++ would have to make a list of a number."""
+        """Whether C++ would have to convert a number to a list."""
         for position in self.lists:
             if position < len(args) and isinstance(args[position], (int, float, torch.SymInt)):
                 return True
         return False
 
 
-_PURE = Target(writes=False, moves=False)
-_UNKNOWN = Target(writes=True, moves=False)
-_MOVING = Target(writes=True, moves=True)
+_PURE = Target(writes=False, changes_metadata=False)
+_UNKNOWN = Target(writes=True, changes_metadata=False)
+_CHANGES_METADATA = Target(writes=True, changes_metadata=True)
 _by_operator: dict[int, tuple[Any, Target]] = {}
-"""By the operator's identity, as its hash is a Python function; the operator is kept, so that nothing else gets it."""
+"""By the operator's id(), because hashing it is slow; the operator is kept alive, so that the id is not reused."""
 
 
 def target_of(node: Node) -> Target:
-    """What is known of the target of this node."""
+    """The facts about the target of this node."""
     if node.op != "call_function":
         if node.op == "call_method":
-            return _MOVING if _may_move(str(node.target)) else _UNKNOWN
+            return _CHANGES_METADATA if _may_move(str(node.target)) else _UNKNOWN
         return _UNKNOWN if node.op == "call_module" else _PURE
     target: Any = node.target
     found = _by_operator.get(id(target))
@@ -84,13 +84,13 @@ def target_of(node: Node) -> Target:
         return known
     if target in PURE_FUNCTIONS:
         return _PURE
-    return _MOVING if _may_move(getattr(target, "__name__", "")) else _UNKNOWN
+    return _CHANGES_METADATA if _may_move(getattr(target, "__name__", "")) else _UNKNOWN
 
 
 def _of_operator(op: OpOverload) -> Target:
     target = Target(
         writes=_torch.is_mutable(op) or not _torch.is_builtin_namespace(op),
-        moves=torch.Tag.inplace_view in op.tags or _torch.has_out(op),
+        changes_metadata=torch.Tag.inplace_view in op.tags or _torch.has_out(op),
     )
     target.is_operator = True
     target.is_direct = not target.writes and not _torch.has_composite_kernel(op)
@@ -135,7 +135,7 @@ def fetch(value: Any, env: dict[Node, Any]) -> Any:
 
 
 def direct_arguments(values: Any, env: dict[Node, object], odd: set[Node]) -> tuple[object, ...] | None:
-    """Arguments for a call without C++; None if one of them needs its attention."""
+    """Arguments for a direct call of the mode; None if one of them needs C++."""
     found: list[Any] = []
     for value in values:
         kind = type(value)
@@ -155,17 +155,17 @@ def direct_arguments(values: Any, env: dict[Node, object], odd: set[Node]) -> tu
     return tuple(found)
 
 
-# --- Graphs inside of graphs: what higher-order operators call is propagated too, so that its nodes have values ---
+# --- Subgraphs of higher-order operators are propagated too, so that their nodes have values ------------------------
 
 Propagate = Callable[[torch.fx.GraphModule, tuple[Any, ...]], Any]
 
 
 class PropagatedSubgraph(torch.nn.Module):
-    """Stands for a graph module among the arguments of a higher-order operator: calling it propagates."""
+    """Replaces a graph module among the arguments of a higher-order operator: calling it propagates."""
 
     def __init__(self, inner: torch.fx.GraphModule, propagate: Propagate) -> None:
         super().__init__()
-        self._inner = (inner,)  # in a tuple: it is no part of this module
+        self._inner = (inner,)  # in a tuple, so that it is not registered as a submodule
         self._propagate = propagate
 
     def forward(self, *args: object) -> Any:
@@ -173,7 +173,7 @@ class PropagatedSubgraph(torch.nn.Module):
 
 
 def takes_graphs(target: object) -> bool:
-    """Whether this is a higher-order operator that runs as plain code: it calls the graphs that it is given."""
+    """Whether this is a higher-order operator that runs as plain code, and calls its graphs."""
     return isinstance(target, _torch.HigherOrderOperator) and higher_order(target).run is not None
 
 
@@ -185,14 +185,14 @@ def wrap_subgraphs(args: tuple[object, ...], propagate: Propagate) -> tuple[obje
 
 
 class SubgraphAnswers:
-    """What `invoke_subgraph` gave, by the subgraph's identifier and the specs of the operands."""
+    """Memoised results of `invoke_subgraph`, by the subgraph's identifier and the specs of the operands."""
 
     def __init__(self) -> None:
         self.seen: set[Any] = set()
         self._specs: dict[Any, tuple[type, list[Any]]] = {}
 
     def recall(self, mode: FakeTensorMode, identifier: object, operands: tuple[object, ...]) -> Any:
-        """New tensors like those of the first time, or None if there was none for such operands."""
+        """New tensors like those of the first call, or None if there was none with such operands."""
         key = self._key(mode, identifier, operands)
         found = self._specs.get(key) if key is not None else None
         if found is None:
@@ -201,7 +201,7 @@ class SubgraphAnswers:
         return kind([make_new(mode, spec) for spec in specs])
 
     def remember(self, mode: FakeTensorMode, identifier: object, operands: tuple[object, ...], result: Any) -> None:
-        """Only what is made of nothing but new tensors can be made again from specs."""
+        """Only results that are all new tensors are stored: these can be made again from specs."""
         self.seen.add(identifier)
         key = self._key(mode, identifier, operands)
         if key is None or type(result) not in (tuple, list) or not all(_is_plain(mode, part) for part in result):
@@ -221,7 +221,7 @@ def _is_plain(mode: FakeTensorMode, value: object) -> bool:
     return (
         type(value) is FakeTensor
         and value.fake_mode is mode
-        and value._known is None
+        and value._determined is None
         and not value.requires_grad
         and not value._spec.is_symbolic
         and value._spec.layout is torch.strided

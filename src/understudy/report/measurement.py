@@ -8,6 +8,7 @@ through the events again when all is known (`summary`). A `Birth` holds no tenso
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,7 +18,7 @@ from understudy._torch import OpOverload, native_storage
 from understudy.fake.tensor import FakeTensor
 from understudy.ops.registry import record_of
 from understudy.ops.traits.flops import Work, work_of
-from understudy.report.places import FORWARD, LinePlace, ModulePlace, Places, find_user_line
+from understudy.report.places import BACKWARD, FORWARD, LinePlace, ModulePlace, Places, StepPhase
 from understudy.simulation.storages import AfterCall, Listener, ObservedMode, StorageRecord
 from understudy.spec.call import Call, flat, map_structure
 
@@ -32,21 +33,7 @@ class Birth:
     """A storage, or scratch memory, that was allocated: where, and what it turned out to be."""
 
     __slots__ = (
-        "category",
-        "device",
-        "died_in_forward",
-        "is_alive",
-        "is_updated",
-        "line",
-        "module",
-        "nbytes",
-        "operator",
-        "owner",
-        "phase",
-        "root_calls",
-        "shape",
-        "step",
-        "survived",
+        "born", "category", "device", "died", "is_updated", "line", "module", "nbytes", "operator", "owner", "shape",
     )  # fmt: skip
 
     nbytes: int
@@ -56,17 +43,29 @@ class Birth:
     """The module whose parameter it is, or belongs to, if it is not the one that made it."""
     line: LinePlace | None
     operator: Any
-    phase: str
-    step: int
-    shape: tuple[int, ...] | None
+    shape: tuple[Any, ...] | None
     device: DeviceTotals
-    root_calls: int
-    is_alive: bool
-    died_in_forward: bool
-    survived: bool
-    """Whether a module was called from outside since, before it died."""
+    born: StepPhase
+    died: StepPhase | None
     is_updated: bool
     """Whether it was written to in place where no gradients are recorded."""
+
+    @property
+    def step(self) -> int:
+        return self.born.step
+
+    @property
+    def phase(self) -> str:
+        return self.born.phase
+
+    @property
+    def died_in_forward(self) -> bool:
+        return self.died is not None and self.died.phase == FORWARD
+
+    @property
+    def lives_on(self) -> bool:
+        """Whether it is alive, or a module was called from outside before it died."""
+        return self.died is None or self.died.root_calls > self.born.root_calls
 
 
 class DeviceTotals:
@@ -117,6 +116,7 @@ class Measurement(Listener):
         self.places.on_root_call = self._take_inputs
         self.places.on_optimizer = self._follow_optimizer
         self.places.on_backward_end = self._end_backward
+        self.places.on_moment_end = self._count_calls
         self.events: list[Birth] = []
         self.event_operators: list[int] = []
         """The number of the call that was running, for each event."""
@@ -125,7 +125,8 @@ class Measurement(Listener):
         self.phases: dict[tuple[int, str], PhaseTotals] = {}
         self.has_backward = False
         self.parameter_shapes: set[tuple[int, ...]] = set()
-        self._phase = PhaseTotals(0, "")
+        self._finished: list[CallTotals] = []
+        """Of each call since the phase began."""
 
     def __enter__(self) -> Measurement:
         self.mode.places = self.places
@@ -140,13 +141,14 @@ class Measurement(Listener):
         self.places.__exit__(*exception)
         self.mode.remove_listener(self)
         self.mode.places = None
+        self._count_calls(self.places.moment)
         self.find_gradients()
         self.find_parameters()
 
     # --- storages
 
     def on_birth(self, storage: StorageRecord) -> None:
-        storage.label = self._add(storage.nbytes, storage.device, storage.spec.numbers.shape, self.mode.operator)
+        storage.label = self._add(storage.nbytes, storage.device, storage.spec.shape, self.mode.operator)
 
     def on_death(self, storage: StorageRecord) -> None:
         birth = storage.label
@@ -182,20 +184,17 @@ class Measurement(Listener):
             totals = self.devices[device] = DeviceTotals(device)
         return totals
 
-    def _add(self, nbytes: int, device: torch.device, shape: tuple[int, ...] | None, operator: object) -> Birth:
+    def _add(self, nbytes: int, device: torch.device, shape: tuple[Any, ...] | None, operator: object) -> Birth:
         places = self.places
         birth = Birth()
         birth.nbytes = nbytes
         birth.shape = shape
         birth.operator = operator
-        birth.category = birth.owner = None
-        birth.survived = birth.is_updated = birth.died_in_forward = False
-        birth.is_alive = True
-        birth.phase = phase = places.phase
-        birth.module = places.module_of(phase)
-        birth.step = places.step
-        birth.root_calls = places.root_calls
-        birth.line = find_user_line()
+        birth.category = birth.owner = birth.died = None
+        birth.is_updated = False
+        birth.born = moment = places.moment
+        birth.module = places.module if moment.phase is not BACKWARD else places.module_of(BACKWARD)
+        birth.line = places.find_line()
         birth.device = totals = self.devices.get(device) or self.totals_of(device)
         self.events.append(birth)
         self.event_operators.append(self.mode.calls)
@@ -207,10 +206,7 @@ class Measurement(Listener):
         return birth
 
     def _end(self, birth: Birth) -> None:
-        places = self.places
-        birth.is_alive = False
-        birth.died_in_forward = places.phase is FORWARD
-        birth.survived = places.root_calls > birth.root_calls
+        birth.died = self.places.moment
         self.events.append(birth)
         self.event_operators.append(self.mode.calls)
         totals = birth.device
@@ -248,44 +244,59 @@ class Measurement(Listener):
         return self._make_counter(totals)
 
     def _make_counter(self, totals: CallTotals) -> AfterCall:
-        """Called after each operator: nothing is done here that can be done once for a plan."""
-        _, macs, operations, bytes_moved = totals.work
-        is_mutable = totals.is_mutable
-        places, is_grad_enabled = self.places, torch.is_grad_enabled
+        """Called after each operator: nothing is done here that can be done once for a plan, or at the end of a phase."""
+        finish, mark_updated, is_grad_enabled = self._finished.append, self._mark_updated, torch.is_grad_enabled
+        places = self.places
+        macs = totals.work.macs if totals.work.bytes_moved else 0
 
-        def count(args: tuple[object, ...], kwargs: dict[str, Any], result: object) -> None:
-            totals.count += 1
-            phase = places.phase
-            current = self._phase
-            if current.phase is not phase or current.step != places.step:
-                current = self._phase = self.phases.setdefault((places.step, phase), PhaseTotals(places.step, phase))
-            current.operators += 1
-            if bytes_moved:
-                current.operations += operations
-                current.bytes_moved += bytes_moved
-                if macs:
-                    current.macs += macs
-                    places.module_of(phase).macs += macs
-            if is_mutable and not is_grad_enabled():
-                self._mark_updated(args)
+        def count(args: tuple[Any, ...], kwargs: dict[str, Any], result: object) -> None:
+            finish(totals)
 
-        return count
+        def count_macs(args: tuple[Any, ...], kwargs: dict[str, Any], result: object) -> None:
+            places.module_of(places.phase).macs += macs
+            then(args, kwargs, result)
 
-    def _mark_updated(self, args: tuple[Any, ...]) -> None:
-        storages = self.mode.storages
-        for target in args[0] if args and type(args[0]) in (list, tuple) else args[:1]:
-            record = storages.get(id(native_storage(target))) if type(target) is FakeTensor else None
-            if record is not None and record.label is not None:
-                record.label.is_updated = True
+        def count_update(args: tuple[Any, ...], kwargs: dict[str, Any], result: object) -> None:
+            finish(totals)
+            if args and not is_grad_enabled():
+                for tensor in args[0] if type(args[0]) in (list, tuple) else args[:1]:
+                    mark_updated(tensor)
+
+        then = count_update if totals.is_mutable else count
+        return count_macs if macs else then
+
+    def _count_calls(self, moment: StepPhase) -> None:
+        """Those that were finished since the last time."""
+        if not self._finished:
+            return
+        place = moment.step, moment.phase
+        phase = self.phases.get(place)
+        if phase is None:
+            phase = self.phases[place] = PhaseTotals(*place)
+        for totals, count in Counter(self._finished).items():
+            totals.count += count
+            phase.operators += count
+            if totals.work.bytes_moved:
+                phase.macs += count * totals.work.macs
+                phase.operations += count * totals.work.operations
+                phase.bytes_moved += count * totals.work.bytes_moved
+        self._finished.clear()
+
+    def _mark_updated(self, tensor: object) -> None:
+        """What an operator has written to."""
+        birth = self.birth_of(tensor)
+        if birth is not None:
+            birth.is_updated = True
 
     # --- what storages are for
 
-    def birth_of(self, tensor: object) -> Birth | None:
+    def birth_of(self, tensor: Any) -> Birth | None:
         if type(tensor) is not FakeTensor:
             tensor = getattr(tensor, "_local_tensor", None)  # of a DTensor
             if type(tensor) is not FakeTensor:
                 return None
-        record = self.mode.find_record(tensor)
+        storage = native_storage(tensor) if tensor._spec.sparse is None else tensor
+        record = self.mode.storages.get(id(storage))
         birth: Birth | None = None if record is None else record.label
         return birth
 
@@ -295,14 +306,13 @@ class Measurement(Listener):
             birth.category, birth.owner = category, owner
 
     def find_parameters(self) -> None:
-        for root in self._roots():
-            for path, module in root.named_modules():
-                for parameter in module._parameters.values():
-                    if parameter is not None:
-                        self._name(parameter, "parameters", path)
-                        self.parameter_shapes.add(tuple(parameter.shape))
-                for buffer in module._buffers.values():
-                    self._name(buffer, "buffers", path)
+        for path, module in self._modules():
+            for parameter in module._parameters.values():
+                if parameter is not None:
+                    self._name(parameter, "parameters", path)
+                    self.parameter_shapes.add(_shape_of(parameter))
+            for buffer in module._buffers.values():
+                self._name(buffer, "buffers", path)
 
     def _end_backward(self) -> None:
         self.has_backward = True
@@ -310,17 +320,25 @@ class Measurement(Listener):
 
     def find_gradients(self) -> None:
         """What parameters have as their gradients now."""
-        for root in self._roots():
-            for path, module in root.named_modules():
-                for parameter in module._parameters.values():
-                    if parameter is not None and (gradient := _gradient_of(parameter)) is not None:
-                        self._name(gradient, "gradients", path)
+        for path, module in self._modules():
+            for parameter in module._parameters.values():
+                if parameter is not None and (gradient := _gradient_of(parameter)) is not None:
+                    self._name(gradient, "gradients", path)
 
-    def _roots(self) -> Iterator[torch.nn.Module]:
+    def _modules(self) -> Iterator[tuple[str, torch.nn.Module]]:
+        """All below the modules that were called from outside, with their paths, as `named_modules` gives them."""
         for reference in self.places.roots:
             root = reference()
-            if root is not None:
-                yield root
+            waiting: list[tuple[str, Any]] = [] if root is None else [("", root)]
+            seen: set[int] = set()
+            while waiting:
+                path, module = waiting.pop()
+                if module is not None and id(module) not in seen:
+                    seen.add(id(module))
+                    yield path, module
+                    if module._modules:
+                        below = f"{path}." if path else ""
+                        waiting += [(below + name, part) for name, part in reversed(module._modules.items())]
 
     def _take_inputs(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
         self.find_parameters()
@@ -330,23 +348,30 @@ class Measurement(Listener):
                 birth.category = "inputs"
 
     def _follow_optimizer(self, optimizer: torch.optim.Optimizer, is_done: bool) -> None:
-        owners = self._owners()
+        unnamed: list[tuple[Birth, str, int]] = []
+
+        def look(tensor: object, category: str) -> None:
+            birth = self.birth_of(tensor)
+            if birth is not None and birth.category is None:
+                unnamed.append((birth, category, id(parameter)))
+
         for group in optimizer.param_groups:
             for parameter in group["params"]:
-                owner = owners.get(id(parameter))
-                self._name(parameter, "parameters", owner)
-                self.parameter_shapes.add(tuple(parameter.shape))
-                self._name(_gradient_of(parameter), "gradients", owner)
-                if is_done:
-                    for value in optimizer.state.get(parameter, {}).values():
-                        for tensor in flat(FakeTensor, (value,), {}):
-                            self._name(tensor, "optimizer_state", owner)
+                self.parameter_shapes.add(_shape_of(parameter))
+                look(parameter, "parameters")
+                look(_gradient_of(parameter), "gradients")
+                for value in optimizer.state.get(parameter, {}).values() if is_done else ():
+                    for tensor in (value,) if type(value) is FakeTensor else flat(FakeTensor, (value,), {}):
+                        look(tensor, "optimizer_state")
+        owners = self._owners() if unnamed else {}
+        for birth, category, parameter in unnamed:
+            if birth.category is None:
+                birth.category, birth.owner = category, owners.get(parameter)
 
     def _owners(self) -> dict[int, str]:
         return {
             id(parameter): path
-            for root in self._roots()
-            for path, module in root.named_modules()
+            for path, module in self._modules()
             for parameter in module._parameters.values()
             if parameter is not None
         }
@@ -356,6 +381,10 @@ def _work_of(func: Any, args: tuple[object, ...], kwargs: dict[str, Any], result
     args, kwargs = map_structure(lambda fake: fake._spec, FakeTensor, (args, kwargs))
     results = [fake._spec for fake in flat(FakeTensor, (result,), {})]
     return work_of(Call.of(func, tuple(args), kwargs), results)
+
+
+def _shape_of(parameter: torch.Tensor) -> tuple[Any, ...]:
+    return parameter._spec.shape if type(parameter) is FakeTensor else tuple(parameter.shape)
 
 
 def _gradient_of(parameter: torch.Tensor) -> torch.Tensor | None:

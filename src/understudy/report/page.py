@@ -386,7 +386,7 @@ def _notes(rehearsal: Rehearsal) -> list[tuple[str, list[str]]]:
     unknown = [f"without formula: {name}, {calls:,} calls" for name, calls in coverage.unknown.items()]
     return [
         ("Answered reads", [describe_answer(entry) for entry in rehearsal.answers]),
-        ("Not written, not sent", [describe_write(entry) for entry in rehearsal.writes]),
+        ("Not written, not sent, not run", [describe_write(entry) for entry in rehearsal.writes]),
         ("Assumptions, and what is not modelled", list(rehearsal.assumptions)),
         ("Coverage", [known, *unknown]),
         ("Software", [f"{name}: {version}" for name, version in rehearsal.software.items()]),

@@ -5,6 +5,9 @@
 A module has the path that it has below the outermost module that was called. Backward has no modules: autograd numbers its
 nodes in the order in which the forward made them, so the number that the counter had when a module was entered or left
 tells which module the node belongs to that runs now.
+
+All of it is asked for at every allocation. Step, phase and the count of calls change seldom, and are one `StepPhase` until
+they do. The line outside of the call of a module stays the same for as long as the call runs: it is looked for once.
 """
 
 from __future__ import annotations
@@ -14,13 +17,13 @@ import weakref
 from bisect import bisect_right
 from collections.abc import Callable
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from understudy import _torch
-from understudy.lines import is_installed, is_the_users
+from understudy.lines import is_installed, is_user_file
 from understudy.patching import OBSERVATION, patch
 from understudy.simulation.steps import StepCounter
 
@@ -33,42 +36,36 @@ MOST_NODES = 8192
 none. torch frees nodes that Python has seen one inside of the other: some 30,000 in a row exceed the stack."""
 SPARSE = 16
 active_fake_mode = _torch.active_fake_mode
-running_node = _torch.running_node
+running_node, number_of_node = _torch.running_node, _torch.number_of_node
 count_autograd_nodes = _torch.count_autograd_nodes
 
 LinePlace = tuple[CodeType, int]
-NOT_THE_USERS, INSTALLED, OWN = range(3)
-_kinds: dict[str, int] = {}
-"""By the name of a file."""
+NOT_THE_USERS, INSTALLED, OWN, BOUNDARY = range(4)
+_kinds: dict[str, int] = {__file__: BOUNDARY}
+"""By the name of a file. The functions of this one around code that is running are calls of modules, and backward passes."""
 _lines: dict[tuple[int, int], LinePlace] = {}
-"""Each line is one object: there are many births on a line. By the identity of the code, which has a hash that costs."""
+"""By the identity of the code, which has a hash that costs, and the instruction: many allocations are of one line."""
 
 
-def find_user_line() -> LinePlace | None:
-    """The innermost line of the user's own code, as a code object and a number: text comes later. Where none is running,
-    that of an installed package which is neither torch nor this one."""
-    frame: FrameType | None = sys._getframe(4)  # up to there, it is ours
-    find_kind = _kinds.get
-    innermost: FrameType | None = None
-    while frame is not None:
-        file = frame.f_code.co_filename
-        kind = find_kind(file)
-        if kind is None:
-            kind = _kinds[file] = (NOT_THE_USERS if not is_the_users(file) else INSTALLED if is_installed(file) else OWN)
-        if kind == OWN:
-            return _line_of(frame)
-        if kind == INSTALLED and innermost is None:
-            innermost = frame
-        frame = frame.f_back
-    return None if innermost is None else _line_of(innermost)
+def _find_kind(frame: FrameType) -> None:
+    file = frame.f_code.co_filename
+    _kinds[file] = NOT_THE_USERS if not is_user_file(file) else INSTALLED if is_installed(file) else OWN
 
 
 def _line_of(frame: FrameType) -> LinePlace:
-    code, number = frame.f_code, frame.f_lineno
-    line = _lines.get((id(code), number))
+    code, instruction = frame.f_code, frame.f_lasti
+    line = _lines.get((id(code), instruction))
     if line is None:
-        line = _lines[id(code), number] = code, number
+        line = _lines[id(code), instruction] = code, frame.f_lineno
     return line
+
+
+class StepPhase(NamedTuple):
+    """Of a run: steps that are done, the phase, how often a module was called from outside."""
+
+    step: int
+    phase: str
+    root_calls: int
 
 
 class ModulePlace:
@@ -101,8 +98,9 @@ class Places:
         self.on_optimizer: Callable[[torch.optim.Optimizer, bool], None] | None = None
         self.on_backward_end: Callable[[], None] | None = None
         self.on_real_tensor: Callable[[torch.Tensor], None] | None = None
+        self.on_moment_end: Callable[[StepPhase], None] | None = None
         self.phase = SETUP
-        """Asked for at every operator: kept, not found."""
+        self.moment = StepPhase(0, SETUP, 0)
         self._idle = SETUP
         self._in_optimizer = False
         self._backward_passes = 0
@@ -110,6 +108,8 @@ class Places:
         self._latest = self.outside
         """The module that was found last in backward."""
         self._by_module: dict[int, ModulePlace] = {}
+        self._outer_lines: dict[int, LinePlace | None] = {}
+        """The user's own line outside of a call that runs, once it was looked for. By the identity of this file's frame."""
         self._marks: list[int] = []
         self._marked: list[ModulePlace] = []
         self._hooks: list[Any] = []
@@ -137,18 +137,26 @@ class Places:
             return BACKWARD
         return FORWARD if self.module is not self.outside else self._idle
 
+    def _begin_moment(self) -> None:
+        if self.on_moment_end is not None:
+            self.on_moment_end(self.moment)
+        self.phase = self._find_phase()
+        self.moment = StepPhase(self.step, self.phase, self.root_calls)
+
     def begin_backward(self) -> None:
+        self._outer_lines[id(sys._getframe(1))] = None
         self._backward_passes += 1
         self._asked = 0
-        self.phase = self._find_phase()
+        self._begin_moment()
 
     def end_backward(self) -> None:
+        self._outer_lines.pop(id(sys._getframe(1)), None)
         self._backward_passes -= 1
         if not self._backward_passes:
             self._idle = AFTER_BACKWARD
             if self.on_backward_end is not None:
                 self.on_backward_end()
-        self.phase = self._find_phase()
+        self._begin_moment()
 
     def module_of(self, phase: str) -> ModulePlace:
         """The module that what happens now belongs to."""
@@ -160,9 +168,37 @@ class Places:
         if self._asked > MOST_NODES and (self._asked % SPARSE or self._asked > SPARSE * MOST_NODES):
             return self._latest
         node = running_node()
-        index = -1 if node is None else bisect_right(self._marks, _torch.number_of_node(node)) - 1
+        index = -1 if node is None else bisect_right(self._marks, number_of_node(node)) - 1
         self._latest = self._marked[index] if index >= 0 else self.outside
         return self._latest
+
+    def find_line(self) -> LinePlace | None:
+        """The innermost line of the user's own code, as a code object and a number: text comes later. Where none is running,
+        that of an installed package which is neither torch nor this one."""
+        frame: FrameType | None = sys._getframe(4)  # up to there, it is ours
+        find_kind, outer_lines = _kinds.get, self._outer_lines
+        innermost: FrameType | None = None
+        passed: list[int] = []
+        line: LinePlace | None = None
+        while frame is not None:
+            kind = find_kind(frame.f_code.co_filename)
+            if kind == OWN:
+                line = _line_of(frame)
+                break
+            if kind == BOUNDARY and (number := id(frame)) in outer_lines:
+                line = outer_lines[number]
+                if line is not None:
+                    break
+                passed.append(number)
+            elif kind == INSTALLED and innermost is None:
+                innermost = frame
+            elif kind is None:
+                _find_kind(frame)
+                continue
+            frame = frame.f_back
+        for number in passed:
+            outer_lines[number] = line
+        return line if line is not None or innermost is None else _line_of(innermost)
 
     def describe(self) -> tuple[int, str, str]:
         """Step, phase and the path of the module."""
@@ -172,6 +208,7 @@ class Places:
 
     def enter_module(self, module: torch.nn.Module, args: object, kwargs: object) -> ModulePlace:
         """Gives back the module that is left for it."""
+        self._outer_lines[id(sys._getframe(1))] = None
         before = self.module
         place = self._by_module.get(id(module))
         if place is None or place.module() is not module:
@@ -179,7 +216,8 @@ class Places:
         if before is self.outside:
             self.root_calls += 1
             if not self._backward_passes and not self._in_optimizer:
-                self.phase = self._idle = FORWARD
+                self._idle = FORWARD
+            self._begin_moment()
             if self.on_root_call is not None:
                 self.on_root_call(module, args, kwargs)
         place.calls += 1
@@ -188,10 +226,11 @@ class Places:
         return before
 
     def leave_module(self, before: ModulePlace) -> None:
+        self._outer_lines.pop(id(sys._getframe(1)), None)
         self.module = before
         self._mark(before)
         if before is self.outside:
-            self.phase = self._find_phase()
+            self._begin_moment()
 
     def _mark(self, place: ModulePlace) -> None:
         number = count_autograd_nodes()
@@ -226,7 +265,7 @@ class Places:
     def _enter_optimizer(self, optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
         if getattr(active_fake_mode(), "places", None) is self:
             self._in_optimizer = True
-            self.phase = OPTIMIZER
+            self._begin_moment()
             if self.on_optimizer is not None:
                 self.on_optimizer(optimizer, False)
 
@@ -234,11 +273,11 @@ class Places:
         if self._in_optimizer and getattr(active_fake_mode(), "places", None) is self:
             self._in_optimizer = False
             self._idle = BETWEEN
-            self.phase = self._find_phase()
             if self.on_optimizer is not None:
                 self.on_optimizer(optimizer, True)
             self._steps.count(optimizer)
             self.step = self._steps.steps
+            self._begin_moment()
 
 
 @patch("torch.nn.Module.__call__", during=OBSERVATION)

@@ -137,8 +137,7 @@ def category_of(birth: Birth, measurement: Measurement) -> str:
     """What a storage was for. What nothing has claimed is told apart by the phases in which it was born and died."""
     if birth.category is not None:
         return birth.category
-    lives_on = birth.survived or birth.is_alive
-    if birth.is_updated and lives_on and birth.shape in measurement.parameter_shapes:
+    if birth.is_updated and birth.lives_on and birth.shape in measurement.parameter_shapes:
         return "optimizer_state"  # of an optimizer written by hand
     if birth.phase in (SETUP, BETWEEN):
         return "inputs"

@@ -26,8 +26,8 @@ COLOURS = {FITS: "32", TIGHT: "33", DOES_NOT_FIT: "31", FAILED: "31"}
 def print_text(rehearsal: Rehearsal, file: TextIO | None = None) -> None:
     file = file or sys.stdout
     is_terminal = file.isatty()
-    is_told = os.environ.get("COLUMNS", "").isdecimal()
-    width = shutil.get_terminal_size((WIDTH, 24)).columns if is_terminal or is_told else WIDTH
+    cache_contiguity = os.environ.get("COLUMNS", "").isdecimal()
+    width = shutil.get_terminal_size((WIDTH, 24)).columns if is_terminal or cache_contiguity else WIDTH
     has_colour = is_terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     print(write_text(rehearsal, width, has_colour), file=file)
 
@@ -132,7 +132,7 @@ def _write_notes(rehearsal: Rehearsal) -> str:
     if rehearsal.answers:
         notes.append(f"reads of data that is not there, answered: {len(rehearsal.answers)}")
     if rehearsal.writes:
-        notes.append(f"writes and connections that were not made: {len(rehearsal.writes)}")
+        notes.append(f"writes, connections and commands that were not made: {len(rehearsal.writes)}")
     return "Notes\n" + "\n".join(f"  - {clean(note)}" for note in notes) if notes else ""
 
 

@@ -33,7 +33,7 @@ Tree = TypeVar("Tree", FloatExpr, Comparison, Combination)
 NUMBERS = (int, float)  # and bool, which is an int
 LEAST = -(1 << 63)
 MOST = (1 << 63) - 1
-"""Sizes, and what is computed from them, are numbers of 64 bits."""
+"""Sizes and numbers computed from them are 64-bit integers."""
 BITWISE = frozenset({"and", "or", "xor"})
 INTEGER: dict[str, Callable[[Algebra, Integer, Integer], Integer]] = {
     "add": Algebra.add, "sub": Algebra.sub, "mul": Algebra.mul, "floordiv": Algebra.floordiv, "mod": Algebra.mod,
@@ -42,11 +42,10 @@ INTEGER: dict[str, Callable[[Algebra, Integer, Integer], Integer]] = {
 
 
 FLAT = frozenset({"add", "sub"})
-"""What makes a sum of sums."""
+"""Operations whose results are sums again."""
 HEAVIEST, DEEPEST = 2000, 50
-"""Up to how many symbols and operations, and how many inside of each other, an integer is written out. What would be
-longer is taken for a number of which only is known how to compute it: a product of sums has as many terms as there are
-pairs of theirs."""
+"""Limits of the size and the nesting depth of integer expressions. A larger one becomes a new symbol that is defined by
+the expression: a product of sums has as many terms as there are pairs of theirs."""
 
 
 def _weight(number: Operand) -> int:
@@ -54,18 +53,18 @@ def _weight(number: Operand) -> int:
 
 
 def _weight_of_product(left: Number, right: Number) -> int:
-    """How long a product is with every term of one multiplied with every term of the other."""
+    """The size of an expanded product."""
     if not isinstance(left, Expr) or not isinstance(right, Expr):
         return 1
     return len(left.terms) * right.weight + len(right.terms) * left.weight
 
 
-class NotRemembered(Exception):
-    """A question came up that was not answered before, where no new answers were wanted."""
+class NotMemoised(Exception):
+    """Inside `limit_to_memo`, a result was needed that is not memoised."""
 
 
 class Arithmetic:
-    """The nodes of an environment, and what is computed with them. `computed` has the results; nodes look there first."""
+    """The nodes of an environment, and arithmetic on them. `computed` has memoised results, which nodes look up first."""
 
     def __init__(self, env: ShapeEnv) -> None:
         self.env = env
@@ -73,7 +72,7 @@ class Arithmetic:
         self.nodes, self.computed = env.nodes, env.computed
         self.definitions, self.choices, self.truths = env.definitions, env.choices, env.truths
         self.is_limited_to_memory = False
-        """Whether only what was computed before is answered."""
+        """Whether only memoised results may be used."""
         self._trees: dict[tuple[object, ...], Any] = {}
 
     # --- nodes ---------------------------------------------------------------------------------------------
@@ -88,7 +87,7 @@ class Arithmetic:
         return found
 
     def update_constant(self, node: SymNode) -> None:
-        """C++ asks nodes of integers whether they are constant: guards may have left one value for this one."""
+        """Update `constant` of an integer node, which C++ reads: guards may have specialised it."""
         if not self.env.specialised_symbols.isdisjoint(node.value.symbols):
             number = self.facts.simplify(node.value)
             if isinstance(number, int):
@@ -103,7 +102,7 @@ class Arithmetic:
         return self._intern(FloatExpr, operation, arguments)
 
     def _intern(self, kind: Callable[..., Tree], *parts: object) -> Tree:
-        # The types take part: 1, 1.0 and True are different operands, but equal keys.
+        # The types are part of the key: 1, 1.0 and True are different operands, but equal keys.
         key = (kind, *parts, *(type(p) for part in parts for p in (part if type(part) is tuple else (part,))))
         found: Tree | None = self._trees.get(key)
         if found is None:
@@ -128,7 +127,7 @@ class Arithmetic:
         found = self.computed.get(key)
         if found is None:
             if self.is_limited_to_memory:
-                raise NotRemembered
+                raise NotMemoised
             found = self.computed[key] = self._apply(operation, a, b)
         return found
 
@@ -149,7 +148,7 @@ class Arithmetic:
         return self.node(result, int)
 
     def add_all(self, nodes: Sequence[SymNode]) -> SymNode:
-        """The sum of integers: in one step, where one after the other would take the square of their number."""
+        """The sum of integers in linear time; adding them one by one would be quadratic."""
         return self.node(self.algebra.add_all([self._to_number(node) for node in nodes]), int)
 
     def _apply_bitwise(self, operation: str, a: SymNode, b: SymNode) -> SymNode:
@@ -211,7 +210,7 @@ class Arithmetic:
         return self.define(self.make_float(operation, a.value))
 
     def define(self, expression: FloatExpr) -> SymNode:
-        """An integer of which nothing is known but how to compute it, and between which numbers it lies."""
+        """A new symbol that is defined by an expression, with the bounds of that expression."""
         key = ("opaque", expression)
         found = self.computed.get(key)
         if found is None:
@@ -230,13 +229,13 @@ class Arithmetic:
         return found
 
     def _name_number(self, expression: FloatExpr) -> str:
-        """How it is computed, in parentheses if these are needed inside of other expressions."""
+        """The text of the definition, in parentheses if necessary."""
         text = TEXT.write(expression).within(ATOM)
         is_free = len(text) < LONGEST and text not in self.algebra.symbols
         return text if is_free else f"⟨number {len(self.definitions)}⟩"
 
     def choose(self, condition: SymNode, then: SymNode, otherwise: SymNode) -> SymNode:
-        """`then if condition else otherwise`, without deciding what is open."""
+        """`then if condition else otherwise`, without deciding the condition."""
         known = self.env.decisions.find_truth(condition.value)
         if known is not None or then is otherwise:
             return otherwise if known is False else then
@@ -258,14 +257,14 @@ class Arithmetic:
         found = self.computed.get(key)
         if found is None:
             if self.is_limited_to_memory:
-                raise NotRemembered
+                raise NotMemoised
             found = self.computed[key] = self.node(self.build_condition(relation, a, b), bool)
             if type(found.value) is Condition and bool not in (a.kind, b.kind):
                 self.computed.setdefault(("as asked", found.value), (relation, a, b))
         return found
 
     def find_question(self, condition: Condition) -> tuple[str, SymNode, SymNode] | None:
-        """The comparison that a condition was first asked as, unless it spoke of symbols that make no difference."""
+        """The comparison from which a condition was first made, unless that contains symbols that cancelled."""
         asked: tuple[str, SymNode, SymNode] | None = self.computed.get(("as asked", condition))
         if asked is None:
             return None
@@ -281,7 +280,7 @@ class Arithmetic:
         left, right = self._to_number(a), self._to_number(b)
         if a.kind is not float and b.kind is not float:
             if type(right) is int and right >= MOST and relation in ("<=", ">"):
-                return relation == "<="  # how C++ writes a slice without end
+                return relation == "<="  # the end of an open slice in C++
             return INTEGER_RELATIONS[relation](left, right)
         if isinstance(left, NUMBERS) and isinstance(right, NUMBERS):
             return Comparison.RELATIONS[relation](left, right)

@@ -1,9 +1,9 @@
-"""Branches of autograd's formulas, each asked as one question.
+"""Branches of autograd's formulas, each decided with one guard.
 
-C++ decides them by several: whether one stride is 1, and then whether another is the number of rows. Each alone would be
-assumed, also where the branch depends on all of them together. Autograd tells which formula it is in, and what it has
-kept of its operands: so what is assumed is that the branch leads to what it led to at hand, and the questions that it is
-made of are answered by the example.
+C++ decides them by several comparisons: whether one stride is 1, and then whether another is the number of rows. Each
+would become a guard, although the branch depends on all of them together. Autograd tells which formula is running, and
+what was saved of its operands: so one guard is recorded for the condition of the whole branch, and the single
+comparisons are answered by the hints.
 """
 
 from __future__ import annotations
@@ -23,28 +23,29 @@ from understudy.shapes.node import value_of
 from understudy.shapes.sizes import from_torch
 
 UNSIGNED = 1 << 64
-"""Autograd shows -1 as the largest number of 64 bits."""
+"""Autograd returns -1 as an unsigned 64-bit number."""
 Formula = Callable[[Any, Truth, bool], Truth | None]
-"""From a node of autograd, what C++ asks there, and the answer at hand: the question on which it depends how gradients
-are computed. None if that is what C++ asks."""
+"""From an autograd node, the condition that C++ asks, and its value by hints: the condition of the whole branch. None
+if that is the condition that C++ asks."""
 
 
-def find_whole_question(asked: Truth, answer: bool) -> Truth | None:
-    """What is to be decided in the place of what C++ asks, whose answer at hand is this one; None if it is that itself."""
+def find_branch_condition(asked: Truth, answer: bool) -> Truth | None:
+    """The condition to decide in the place of the one that C++ asks, whose value by hints is `answer`; None for the
+    same one."""
     running = _torch.running_node()
     formula = None if running is None else FORMULAS.get(running.name())
-    return formula(running, asked, answer) if formula is not None and _is_asked_by_engine() else None
+    return formula(running, asked, answer) if formula is not None and _is_called_by_engine() else None
 
 
-def _is_asked_by_engine() -> bool:
-    """Whether it is the formula that asks, and no mode that it calls, which may have the same question on its own account:
-    then nothing of Python's is running inside of the backward pass."""
+def _is_called_by_engine() -> bool:
+    """Whether autograd's C++ formula asks, and not a mode that it calls: then no Python frame is running inside the
+    backward pass."""
     frame = _caller()
     return frame is None or frame.f_code is _torch.BACKWARD
 
 
 def _caller() -> FrameType | None:
-    """Who asks: the innermost frame outside of here. None in a thread of the engine's own."""
+    """The innermost frame outside of this package. None in a thread of the autograd engine."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_globals.get("__name__", "").startswith(__package__):
         frame = frame.f_back
@@ -52,8 +53,8 @@ def _caller() -> FrameType | None:
 
 
 def _of_product(*operands: str) -> Formula:
-    """The gradient of a matrix is laid out in columns if the matrix was: if one stride is 1 and the other one the number
-    of rows."""
+    """The gradient of a matrix is column-major if the matrix is: if one stride is 1 and the other one the number of
+    rows."""
 
     def formula(node: object, asked: Truth, answer: bool) -> Truth | None:
         for name in operands:
@@ -68,8 +69,8 @@ def _of_product(*operands: str) -> Formula:
 
 
 def _of_trace(node: Any, asked: Truth, answer: bool) -> Truth | None:
-    """Of a matrix with more rows than columns, the places of the diagonal are cut off behind the last column. With as
-    many rows, or one more, all are taken either way."""
+    """For a matrix with more rows than columns, the indices of the diagonal are cut off after the last column. With
+    equally many rows, or one more, both branches give the same."""
     rows, columns = _sizes(node._saved_self_sym_sizes)
     if asked is not conditions.gt(rows, columns):
         return None
@@ -77,7 +78,7 @@ def _of_trace(node: Any, asked: Truth, answer: bool) -> Truth | None:
 
 
 def _of_running_sum(node: Any, asked: Truth, answer: bool) -> Truth | None:
-    """Of one element at most, and of one along the dimension, the gradient is the one that came."""
+    """For at most one element, or size 1 along the dimension, the gradient is passed through."""
     shape = _sizes(_torch.shape_of_gradient(node))
     dim = node._saved_dim
     questions = [
@@ -88,8 +89,8 @@ def _of_running_sum(node: Any, asked: Truth, answer: bool) -> Truth | None:
 
 
 def _of_singular_vectors(node: object, asked: Truth, answer: bool) -> Truth | None:
-    """Where gradients of U are wanted, matrices with more rows than columns are treated apart, and C++ asks for these
-    first. Where none are, whatever the answer, it depends on whether there are at least as many rows."""
+    """With a gradient of U, matrices with more rows than columns are a special case, for which C++ asks first. Without
+    one, only whether there are at least as many rows as columns matters."""
     rows = value_of(from_torch(_torch.shape_of_gradient(node, 0)[-2]))
     columns = value_of(from_torch(_torch.shape_of_gradient(node, 2)[-1]))
     if asked is not conditions.gt(rows, columns) or _may_have_gradient(node, 0):
@@ -98,8 +99,8 @@ def _of_singular_vectors(node: object, asked: Truth, answer: bool) -> Truth | No
 
 
 def _may_have_gradient(node: object, result: int) -> bool:
-    """Whether the backward pass at hand may have a gradient for this result of a node: if none of what it goes through
-    was computed from it, there is none, and no hook can make one up."""
+    """Whether the current backward pass may have a gradient for this result of a node: only if a root of the pass
+    depends on it."""
     caller = _caller()
     if caller is None or caller.f_code is not _torch.BACKWARD:
         return True
@@ -116,7 +117,7 @@ def _may_have_gradient(node: object, result: int) -> bool:
         if user is not None and user not in seen:
             seen.add(user)
             edges.extend(user.next_functions)
-    return node not in seen  # then the pass came here on a way that can't be seen
+    return node not in seen  # the pass came here on a path that is not visible
 
 
 def _sizes(numbers: Iterable[object]) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Symbols in values, and where the ones that data decides can be read off a result when the program runs."""
+"""Symbols in values, and where unbacked symbols can be read from a result when the program runs."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KeyPath:
-    """The way from a result to one number in it: `[0].size()[1]`, or nothing at all.
+    """The path from a result to one number in it: `[0].size()[1]`, or empty.
 
-    To torch's tools it is a tuple of their keys, made when they look at it: `path == ()`, `path[0]`, `path[1:]`.
+    Torch's tools use it as a tuple of their keys, which are made on access: `path == ()`, `path[0]`, `path[1:]`.
     """
 
     steps: tuple[tuple[str, Any], ...] = ()
@@ -37,7 +37,7 @@ class KeyPath:
         return KeyPath((*self.steps, (kind, key)))
 
     def get(self, value: Any) -> Any:
-        """The number at the end of the way."""
+        """The number at the end of the path."""
         for kind, key in self.steps:
             if kind == "item":
                 value = value[key]
@@ -52,7 +52,7 @@ class KeyPath:
         return value
 
     def __iter__(self) -> Iterator[Any]:
-        """Step by step, each with a `get`, as torch's tools know them: they ask for their own classes."""
+        """The keys, as objects of torch's own classes with a `get`, which its tools check."""
         for kind, key in self.steps:
             yield from _torch.keys_of_step(kind, key)
 
@@ -81,9 +81,9 @@ HERE = KeyPath()
 
 
 class UnbackedBindings(Mapping[Any, KeyPath]):
-    """Where each symbol can be read, by its sympy symbol, as `.node.expr` has it; sympy is loaded when one is looked at.
+    """The path of each symbol, by its sympy symbol, as in `.node.expr`; sympy is imported on first access.
 
-    `by_symbol` is the same by symbols of the environment.
+    `by_symbol` is the same by our symbols.
     """
 
     __slots__ = ("_env", "by_symbol")
@@ -106,7 +106,7 @@ class UnbackedBindings(Mapping[Any, KeyPath]):
 
 
 def values_in(result: object, path: KeyPath = HERE) -> Iterator[tuple[SymNode, KeyPath]]:
-    """Every symbolic number in a result: in tensors, in lists, tuples and dicts of them; with the way to it."""
+    """Every symbolic number in a result (in tensors, lists, tuples and dicts), with its path."""
     if isinstance(result, torch.Tensor):
         spec = getattr(result, "_spec", None)
         if spec is None or spec.sparse is not None:
@@ -136,7 +136,7 @@ def symbols_in(value: object) -> set[Expr]:
 
 
 def unbacked_symbols_in(value: object) -> set[Expr]:
-    """Those of them that only data tells."""
+    """The unbacked symbols among them."""
     return {symbol for symbol, env in _free(value) if symbol in env.births}
 
 
@@ -150,12 +150,12 @@ def _free(value: object) -> Iterator[tuple[Expr, ShapeEnv]]:
 
 
 def free_symbols(val: object) -> set[object]:
-    """The symbols in a value, as sympy's: of a size, a tensor's metadata, a sympy expression, lists and dicts of these."""
+    """The sympy symbols in a value: a size, a tensor's metadata, a sympy expression, lists and dicts of these."""
     return {env.to_sympy(symbol) for symbol, env in _free(val)} | _free_in_sympy(val)
 
 
 def free_unbacked_symbols(x: object) -> set[object]:
-    """Those of them that only data tells; in sympy expressions, those that are called so: `u0`, `zuf0`."""
+    """The unbacked symbols among them; in sympy expressions, those with such names: `u0`, `zuf0`."""
     called_so = {symbol for symbol in _free_in_sympy(x) if UNBACKED_NAME.fullmatch(symbol.name)}
     return {env.to_sympy(symbol) for symbol, env in _free(x) if symbol in env.births} | called_so
 
@@ -174,17 +174,17 @@ def has_free_symbols(val: object) -> bool:
 
 
 def has_free_unbacked_symbols(x: object) -> bool:
-    """Whether there are symbols in a value that only data tells."""
+    """Whether there are unbacked symbols in a value."""
     return bool(unbacked_symbols_in(x))
 
 
 def compute_unbacked_bindings(
     shape_env: ShapeEnv | None, example_value: object, old_example_value: object = None, peek: bool = False
 ) -> UnbackedBindings | None:
-    """For each symbol that was born since the last call: where it is in this result.
+    """For each unbacked symbol created since the last call: its path in this result.
 
-    None if none was born. A symbol that is nowhere in the result is an error: nothing could say what it is when the
-    program runs. `peek` leaves the symbols for a later call.
+    None if there are none. A symbol that is not in the result is an error: nothing would define it when the program
+    runs. `peek` leaves the symbols pending for a later call.
     """
     if shape_env is None or not shape_env.pending_fresh_unbacked_symbols:
         return None
@@ -207,7 +207,7 @@ def compute_unbacked_bindings(
 
 
 def bindings_of_input(env: ShapeEnv, value: object) -> UnbackedBindings | None:
-    """As `compute_unbacked_bindings`, for one input of several: symbols that are not in it wait for the others."""
+    """As `compute_unbacked_bindings`, for one input of several: symbols that are not in it stay pending."""
     found = compute_unbacked_bindings(env, value, peek=True)
     if found:
         waiting = [symbol for symbol in env.pending_fresh_unbacked_symbols if symbol not in found.by_symbol]
@@ -216,7 +216,7 @@ def bindings_of_input(env: ShapeEnv, value: object) -> UnbackedBindings | None:
 
 
 def _readable(env: ShapeEnv, node: SymNode, path: KeyPath) -> Iterator[tuple[Expr, KeyPath]]:
-    """The symbol that can be read off a number, if there is one."""
+    """The symbol that can be read from a number, if there is one."""
     value = node.value
     if isinstance(value, Expr):
         if value.is_symbol:
@@ -235,7 +235,7 @@ def _readable(env: ShapeEnv, node: SymNode, path: KeyPath) -> Iterator[tuple[Exp
 def resolve_unbacked_bindings(
     shape_env: ShapeEnv | None, bindings: Mapping[object, KeyPath] | None
 ) -> UnbackedBindings | None:
-    """The bindings with symbols that were renamed since under their new names."""
+    """The bindings, with renamed symbols under their new names."""
     if bindings is None or shape_env is None:
         return None
     renamed = shape_env.unbacked_renamings
@@ -244,7 +244,7 @@ def resolve_unbacked_bindings(
 
 
 def rebind_unbacked(shape_env: ShapeEnv | None, n: object, result: object) -> None:
-    """Tell the environment that the symbols of this result are those that the graph's node had when it was first run.
+    """Unify the symbols of this result with those that the graph's node had when it was first run.
 
     `n` is an fx node with `meta["unbacked_bindings"]`, or such bindings themselves.
     """
@@ -254,14 +254,14 @@ def rebind_unbacked(shape_env: ShapeEnv | None, n: object, result: object) -> No
     for old, path in _by_symbol(shape_env, bindings).items():
         now = read_along(path, result)
         if not isinstance(now, SYMBOLIC):
-            continue  # it became a number
+            continue  # it was specialised
         for new, rest in _readable(shape_env, now.node, KeyPath()):
             if not rest.steps:
                 shape_env.symbols.rename_unbacked(new, old)
 
 
 def read_along(path: Any, value: object) -> Any:
-    """The number at the end of a way, which may be a tuple of torch's keys."""
+    """The number at the end of a path, which may be a tuple of torch's keys."""
     if isinstance(path, KeyPath):
         return path.get(value)
     for key in path:
@@ -276,7 +276,7 @@ def _by_symbol(env: ShapeEnv, bindings: Mapping[Any, KeyPath]) -> dict[Expr, Key
 
 
 def fx_placeholder_vals(gm: Any) -> list[object]:
-    """What stands for the inputs of a graph, in their order."""
+    """The `val`s of the inputs of a graph, in their order."""
     return [node.meta["val"] for node in gm.graph.nodes if node.op == "placeholder"]
 
 
@@ -286,7 +286,7 @@ def fx_placeholder_targets(gm: Any) -> list[str]:
 
 
 def is_symbol_binding_fx_node(node: Any) -> Any:
-    """The symbol that a node of a graph is the first to know, None if there is none."""
+    """The symbol that a node of a graph binds, None if there is none."""
     value = node.meta.get("val")
     if not isinstance(value, torch.SymInt) or type(value.node) is not SymNode:
         return None
@@ -296,7 +296,7 @@ def is_symbol_binding_fx_node(node: Any) -> Any:
 
 
 def find_symbol_binding_fx_nodes(graph: Any) -> dict[object, object]:
-    """For each symbol that is a number of a graph: the first node that knows it."""
+    """For each symbol of a graph: the first node that binds it."""
     found: dict[Any, Any] = {}
     for node in graph.nodes:
         symbol = is_symbol_binding_fx_node(node)
@@ -306,7 +306,7 @@ def find_symbol_binding_fx_nodes(graph: Any) -> dict[object, object]:
 
 
 def bind_symbols(gm: object, *args: object) -> dict[object, int]:
-    """What each symbol of a graph's placeholders is for these arguments, by its sympy symbol."""
+    """The value of each symbol of a graph's placeholders for these arguments, by its sympy symbol."""
     return _env_of(gm).torch_api.bind_symbols(gm, *args)
 
 
@@ -331,22 +331,22 @@ def _env_of(graph_module: Any) -> ShapeEnv:
 
 
 def guard_or_false(a: bool | torch.SymBool) -> bool:
-    """The answer if it can be had, with a guard if need be; False if only data tells."""
+    """The value, with a guard if necessary; False if it is data-dependent."""
     return a.node.guard_or_false("", 0) if isinstance(a, torch.SymBool) else bool(a)
 
 
 def guard_or_true(a: bool | torch.SymBool) -> bool:
-    """The answer if it can be had, with a guard if need be; True if only data tells."""
+    """The value, with a guard if necessary; True if it is data-dependent."""
     return a.node.guard_or_true("", 0) if isinstance(a, torch.SymBool) else bool(a)
 
 
 def statically_known_true(x: bool | torch.SymBool) -> bool:
-    """Whether it is true for all sizes that are admitted. No guard comes of asking."""
+    """Whether it can be proved true. Adds no guard."""
     return x.node.statically_known_true("", 0) if isinstance(x, torch.SymBool) else bool(x)
 
 
 def statically_known_false(x: bool | torch.SymBool) -> bool:
-    """Whether it is false for all sizes that are admitted. No guard comes of asking."""
+    """Whether it can be proved false. Adds no guard."""
     if not isinstance(x, torch.SymBool):
         return not x
     return x.node.sym_not().statically_known_true("", 0)

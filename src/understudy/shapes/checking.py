@@ -1,4 +1,4 @@
-"""Whether other inputs meet what a run assumed: as a list of what they break, and as the source of a function."""
+"""Whether other inputs satisfy the guards of a run: as a list of broken guards, and as the source of a function."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ if TYPE_CHECKING:
     from understudy.shapes.env import ShapeEnv
 
 MATHEMATICS = {name: OPERATIONS[name] for name in ("floor", "ceil", "trunc", *FUNCTIONS)}
-NOT_ONE = "a size of 0 or 1 is no example of it: specialize_zero_one"
+ZERO_ONE_REASON = "a size of 0 or 1 is no example of it: specialize_zero_one"
 
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """One thing that inputs must be for the recorded answers to hold."""
+    """One condition on the inputs under which the recorded answers hold."""
 
     condition: AnyCondition
     why: str
     inputs: tuple[str, ...]
     is_static: bool = False
     place: InputSize | None = None
-    """The number of an input that it is about, if it is about one."""
+    """The size of an input that it restricts, if it is about one."""
     number: Expr | None = None
-    """What stands for that number in the condition."""
+    """The symbol for that size in the condition."""
     is_of_operator: bool = False
-    """Whether it was asked about the result of an operator, and not by the program."""
+    """Whether an operator asked it, and not the program itself."""
 
     @property
     def text(self) -> str:
-        """In the names of the symbols."""
+        """The condition with the names of the symbols."""
         return str(self.condition)
 
     def __str__(self) -> str:
@@ -53,7 +53,7 @@ class Requirement:
         return holds_at(self.condition, values)
 
     def write_code(self, code: InputCode) -> str:
-        """As Python reads it, where symbols and inputs have these names."""
+        """The condition as Python code, with these names of symbols and inputs."""
         names = dict(code.symbols)
         if self.place is not None and self.number is not None:
             names[self.number] = self.place.write(code.inputs.get(self.place.source, self.place.source))
@@ -62,7 +62,7 @@ class Requirement:
 
 @dataclass(frozen=True, slots=True)
 class InputCode:
-    """How code calls symbols and inputs, and how it computes what has no name."""
+    """The names of symbols and inputs in code, and the definitions of symbols without a name."""
 
     symbols: Mapping[Expr, str]
     definitions: Mapping[Expr, FloatExpr]
@@ -71,14 +71,14 @@ class InputCode:
 
 @dataclass(frozen=True, slots=True)
 class BrokenGuard:
-    """A requirement that inputs do not meet, with the sizes that they have."""
+    """A requirement that inputs violate, with their sizes."""
 
     requirement: Requirement
     found: str
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """The names of the inputs that it is about."""
+        """The names of the inputs that it restricts."""
         return self.requirement.inputs
 
     def __str__(self) -> str:
@@ -87,7 +87,7 @@ class BrokenGuard:
 
 @dataclass(frozen=True)
 class SymbolBindings:
-    """Where each symbol is read off the inputs."""
+    """The input size from which each symbol is read."""
 
     places: dict[Expr, tuple[InputSize, Expr]]
 
@@ -95,7 +95,7 @@ class SymbolBindings:
         values = {symbol: solve(expr, place.read(inputs)) for symbol, (place, expr) in self.places.items()}
         for symbol, expression in definitions.items():
             if expression.symbols <= values.keys():
-                # What can't be computed has no value, and meets no guard.
+                # A definition that can't be computed has no value, and satisfies no guard.
                 with suppress(ArithmeticError, ValueError, TypeError):
                     values[symbol] = int(expression.evaluate(values))
         return values
@@ -106,7 +106,7 @@ class SymbolBindings:
 
 
 def origins(symbol: Expr, definitions: Mapping[Expr, FloatExpr]) -> Iterator[Expr]:
-    """The symbols that a symbol is computed from, each once; itself, unless it is defined by others."""
+    """The symbols from which a symbol is computed, each once; itself, unless it has a definition."""
     waiting, seen = [symbol], {symbol}
     while waiting:
         symbol = waiting.pop()
@@ -119,7 +119,7 @@ def origins(symbol: Expr, definitions: Mapping[Expr, FloatExpr]) -> Iterator[Exp
 
 
 def is_linear(expr: object) -> bool:
-    """Whether it is one symbol, times and plus numbers."""
+    """Whether it is a*symbol + b for numbers a and b."""
     return isinstance(expr, Expr) and len(expr.symbols) == 1 and all(
         not monomial or (len(monomial) == 1 and monomial[0][1] == 1 and monomial[0][0].is_symbol)
         for monomial, _ in expr.terms
@@ -127,29 +127,29 @@ def is_linear(expr: object) -> bool:
 
 
 def solve(expr: Expr, number: int) -> int:
-    """The value of the only symbol with which the expression is this number, or about it if there is none."""
+    """The value of the only symbol for which the expression is this number, rounded if there is none."""
     (symbol,) = expr.symbols
     start = expr.evaluate({symbol: 0})
     return (number - start) // (expr.evaluate({symbol: 1}) - start)
 
 
 class InputChecks:
-    """Whether other inputs meet what was assumed."""
+    """Checks whether other inputs satisfy the guards."""
 
     def __init__(self, env: ShapeEnv) -> None:
         self.env = env
         self.inputs, self.definitions = env.inputs, env.definitions
 
-    # --- what is required ----------------------------------------------------------------------------------------
+    # --- requirements ----------------------------------------------------------------------------------------
 
     def list_requirements(self, inputs: InputSizes | None = None) -> list[Requirement]:
-        """All that inputs must be: their static sizes, the ranges of the symbols, the guards."""
+        """All conditions on the inputs: their static sizes, the ranges of the symbols, the guards."""
         inputs = self.inputs if inputs is None else inputs
         bindings = bind_inputs(inputs)
         return [*_require_sizes(inputs, bindings), *_require_ranges(bindings), *self._require_guards(bindings)]
 
     def _require_guards(self, bindings: SymbolBindings) -> Iterator[Requirement]:
-        for guard in (*self.env.guards, *self.env.runtime_asserts):  # asserts as far as they are about inputs
+        for guard in (*self.env.guards, *self.env.runtime_asserts):  # asserts only where they are about inputs
             plain = {s for symbol in guard.condition.symbols for s in origins(symbol, self.definitions)}
             if plain <= bindings.places.keys():
                 about = bindings.sources(guard.condition.symbols, self.definitions)
@@ -159,7 +159,7 @@ class InputChecks:
     # --- checks --------------------------------------------------------------------------------------------------
 
     def check(self, *given: object, **named: object) -> list[BrokenGuard]:
-        """What these inputs break, in the order of the run's or by name; nothing if its answers hold for them."""
+        """The guards that these inputs violate; the inputs are given in the order of the run, or by name."""
         return self._find_broken(self.inputs, self._put_in_order(given, named))
 
     def _find_broken(self, inputs: InputSizes, given: Sequence[object], static: bool = True) -> list[BrokenGuard]:
@@ -172,7 +172,7 @@ class InputChecks:
         for required in self.list_requirements(inputs):
             if (required.is_static and not static) or required.holds(values, given):
                 continue
-            # Strides follow from sizes: where these are not the run's, it says nothing that those are not.
+            # Strides follow from sizes: they are not reported if the sizes already differ.
             if not _is_about(required, "stride") or not any(
                 required.inputs == other.inputs and _is_about(other.requirement, "size") for other in broken
             ):
@@ -182,7 +182,7 @@ class InputChecks:
     def _describe(
         self, required: Requirement, bindings: SymbolBindings, values: Mapping[Expr, int], given: Sequence[object]
     ) -> str:
-        """The sizes that the inputs have, of those that the requirement is about."""
+        """The sizes of the inputs that the requirement restricts."""
         about = {s for symbol in required.condition.symbols for s in origins(symbol, self.definitions)}
         shown = [
             f"{symbol.name} = {values[symbol]}" + (f" ({place.text})" if place.text != symbol.name else "")
@@ -206,11 +206,11 @@ class InputChecks:
     def evaluate_guards_for_args(
         self, placeholders: Sequence[object], args: Sequence[object], *, ignore_static: bool = True
     ) -> bool:
-        """The same for stand-ins and what takes their place, input by input."""
+        """The same for placeholders and the arguments for them."""
         return not self._find_broken(describe_inputs(placeholders), list(args), static=not ignore_static)
 
     def bind_symbols(self, placeholders: object, *args: object) -> dict[Expr, int]:
-        """What each symbol is for these inputs: in place of stand-ins, a graph's placeholders, or (None) the run's."""
+        """The value of each symbol for these inputs, which replace the placeholders, or (None) the inputs of the run."""
         if len(args) == 1 and isinstance(args[0], (list, tuple)):
             args = tuple(args[0])
         inputs = self.inputs if placeholders is None else describe_inputs(list_placeholders(placeholders))
@@ -232,8 +232,8 @@ class InputChecks:
     ) -> list[str]:  # fmt: skip
         """Every requirement as a Python expression in terms of the inputs: `x.size(0)*x.size(1) % 8 == 0`.
 
-        `_simplified`: only what the program assumed, without what the inputs themselves say. What else torch's
-        environments take here is about the ways in which these can be written: there is one.
+        `_simplified`: only the guards of the program, without the static sizes and ranges of the inputs. Other options
+        of torch's environments are ignored.
         """
         inputs = self.inputs if placeholders is None else describe_inputs(list_placeholders(placeholders), sources)
         code = InputCode(read_symbols(bind_inputs(inputs)), self.definitions)
@@ -243,29 +243,29 @@ class InputChecks:
     def choose_requirements(
         self, inputs: InputSizes, *, ignore_static: bool = False, _simplified: bool = False, **ignored: object
     ) -> list[Requirement]:
-        """Those that `produce_guards` writes."""
+        """The requirements that `produce_guards` writes."""
         required = self._require_guards(bind_inputs(inputs)) if _simplified else self.list_requirements(inputs)
         return [r for r in required if not (ignore_static and r.is_static)]
 
     def produce_guards_expression(
         self, placeholders: Sequence[object], *, guards: object = None, ignore_static: bool = True
     ) -> str | None:
-        """All of them as one expression in `args`, for `evaluate_guards_expression`; None if there are none."""
+        """All guards as one expression in `args`, for `evaluate_guards_expression`; None if there are none."""
         names = [f"args[{position}]" for position in range(len(placeholders))]
         found = self.produce_guards(placeholders, names, ignore_static=ignore_static)
         return " and ".join(f"({guard})" for guard in found) or None
 
     def evaluate_guards_expression(self, code: str, args: Sequence[object]) -> bool:
-        """Whether the inputs meet such an expression; `L['t0']`, as torch writes the first of them, is understood, too."""
+        """Whether the inputs satisfy such an expression; torch's notation for inputs, `L['t0']`, is accepted, too."""
         return bool(eval(code, {**MATHEMATICS, "math": math, "args": args, "L": {f"t{i}": a for i, a in enumerate(args)}}))
 
     def write_function(self, name: str = "check") -> str:
-        """The source of a function of the inputs that raises ValueError with the guards that they break."""
+        """The source of a function of the inputs that raises ValueError with the guards that they violate."""
         return _write_function(name, self.inputs, self.definitions, self.list_requirements())
 
 
 def describe_inputs(placeholders: Sequence[Any], sources: Sequence[object] | None = None) -> InputSizes:
-    """What stands in the metadata of stand-ins and symbolic numbers."""
+    """The sizes in the metadata of stand-ins, and symbolic numbers, as inputs."""
     inputs = InputSizes()
     for position, placeholder in enumerate(placeholders):
         source = sources[position] if sources is not None else f"arg{position}"
@@ -289,7 +289,7 @@ def list_placeholders(graph_or_values: object) -> Sequence[object]:
 
 
 def bind_inputs(inputs: InputSizes) -> SymbolBindings:
-    """A symbol is read where it stands alone, else where it can be solved for."""
+    """Choose the size from which each symbol is read: where it stands alone, else where it can be solved for."""
     places: dict[Expr, tuple[InputSize, Expr]] = {}
     sizes = [(place, value_of(place.size)) for place in inputs.sizes]
     for is_wanted in (lambda value: value.is_symbol, is_linear):
@@ -301,7 +301,7 @@ def bind_inputs(inputs: InputSizes) -> SymbolBindings:
 
 def _require_sizes(inputs: InputSizes, bindings: SymbolBindings) -> Iterator[Requirement]:
     """Static sizes, and sizes that are computed from others."""
-    algebra = Algebra()  # of the numbers that inputs have in the places of these sizes
+    algebra = Algebra()  # for symbols that stand for the sizes of other inputs
     for place in inputs.sizes:
         value = value_of(place.size)
         if isinstance(value, Expr):
@@ -318,7 +318,7 @@ def _require_ranges(bindings: SymbolBindings) -> Iterator[Requirement]:
     for symbol, (place, _) in bindings.places.items():
         low, high = symbol.low, symbol.high
         if low is not None and low > 0:
-            why = NOT_ONE if low == 2 else "its range"
+            why = ZERO_ONE_REASON if low == 2 else "its range"
             yield Requirement(Comparison(">=", symbol, low), why, (place.source,))
         if high is not None:
             yield Requirement(Comparison("<=", symbol, high), "its range", (place.source,))
@@ -349,7 +349,7 @@ def read_symbol(place: InputSize, expr: Expr, source: str) -> str:
 
 
 def read_symbols(bindings: SymbolBindings, arguments: Mapping[str, str] | None = None) -> dict[Expr, str]:
-    """The code that reads each symbol off the inputs."""
+    """The code that reads each symbol from the inputs."""
     called = arguments or {}
     return {
         symbol: read_symbol(place, expr, called.get(place.source, place.source))
@@ -358,7 +358,7 @@ def read_symbols(bindings: SymbolBindings, arguments: Mapping[str, str] | None =
 
 
 def choose_variable(name: str, taken: set[str], otherwise: str) -> str:
-    """The name, or another one, that nothing has and that Python takes for one."""
+    """The name as a valid identifier that is not taken."""
     found = name if name.isidentifier() and not keyword.iskeyword(name) else otherwise
     while found in taken:
         found += "_"
@@ -424,13 +424,13 @@ def _write_function(
     )
 
 
-# --- What was asked of dimensions of the inputs, and whether a run has kept it ------------------------------
+# --- Constraints on dimensions of the inputs, and whether a run satisfies them ------------------------------
 
 ADVICE = "ask for no more than the program can keep: torch._dynamo.maybe_mark_dynamic, Dim.AUTO, or no constraint"
 
 
 def list_violations(env: ShapeEnv, inputs: InputSizes, contexts: Sequence[object]) -> list[str]:
-    """One line for each dimension of which more was asked than the run has left of it."""
+    """One line for each constraint on a dimension that the guards violate."""
     return [
         line
         for position, context in enumerate(contexts)
@@ -440,7 +440,7 @@ def list_violations(env: ShapeEnv, inputs: InputSizes, contexts: Sequence[object
 
 
 def _list_constraints(inputs: InputSizes, position: int, context: object) -> Iterator[tuple[InputSize, object]]:
-    """The places of one input of which something is asked. To warn is no more than to take note."""
+    """The sizes of one input with a constraint that is not `warn_only`."""
     wanted = getattr(context, "constraint_sizes", None) or [getattr(context, "constraint", None)]
     for place in inputs.sizes:
         if place.position == position and place.what in ("size", "number") and place.dim < len(wanted):
@@ -454,7 +454,7 @@ def _list_losses(env: ShapeEnv, place: InputSize, constraint: object) -> Iterato
     low, high = range_of(constraint)
     value = value_of(place.size)
     if not isinstance(value, Expr):
-        # A size of 0 or 1 that is fixed surprises nobody.
+        # Specialisation of sizes 0 and 1 is expected.
         if not (value == low == high if has_range else value in (0, 1)):
             yield f"{place.text} was to be dynamic, and is {value} for good"
         return

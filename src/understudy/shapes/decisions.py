@@ -1,7 +1,6 @@
-"""Decisions on conditions: by proof, by the hints, or by a promise; and what they leave behind.
+"""Decisions on conditions: by proof, by hints (with a guard), or by a promise (with a runtime assert).
 
-At the end: the error for a decision that depends on data, with what was asked, where the symbols came from, what to
-write.
+At the end: the error for a data-dependent decision, with the condition, the origin of its symbols, and what to write.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ from understudy.shapes.algebra.floats import (
     evaluate,
 )
 from understudy.shapes.algebra.writers import TorchWriter
-from understudy.shapes.arithmetic import LEAST, MOST, NUMBERS, NotRemembered
-from understudy.shapes.autograd_formulas import find_whole_question
+from understudy.shapes.arithmetic import LEAST, MOST, NUMBERS, NotMemoised
+from understudy.shapes.autograd_formulas import find_branch_condition
 from understudy.shapes.checking import origins
 from understudy.shapes.guards import Guard, Specialisation
 from understudy.shapes.node import Scalar, SymNode, value_of
@@ -45,7 +44,7 @@ KNOWN: dict[str, bool | None] = {"YES": True, "NO": False, "UNKNOWN": None}
 
 
 class Decisions:
-    """Answers to conditions. What an answer assumes is recorded: as a guard, or as a runtime assert."""
+    """Decides conditions. Assumptions are recorded as guards or runtime asserts."""
 
     def __init__(self, env: ShapeEnv) -> None:
         self.env, self.numbers = env, env.numbers
@@ -53,7 +52,7 @@ class Decisions:
         self.births, self.definitions, self.choices = env.births, env.definitions, env.choices
         self.float_facts = env.float_facts
         self.suppressions = 0
-        """Above 0, nothing is recorded."""
+        """If above 0, nothing is recorded."""
         self.refuses_guards = False
         self._decided: dict[tuple[str, Scalar, Scalar], bool] = {}
         self._failing: dict[Condition, bool] = {}
@@ -78,11 +77,11 @@ class Decisions:
         return self.numbers.build_condition(relation, a, b)
 
     def _decide_for_rule(self, condition: Truth, asked: tuple[str, Scalar, Scalar] | None = None) -> bool:
-        """As `decide`; but a size that only data knows is taken for an ordinary one: neither 0 nor 1, and fitting
-        the others that it meets. What that takes for granted is checked when the program runs.
+        """As `decide`; but an unbacked size is assumed to be neither 0 nor 1, and to match the sizes it is compared
+        with. These assumptions are checked when the program runs.
 
-        `asked` is the comparison, where it is one. What is computed from such a size is taken for an ordinary one as
-        well, if it meets 0 or 1; but u0 - 1 may well be 1, so that nothing is to be checked then."""
+        `asked` is the comparison, where it is one. An expression of unbacked sizes is also assumed not to be 0 or 1;
+        but u0 - 1 may well be 1, so that is not checked."""
         answer = self.decide_for_ordinary(condition)
         if answer is not None:
             return answer
@@ -95,21 +94,21 @@ class Decisions:
         return is_equality
 
     def decide_in_kernel(self, condition: Truth) -> bool:
-        """As `decide`, for the branches of torch's kernels: with sizes that only data knows taken for ordinary ones, and a
-        branch that is made of several questions decided as one."""
+        """As `decide`, for branches in torch's kernels: unbacked sizes are assumed to be neither 0 nor 1, and a branch
+        that depends on several comparisons is decided as one."""
         answer = self.decide_for_ordinary(condition)
         if answer is None:
             answer = self.find_truth(condition)
         if answer is None:
             answer = self.get_hint(condition)
-            whole = None if answer is None else find_whole_question(condition, answer)
+            whole = None if answer is None else find_branch_condition(condition, answer)
             if whole is None:
                 return self.decide(condition)
             self.decide(whole)
         return answer
 
     def decide_for_ordinary(self, condition: Truth) -> bool | None:
-        """What is known of a condition without example, if sizes that only data knows are neither 0 nor 1."""
+        """The value of a condition without hint, if it can be proved for unbacked sizes of at least 2; else None."""
         if not isinstance(condition, Condition) or self.get_hint(condition) is not None:
             return None
         answer = self.find_truth(condition)
@@ -120,9 +119,9 @@ class Decisions:
         )
 
     def _decide_if_larger_than_one(self, relation: str, a: Scalar, b: Scalar) -> bool | None:
-        """The answer, if one of the numbers is at most 1 and the other a size, larger than that unless it can't be.
+        """The answer if one side is at most 1 and the other an unbacked size, which is assumed to be larger.
 
-        A remainder is no size: that it is 0 is what its question hopes for."""
+        Not for remainders, which are usually compared with 0 in the hope that they are."""
         number, size = (a, b) if type(a) is int else (b, a)
         if type(number) is not int or number > 1:
             return None
@@ -134,7 +133,7 @@ class Decisions:
         return bool(INTEGER_RELATIONS[relation](*((number, 2) if number is a else (2, number))))
 
     def _find_ordinary(self, symbols: frozenset[Expr]) -> dict[Expr, Expr]:
-        """For each symbol without example that may be a size: one like it that is at least 2."""
+        """For each unbacked symbol that may be a size: a symbol that is at least 2."""
         result = {}
         for symbol in symbols:
             low, high = self.facts.interval(symbol)
@@ -146,7 +145,7 @@ class Decisions:
         return result
 
     def decide(self, condition: Truth, fallback: bool | None = None) -> bool:
-        """True or False: by proof, else by the example (recorded as a guard), else the fallback, else an error."""
+        """True or False: by proof, else by hints (recorded as a guard), else the fallback, else an error."""
         answer = self.find_truth(condition)
         if answer is not None:
             return answer
@@ -157,24 +156,24 @@ class Decisions:
         if answer is None:
             if fallback is not None:
                 return fallback
-            assert not isinstance(condition, bool)  # that is an answer
+            assert not isinstance(condition, bool)  # handled before
             raise self.make_error(condition)
         self._assume(condition if answer else self.numbers.negate_condition(condition))
         return bool(answer)
 
     def _replace_promised(self, condition: Condition) -> bool | Condition:
-        """With what sizes that only data knows were promised to be, in the place of these: there may be an example."""
+        """Replace unbacked sizes by what `torch._check` has promised them to equal, which may have a hint."""
         promised = {symbol: self.facts.simplify(symbol) for symbol in condition.symbols if symbol in self.births}
         promised = {symbol: value for symbol, value in promised.items() if value is not symbol}
         return condition.substitute(promised) if promised else condition
 
     def prove(self, condition: Truth) -> Proof:
-        """YES or NO for all sizes that are admitted, else UNKNOWN. Asking records nothing."""
+        """YES or NO if it is proved for all sizes that satisfy the guards, else UNKNOWN. Adds no guard."""
         answer = self.find_truth(condition)
         return Proof.UNKNOWN if answer is None else Proof.YES if answer else Proof.NO
 
     def specialise(self, value: Operand) -> float:
-        """The number that a symbolic value has to be from now on."""
+        """Specialise a symbolic value to its hint, with a guard."""
         if isinstance(value, (int, float)):
             return value
         if isinstance(value, Expr):
@@ -192,10 +191,10 @@ class Decisions:
             self._assume(equal, is_specialisation=True)
         return number
 
-    def expect(self, condition: Truth, is_refused_else: bool = False) -> bool:
-        """`torch._check`: a decision if there is an example, else a fact to be checked when the program runs.
+    def expect(self, condition: Truth, is_checked_by_operator: bool = False) -> bool:
+        """`torch._check`: a decision if there are hints, else a promise, which is checked when the program runs.
 
-        `is_refused_else`: the operator that asks does so itself, and nobody else has to."""
+        `is_checked_by_operator`: the operator checks it itself when it runs."""
         answer = self.find_truth(condition)
         if answer is not None or isinstance(condition, bool):
             return bool(answer)
@@ -203,14 +202,14 @@ class Decisions:
         if answer is not None and not (answer and self.env.settings.prefer_deferred_runtime_asserts_over_guards):
             self._assume(condition if answer else self.numbers.negate_condition(condition))
             return bool(answer)
-        self._record_assert(condition, is_refused_else)
+        self._record_assert(condition, is_checked_by_operator)
         self._learn(condition)
         return True
 
-    def _record_assert(self, condition: AnyCondition, is_refused_else: bool) -> None:
+    def _record_assert(self, condition: AnyCondition, is_checked_by_operator: bool) -> None:
         if not self.env.runtime_asserts_frozen:
             line = user_line()
-            promise = Guard(condition, line, is_refused_else=is_refused_else, definitions=self.definitions)
+            promise = Guard(condition, line, is_checked_by_operator=is_checked_by_operator, definitions=self.definitions)
             self.env.runtime_asserts.append(promise)
 
     def _assume(self, condition: Truth, is_specialisation: bool = False) -> None:
@@ -218,7 +217,7 @@ class Decisions:
             return
         parts = separate(condition) if isinstance(condition, Condition) else (condition,)
         if len(parts) > 1:
-            for part in parts:  # each as far as it says more than those before it
+            for part in parts:  # each part, simplified by the ones before it
                 if self.find_truth(part) is None:
                     self._assume(part, is_specialisation)
             return
@@ -229,7 +228,7 @@ class Decisions:
             shorter = self.facts.simplify_condition(condition)
         self._learn(condition)
         if shorter is not condition and isinstance(shorter, Condition) and shorter.kind == "eq":
-            self._learn(shorter)  # said like that, it may teach more
+            self._learn(shorter)  # the simplified form may have more consequences
         guard = Guard(
             shorter, user_line(), is_specialisation, is_of_operator=is_asked_by_operator(), definitions=self.definitions
         )
@@ -246,7 +245,7 @@ class Decisions:
             self._settle_choices()
 
     def _settle_choices(self) -> None:
-        """What `sym_ite` gave is one of the two, as soon as it is known which."""
+        """Unify the results of `sym_ite` with one of their operands, once the condition is known."""
         for symbol, choice in list(self.choices.items()):
             condition, then, otherwise = choice.choice
             answer = self.find_truth(condition)
@@ -258,7 +257,7 @@ class Decisions:
                 self._learn(equal)
 
     def _report_specialisations(self, guard: Guard, symbols: frozenset[Expr]) -> None:
-        """Each of the symbols that the guard leaves one value is reported, once."""
+        """Report each symbol that the guard specialises, once."""
         for symbol in sorted(symbols - self.env.specialised_symbols, key=lambda s: s.order):
             number = self.facts.simplify(symbol)
             if isinstance(number, int) and symbol not in self.definitions:
@@ -272,7 +271,7 @@ class Decisions:
     def make_error(self, asked: Question) -> GuardOnDataDependentSymNode:
         return make_error(self.env, asked)
 
-    # --- without a record ------------------------------------------------------------------------------------
+    # --- without guards ------------------------------------------------------------------------------------
 
     def find_truth(self, condition: Truth) -> bool | None:
         """True or False if it is proved, else None."""
@@ -294,7 +293,7 @@ class Decisions:
         return None if None in known else not decisive
 
     def recall_truth(self, condition: Truth) -> bool | None:
-        """True or False if that was found before, and for good; else None."""
+        """True or False if that was proved before; else None."""
         if isinstance(condition, bool):
             return condition
         return KNOWN[self.facts.recall(condition).name] if isinstance(condition, Condition) else None
@@ -302,34 +301,34 @@ class Decisions:
     def _require_truth(self, condition: AnyCondition) -> bool:
         found = self.recall_truth(condition)
         if found is None:
-            raise NotRemembered
+            raise NotMemoised
         return found
 
     def is_known(self, condition: Truth) -> bool:
-        """Whether it is proved to hold. Asking records nothing."""
+        """Whether it can be proved. Adds no guard."""
         if self.fails_at_hints(condition):
-            return False  # a search for a proof would be in vain
+            return False  # no proof is possible
         return self.find_truth(condition) is True
 
     def fails_at_hints(self, condition: Truth) -> bool:
-        """Whether the example is one of the sizes for which a condition on sizes does not hold."""
+        """Whether a condition is false for the hints."""
         if not isinstance(condition, Condition):
             return False
         found = self._failing.get(condition)
         if found is None:
             try:
                 hint = self.get_hint(condition)
-            except ArithmeticError:  # it can't be computed at the example's sizes
+            except ArithmeticError:  # it can't be computed for the hints
                 hint = True
             if hint is None:
                 return False
             found = self._failing[condition] = not hint
         return found
 
-    # --- examples ------------------------------------------------------------------------------------------
+    # --- hints ------------------------------------------------------------------------------------------
 
     def get_hint(self, value: Operand) -> Any:
-        """The value at the example's sizes, None if it depends on a symbol without example."""
+        """The value for the hints, None if it depends on an unbacked symbol."""
         if isinstance(value, NUMBERS):
             return value
         if any(symbol not in self.hints for symbol in value.symbols):
@@ -350,7 +349,7 @@ class Decisions:
 
     @contextmanager
     def suppress_guards(self) -> Iterator[None]:
-        """Decisions are made, and not recorded."""
+        """Inside, decisions are made without recording guards."""
         self.suppressions += 1
         try:
             yield
@@ -359,7 +358,7 @@ class Decisions:
 
     @contextmanager
     def error_on_new_guards(self) -> Iterator[None]:
-        """Whatever would have to be assumed is an error."""
+        """Inside, every new guard is an error."""
         before, self.refuses_guards = self.refuses_guards, True
         try:
             yield
@@ -367,8 +366,8 @@ class Decisions:
             self.refuses_guards = before
 
     @contextmanager
-    def limit_to_memory(self) -> Iterator[None]:
-        """Only what was answered before is answered; anything else raises `NotRemembered`."""
+    def limit_to_memo(self) -> Iterator[None]:
+        """Inside, only memoised results are used; everything else raises `NotMemoised`."""
         numbers = self.numbers
         before, numbers.is_limited_to_memory = numbers.is_limited_to_memory, True
         try:
@@ -385,7 +384,7 @@ PLAIN_NUMBERS_ONLY = (
 )
 OURS = "understudy."
 MANY = 64
-"""Of lists, dicts and objects with more parts than these, nobody would look for the one to write about."""
+"""Larger lists, dicts and objects are not searched for names of symbols."""
 
 
 def make_error(env: ShapeEnv, asked: Question) -> GuardOnDataDependentSymNode:
@@ -409,7 +408,7 @@ def make_error(env: ShapeEnv, asked: Question) -> GuardOnDataDependentSymNode:
 
 
 def advise(env: ShapeEnv, asked: Question, names: dict[Expr, str]) -> str:
-    """The line to paste, in terms of the variables that the asking code has."""
+    """The line of code to add, in terms of the user's variables."""
     if isinstance(asked, CONDITIONS):
         holds, fails = (write_check(env, c, names) for c in (asked, env.numbers.negate_condition(asked)))
         return f"say which it is, before it is needed: {holds} or {fails}"
@@ -420,7 +419,7 @@ def advise(env: ShapeEnv, asked: Question, names: dict[Expr, str]) -> str:
 
 
 def advise_on_loops(line: str) -> str:
-    """`for row in rows:`: how many rounds there are is data, and a graph has every round written out."""
+    """For `for row in rows:`: the number of iterations is data-dependent, and a graph contains every iteration."""
     loop = line.rpartition(": for ")
     if not loop[1] or "range(" in loop[2]:
         return ""
@@ -435,7 +434,7 @@ def advise_on_loops(line: str) -> str:
 
 
 def advise_on_names(env: ShapeEnv, unnamed: list[Expr]) -> str:
-    """No variable holds these: a line about them needs one."""
+    """Advice for symbols that no variable holds."""
     if not unnamed:
         return ""
     read = {
@@ -455,7 +454,7 @@ def write_check(env: ShapeEnv, condition: Truth, names: dict[Expr, str]) -> str:
 
 
 def find_names(env: ShapeEnv, symbols: set[Expr]) -> dict[Expr, str]:
-    """For each symbol, how the user's code that is running can write it: `n`, `kept.shape[0]`, `self.lengths[0]`."""
+    """For each symbol, an expression for it in the user's current frame: `n`, `kept.shape[0]`, `self.lengths[0]`."""
     found: dict[Expr, str] = {}
     for frame in user_frames():
         held = [(name, value) for name, value in frame.f_locals.items() if not name.startswith("_")]
@@ -471,7 +470,7 @@ def find_names(env: ShapeEnv, symbols: set[Expr]) -> dict[Expr, str]:
 
 
 def list_parts(name: str, value: Any) -> Iterator[tuple[str, object]]:
-    """What a variable holds: items of lists, tuples and dicts, attributes of objects; each with the way to write it."""
+    """The parts of a variable (items of lists, tuples and dicts, attributes of objects), each with its expression."""
     if type(value) in (list, tuple):
         pairs = [(f"{name}[{position}]", part) for position, part in enumerate(value[:MANY])]
     elif isinstance(value, dict):
@@ -488,7 +487,7 @@ def list_parts(name: str, value: Any) -> Iterator[tuple[str, object]]:
 
 
 def list_symbols(env: ShapeEnv, name: str, value: object) -> Iterator[tuple[Expr, str]]:
-    """The symbols that a variable holds, each with the way to write it."""
+    """The symbols in a variable, each with its expression."""
     if isinstance(value, SYMBOLIC):
         yield from find_symbol(env, value.node, name)
     elif isinstance(value, torch.Tensor):

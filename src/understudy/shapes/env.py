@@ -1,4 +1,4 @@
-"""ShapeEnv: the symbols of a run, and what was assumed about them. The parts that it is composed of do the work."""
+"""ShapeEnv: the symbols of a run, and the guards on them. The work is done by its parts."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class Settings:
     `duck_shape`: equal example sizes share a symbol. `specialize_zero_one`: sizes of 0 and 1 stay numbers.
     `assume_static_by_default`: sizes stay numbers unless a context or a mark says otherwise.
     `allow_scalar_outputs`, `allow_dynamic_output_shape_ops`: data-dependent numbers and sizes become unbacked symbols.
-    `prefer_deferred_runtime_asserts_over_guards`: what `torch._check` says of backed sizes is a runtime assert as well.
-    `trace_asserts` is torch's, and means nothing here: what is to be checked is in `runtime_asserts`.
+    `prefer_deferred_runtime_asserts_over_guards`: `torch._check` on backed sizes also makes a runtime assert.
+    `trace_asserts` is torch's option, and has no effect: see `runtime_asserts`.
     """
 
     allow_scalar_outputs: bool = True
@@ -47,7 +47,7 @@ class Settings:
 
 
 class ShapeEnv:
-    """Owns symbols and facts. Everything that it answers is true for all sizes that its guards admit.
+    """Owns symbols and facts. Its answers hold for all sizes that satisfy its guards.
 
         env = ShapeEnv()
         mode = FakeTensorMode(shape_env=env)
@@ -58,15 +58,15 @@ class ShapeEnv:
 
     Options are those of `Settings`: `ShapeEnv(duck_shape=False, specialize_zero_one=False)`.
 
-    The data that the parts share are attributes here. The parts:
+    The data that its parts share are attributes. The parts:
 
         symbols      makes symbols, backed and unbacked ones
         numbers      arithmetic and comparisons of nodes
-        decisions    answers to conditions, and the guards that they leave
-        checks       whether other inputs meet the guards
-        torch_api    what else torch's tools ask of an environment, under torch's names
+        decisions    decisions on conditions, and their guards
+        checks       whether other inputs satisfy the guards
+        torch_api    further methods under torch's names, for torch's tools
 
-    What else torch's tools ask for by name is in the table `DELEGATES`: each name with the part that answers.
+    The table `DELEGATES` maps the names that torch's tools use to the parts that implement them.
     """
 
     symbols: Symbols
@@ -97,7 +97,7 @@ class ShapeEnv:
         }
         changes = {name: value for name, value in given.items() if value is not None}
         self.settings = replace(settings or Settings(), **changes) if changes else settings or Settings()
-        # For torch's own debugging, and kept for whoever gave them.
+        # Options for torch's debugging: stored, without effect.
         self.should_record_events, self.tracked_fakes, self.co_fields = should_record_events, tracked_fakes, co_fields
         self.algebra = Algebra()
         self.hints: dict[Expr, int] = {}
@@ -108,11 +108,11 @@ class ShapeEnv:
         self.specialised_symbols: set[Expr] = set()
         self.inputs = InputSizes()
         self.births: dict[Expr, SymbolOrigin] = {}
-        """For each unbacked symbol: what made it."""
+        """For each unbacked symbol: its origin."""
         self.definitions: dict[Expr, FloatExpr] = {}
-        """For each symbol that is computed from others: how."""
+        """The definitions of symbols that are computed from others."""
         self.choices: dict[Expr, FloatExpr] = {}
-        """Those of the definitions that choose by a condition that is not decided."""
+        """The definitions that are choices by an undecided condition."""
         self.truths: dict[Condition, Expr] = {}
         self.float_facts: dict[AnyCondition, bool] = {}
         self.pending_fresh_unbacked_symbols: list[Expr] = []
@@ -130,7 +130,7 @@ class ShapeEnv:
         self.torch_api = TorchFacade(self)
 
     def fork(self, hints: dict[Expr, int], facts: Facts) -> ShapeEnv:
-        """An environment with the same symbols, but these hints and facts. What it assumes, it keeps to itself."""
+        """An environment with the same symbols, but other hints and facts. Its guards are its own."""
         other = ShapeEnv(settings=self.settings)
         other.algebra, other.hints, other.facts = self.algebra, hints, facts
         other._compose()
@@ -139,7 +139,7 @@ class ShapeEnv:
     # --- symbols and nodes -----------------------------------------------------------------------------------
 
     def node(self, value: Operand, kind: type) -> SymNode:
-        """The node of a value: equal values have the same one."""
+        """The node of a value; equal values have the same node."""
         return self.numbers.node(value, kind)
 
     def create_symint(self, example: int, name: str, **options: object) -> int | torch.SymInt:
@@ -147,38 +147,38 @@ class ShapeEnv:
         return self.symbols.create_symint(example, name, **options)
 
     def create_symbol(self, example: int, source: object = None, *args: Any, **options: Any) -> Size:
-        """A size that is `example` at hand; the arguments are those of `Symbols.create_symbol`."""
+        """A size with this hint; the arguments are those of `Symbols.create_symbol`."""
         return self.symbols.create_symbol(example, source, *args, **options)
 
     def create_unbacked_symint(
         self, source: object = None, *, low: int | None = None, high: int | None = None,
         what: str = "create_unbacked_symint",
     ) -> torch.SymInt:  # fmt: skip
-        """An integer that only data tells, within `low` and `high`."""
+        """An unbacked integer within `low` and `high`."""
         return self.symbols.create_unbacked_symint(source, low=low, high=high, what=what)
 
     def create_unbacked_symfloat(
         self, source: object = None, *, what: str = "create_unbacked_symfloat"
     ) -> torch.SymFloat:
-        """A float that only data tells."""
+        """An unbacked float."""
         return self.symbols.create_unbacked_symfloat(source, what=what)
 
     def create_unbacked_symbool(
         self, source: object = None, *, what: str = "create_unbacked_symbool"
     ) -> torch.SymBool:
-        """A truth value that only data tells."""
+        """An unbacked bool."""
         return self.symbols.create_unbacked_symbool(source, what=what)
 
     def add_input(self, name: str, shape: Sequence[Size], stride: Sequence[Size], offset: Size = 0) -> None:
-        """The metadata of an input: needed to check other inputs, and to bind symbols to them."""
+        """Register the metadata of an input, to check other inputs and to bind symbols to them."""
         self.symbols.add_input(name, shape, stride, offset)
 
     def is_unbacked(self, symbol: Expr) -> bool:
-        """Whether a symbol has no hint, itself or through what it is computed from."""
+        """Whether a symbol has no hint, itself or through its definition."""
         return self.symbols.is_unbacked(symbol)
 
     def ignore_fresh_unbacked_symbols(self) -> AbstractContextManager[None]:
-        """Symbols made here are bound by nobody."""
+        """Inside, new unbacked symbols need no binding."""
         return self.symbols.ignore_fresh_unbacked_symbols()
 
     # --- decisions -------------------------------------------------------------------------------------------
@@ -187,53 +187,53 @@ class ShapeEnv:
         """True or False: by proof, else by the hints (recorded as a guard), else the fallback, else an error."""
         return self.decisions.decide(condition, fallback)
 
-    def expect(self, condition: Truth, is_refused_else: bool = False) -> bool:
-        """`torch._check`: a decision if there are hints, else a fact to be checked when the program runs."""
-        return self.decisions.expect(condition, is_refused_else)
+    def expect(self, condition: Truth, is_checked_by_operator: bool = False) -> bool:
+        """`torch._check`: a decision if there are hints, else a promise, which is checked when the program runs."""
+        return self.decisions.expect(condition, is_checked_by_operator)
 
     def prove(self, condition: Truth) -> Proof:
-        """YES or NO for all sizes that are admitted, else UNKNOWN. Asking records nothing."""
+        """YES or NO if it is proved for all sizes that satisfy the guards, else UNKNOWN. Adds no guard."""
         return self.decisions.prove(condition)
 
     def is_known(self, condition: Truth) -> bool:
-        """Whether it is proved to hold. Asking records nothing."""
+        """Whether it can be proved. Adds no guard."""
         return self.decisions.is_known(condition)
 
     def get_hint(self, value: Operand) -> Any:
-        """The value at the example's sizes, None if it depends on an unbacked symbol."""
+        """The value for the hints, None if it depends on an unbacked symbol."""
         return self.decisions.get_hint(value)
 
     def simplify(self, expr: Any, size_oblivious: bool = False) -> object:
-        """The value with all that is known; a sympy expression for a sympy expression."""
+        """The simplified value; a sympy expression for a sympy expression."""
         if is_sympy(expr):
             return self.to_sympy(self.decisions.simplify(self.from_sympy(expr)))
         return self.decisions.simplify(expr)
 
     @property
     def suppresses_guards(self) -> bool:
-        """Whether decisions go unrecorded just now: what follows from them must not be kept."""
+        """Whether guards are suppressed: results of decisions must not be cached then."""
         return self.decisions.suppressions > 0
 
     def suppress_guards(self) -> AbstractContextManager[None]:
-        """Decisions are made, and not recorded."""
+        """Inside, decisions are made without recording guards."""
         return self.decisions.suppress_guards()
 
     # --- other inputs ----------------------------------------------------------------------------------------
 
     def check(self, *given: object, **named: object) -> list[BrokenGuard]:
-        """What these inputs break, in the order of the run's or by name; nothing if its answers hold for them."""
+        """The guards that these inputs violate; the inputs are given in the order of the run, or by name."""
         return self.checks.check(*given, **named)
 
     def evaluate_guards(self, *given: object, **named: object) -> bool:
-        """Whether the recorded answers hold for these inputs."""
+        """Whether these inputs satisfy the guards."""
         return not self.checks.check(*given, **named)
 
     def requirements(self, inputs: InputSizes | None = None) -> list[Requirement]:
-        """All that inputs must be: their static sizes, the ranges of the symbols, the guards."""
+        """All conditions on the inputs: their static sizes, the ranges of the symbols, the guards."""
         return self.checks.list_requirements(inputs)
 
     def check_source(self, name: str = "check") -> str:
-        """The source of a function of the inputs that raises ValueError with the guards that they break."""
+        """The source of a function of the inputs that raises ValueError with the guards that they violate."""
         return self.checks.write_function(name)
 
     # --- sympy -----------------------------------------------------------------------------------------------
@@ -243,12 +243,12 @@ class ShapeEnv:
         return self.torch_api.to_sympy(value)
 
     def from_sympy(self, expression: object) -> Any:
-        """What a sympy expression stands for here; anything else as it is."""
+        """A sympy expression in our terms; any other value unchanged."""
         return self.torch_api.from_sympy(expression)
 
 
 OUR_NAMES = frozenset({"merge_symbols", "_choose_inputs", "_replace_known", "_evaluate_like"})
-"""What the façade has for itself and for our rooms."""
+"""Names of the façade that are not delegated."""
 DELEGATES: dict[str, str] = {
     **{name: "torch_api" for name in vars(TorchFacade) if not name.startswith("__") and name not in OUR_NAMES},
     **dict.fromkeys((f.name for f in fields(Settings)), "settings"),
@@ -264,11 +264,11 @@ DELEGATES: dict[str, str] = {
         ("evaluate_guards_for_args", "evaluate_guards_expression", "produce_guards_expression"), "checks"
     ),
 }  # fmt: skip
-"""The names under which torch's tools ask an environment, and the parts that answer."""
+"""The names that torch's tools use, and the parts that implement them."""
 
 
 class Delegate:
-    """An attribute that one of the parts has. (With `__getattr__`, every attribute of an environment would be slower.)"""
+    """A descriptor for an attribute of a part. (`__getattr__` would slow down every attribute.)"""
 
     def __init__(self, part: str, name: str) -> None:
         self._part, self._name = part, name

@@ -1,4 +1,4 @@
-"""Guards: what a run has assumed about its sizes, with the line that made it."""
+"""Guards: the conditions on sizes that a run has assumed, with the line that made each."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from understudy.shapes.node import Scalar, Size
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """A condition on sizes under which the recorded answers hold. `is_refused_else`: by the operator that it is about.
-    `is_of_operator`: it was asked about the result of an operator, not by the program."""
+    """A condition on sizes under which the recorded answers hold. `is_checked_by_operator`: the operator checks it when
+    it runs. `is_of_operator`: an operator asked it, not the program itself."""
 
     condition: AnyCondition
     line: str = ""
     is_specialisation: bool = False
-    is_refused_else: bool = False
+    is_checked_by_operator: bool = False
     is_of_operator: bool = field(default=False, compare=False)
     definitions: Mapping[Expr, FloatExpr] = field(default_factory=dict, repr=False, compare=False)
 
     def holds(self, values: Mapping[Expr, int]) -> bool:
-        """Whether it holds at these sizes. What can't be computed at them does not hold."""
+        """Whether it holds at these sizes. False if it can't be computed."""
         return holds_at(self.condition, values)
 
     @property
@@ -33,7 +33,7 @@ class Guard:
 
     @property
     def expr(self) -> Any:
-        """The condition in sympy's words, for tools that want it."""
+        """The condition as a sympy expression."""
         # why: sympy is slow, and only other tools want it
         from understudy.shapes.sympy_writer import SympyWriter
 
@@ -41,11 +41,11 @@ class Guard:
 
     @property
     def msg(self) -> str:
-        """What a run is told in which it does not hold."""
+        """The message of the error for a run in which it does not hold."""
         return f"{self} does not hold"
 
     def __iter__(self) -> Iterator[Any]:
-        """As torch's guards unpack: the condition, where it comes from, whether it leaves out sizes of 0 and 1."""
+        """Unpacks like torch's guards: the condition, its origin, whether it is size-oblivious."""
         return iter((self.expr, self.line, False))
 
     def __getitem__(self, position: int) -> Any:
@@ -57,7 +57,7 @@ class Guard:
 
 @dataclass(frozen=True, slots=True)
 class Specialisation:
-    """A size that could have varied and is one number from here on."""
+    """A dynamic size that was specialised to one number."""
 
     what: str
     number: int
@@ -72,7 +72,7 @@ class Specialisation:
 
 
 def holds_at(condition: AnyCondition, values: Mapping[Expr, Any]) -> bool:
-    """Whether a condition holds at these sizes. What can't be computed at them does not hold."""
+    """Whether a condition holds at these sizes. False if it can't be computed."""
     try:
         return bool(condition.evaluate(values))
     except (ArithmeticError, ValueError, TypeError, KeyError):
@@ -85,7 +85,7 @@ def because(what: str, line: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class SymbolOrigin:
-    """Where a symbol without example value came from."""
+    """The origin of an unbacked symbol."""
 
     what: str
     line: str
@@ -96,7 +96,7 @@ class SymbolOrigin:
 
 @dataclass(frozen=True, slots=True)
 class InputSize:
-    """One number of an input's metadata: `x.size(0)`, and what stands for it (a node or a plain number)."""
+    """One number of an input's metadata: `x.size(0)`, and its value (a node or a plain number)."""
 
     source: str
     position: int
@@ -106,23 +106,23 @@ class InputSize:
 
     @property
     def text(self) -> str:
-        """As Python reads it off the input."""
+        """The Python expression that reads it from the input."""
         return self.write(self.source)
 
     name = text  # torch's sources have one
 
     def write(self, source: str) -> str:
-        """The same where the input is called otherwise."""
+        """The same for another name of the input."""
         if self.what == "number":
             return source
         return f"{source}.storage_offset()" if self.what == "offset" else f"{source}.{self.what}({self.dim})"
 
     def is_ephemeral(self) -> bool:
-        """Whether nobody can be asked for it: torch calls such sources `<ephemeral…>`."""
+        """Whether the source can't be read later: torch names such sources `<ephemeral…>`."""
         return self.source.startswith("<ephemeral")
 
     def read(self, inputs: Sequence[Any]) -> Any:
-        """The number that another input has in this place."""
+        """The same number of other inputs."""
         given = inputs[self.position]
         if self.what == "number":
             return given
@@ -133,16 +133,16 @@ class InputSize:
 
 @dataclass
 class InputSizes:
-    """What was said of the inputs, so that symbols can be bound to the sizes of other inputs."""
+    """The metadata of the inputs, from which symbols can be bound to the sizes of other inputs."""
 
     names: list[str] = field(default_factory=list)
     sizes: list[InputSize] = field(default_factory=list)
     ranks: list[int | None] = field(default_factory=list)
     metadata: dict[str, tuple[Size, ...]] = field(default_factory=dict)
-    """By name: the sizes, strides and offset of a tensor; of a number, nothing."""
+    """By name: the sizes, strides and offset of a tensor; empty for a number."""
 
     def is_same(self, name: str, shape: Sequence[Size], stride: Sequence[Size], offset: Size) -> bool:
-        """Whether the input of this name has this metadata. Symbols are compared by identity, which assumes nothing."""
+        """Whether the input of this name has this metadata. Symbols are compared by identity, which adds no guard."""
         known, given = self.metadata[name], (*shape, *stride, offset)
         return len(known) == len(given) and all(
             a is b or (isinstance(a, int) and isinstance(b, int) and a == b) for a, b in zip(known, given, strict=True)

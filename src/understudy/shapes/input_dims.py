@@ -1,4 +1,4 @@
-"""How each dimension of an input becomes a size: fixed, dynamic, shared with equal ones, named, bounded."""
+"""How each dimension of an input becomes a size: static, dynamic, duck-shaped, named, bounded."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KINDS = (STATIC, DYNAMIC, DUCK, UNBACKED)
 
 @dataclass(frozen=True, slots=True)
 class Dim:
-    """A dimension with a name of its own, from `min` to `max`: the same name is the same size wherever it is used."""
+    """A named dimension, from `min` to `max`: the same name is the same size wherever it is used."""
 
     name: str
     min: int | None = None
@@ -42,7 +42,7 @@ def dims(*names: str, min: int | None = None, max: int | None = None) -> tuple[D
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What is asked for one dimension. `derive` gives the size if it is computed from the one that `name` names."""
+    """How one dimension becomes a size. `derive` computes the size from the dimension called `name`."""
 
     kind: str
     name: str | None = None
@@ -65,7 +65,7 @@ MARKS = {
     UNBACKED: ("_dynamo_unbacked_indices", "_dynamo_strict_unbacked_indices"),
     DYNAMIC: ("_dynamo_dynamic_indices", "_dynamo_weak_dynamic_indices"),
 }
-"""What `torch._dynamo.mark_static`, `mark_unbacked`, `mark_dynamic` and `maybe_mark_dynamic` leave on a tensor."""
+"""The attributes that `torch._dynamo.mark_static`, `mark_unbacked`, `mark_dynamic` and `maybe_mark_dynamic` set."""
 
 
 def _policy_of_mark(tensor: object, dim: int) -> Policy | None:
@@ -95,7 +95,7 @@ def _policies_of_context(context: tuple[object, ...] | None, ndim: int) -> list[
             if policy.kind == UNBACKED and (dim in bounds or dim in names):
                 given[dim] = Policy(UNBACKED, names.get(dim), *bounds.get(dim, (policy.low, policy.high)))
         return list(given)
-    if isinstance(context, dict):  # as in torch.export: by dimension, the others static
+    if isinstance(context, dict):  # as in torch.export: by dimension; the others are static
         if not all(isinstance(dim, int) and -ndim <= dim < ndim for dim in context):
             raise ValueError(f"a symbolic context for {ndim} dimensions has entries for others: {context!r}")
         return [_policy(context.get(dim, context.get(dim - ndim, STATIC))) for dim in range(ndim)]
@@ -136,7 +136,7 @@ def _from_export(entry: Any) -> Policy | None:
 
 
 def from_torch(kind: object, constraint: object = None) -> Policy:
-    """What a `DimDynamic` and a constraint ask for, torch's or ours."""
+    """The policy of a `DimDynamic` and a constraint, torch's or ours."""
     name = getattr(kind, "name", str(kind)).lower()
     return Policy(name if name in KINDS else DYNAMIC, None, *range_of(constraint))
 
@@ -150,13 +150,13 @@ def range_of(constraint: object) -> tuple[int | None, int | None]:
 def _number(bound: Any) -> int | None:
     try:
         number = int(bound)
-    except (TypeError, ValueError, OverflowError, AttributeError):  # infinite, in the words of sympy
+    except (TypeError, ValueError, OverflowError, AttributeError):  # an infinity of sympy
         return None
     return None if abs(number) >= 1 << 62 else number
 
 
 def size_of(env: ShapeEnv, policy: Policy, example: int, source: object) -> Size:
-    """The size that stands for a dimension: a number, or a node of the environment."""
+    """The size of a dimension: a number, or a node of the environment."""
     if policy.kind == STATIC:
         if policy.low is not None and policy.low == policy.high != example:
             raise ValueError(f"{source} is {example}, where the symbolic context says {policy.low}")
@@ -172,7 +172,7 @@ def size_of(env: ShapeEnv, policy: Policy, example: int, source: object) -> Size
 
 
 def _unbacked_size(env: ShapeEnv, policy: Policy, source: object) -> Size:
-    """A size without example; those with the same name, torch's `shape_id`, are one."""
+    """An unbacked size; those with the same name, torch's `shape_id`, are the same symbol."""
     size = env.symbols.unbacked_by_name.get(policy.name or "")
     if size is None:
         size = env.create_unbacked_symint(low=policy.low or 0, high=policy.high, what=str(source)).node
@@ -195,30 +195,30 @@ def _derive_size(env: ShapeEnv, policy: Policy, example: int, source: object) ->
 
 @dataclass(frozen=True, slots=True)
 class SizeSource:
-    """Where a size stands: `x.size(0)`."""
+    """The source of a size: `x.size(0)`."""
 
     input: str
     what: str
     dim: int
     variable: str
-    """The variable that holds the input, if that is one."""
+    """The name of the input, if it is a variable."""
 
     def __str__(self) -> str:
         return f"{self.input}.{self.what}({self.dim})"
 
     @property
     def symbol_name(self) -> str:
-        """`x_0`; nothing, if no variable holds the input."""
+        """`x_0`; empty if the input is not a variable."""
         return f"{self.variable}_{self.dim}" if self.what == "size" and self.variable.isidentifier() else ""
 
 
 def name_of(source: object) -> str:
-    """How a source calls itself: torch's have a `name`, which is a method in some releases."""
+    """The name of a source: torch's have a `name`, which is a method in some releases."""
     name = getattr(source, "name", source)
     return str(name() if callable(name) else name)
 
 
-# --- The sizes and strides of an input, in which those that may vary are symbols ----------------------------
+# --- The sizes and strides of an input, with symbols for dynamic ones ----------------------------
 
 
 def symbolic_sizes(env: ShapeEnv, t: torch.Tensor, source: Any, context: Any) -> tuple[str, Shape, Shape]:
@@ -227,7 +227,7 @@ def symbolic_sizes(env: ShapeEnv, t: torch.Tensor, source: Any, context: Any) ->
     variable = getattr(source, "local_name", name)
     default = STATIC if env.settings.assume_static_by_default else DUCK
     shape = tuple(
-        _once(env, context, policy, example, SizeSource(name, "size", dim, variable))
+        _create_once(env, context, policy, example, SizeSource(name, "size", dim, variable))
         for dim, (policy, example) in enumerate(zip(policies(t, context, default), t.shape, strict=True))
     )
     return name, shape, _strides(env, t, shape, name, context)
@@ -250,8 +250,10 @@ def _name(env: ShapeEnv, source: str | None, context: tuple[object, ...] | None)
     return f"input{len(env.inputs.names)}" if source is None else name_of(source)
 
 
-def _once(env: ShapeEnv, context: tuple[object, ...] | None, policy: Policy, example: int, source: SizeSource) -> Size:
-    """A `StatefulSymbolicContext` remembers: the tensor that is converted again has the same symbols again."""
+def _create_once(
+    env: ShapeEnv, context: tuple[object, ...] | None, policy: Policy, example: int, source: SizeSource
+) -> Size:
+    """With a `StatefulSymbolicContext`, a tensor that is converted again gets the same symbols."""
     remembered = getattr(context, "shape_env_to_source_to_symbol_cache", None)
     if remembered is None:
         return size_of(env, policy, example, source)
@@ -263,19 +265,19 @@ def _once(env: ShapeEnv, context: tuple[object, ...] | None, policy: Policy, exa
 
 
 def _strides(env: ShapeEnv, t: torch.Tensor, shape: Shape, name: str, context: tuple[object, ...] | None) -> Shape:
-    strides = list(_inferred_strides(t, shape))
+    strides = list(_infer_strides(t, shape))
     for dim, kind in enumerate(getattr(context, "dynamic_strides", None) or ()):
         policy = from_torch(kind)
         if policy.kind in (DYNAMIC, DUCK) and not str(getattr(kind, "name", "")).startswith("INFER"):
             policy = Policy(policy.kind, low=None)
-            strides[dim] = t.stride(dim) if t.stride(dim) < 2 else _once(
+            strides[dim] = t.stride(dim) if t.stride(dim) < 2 else _create_once(
                 env, context, policy, t.stride(dim), SizeSource(name, "stride", dim, name)
             )  # fmt: skip
     return tuple(strides)
 
 
-def _inferred_strides(t: torch.Tensor, shape: Shape) -> Shape:
-    """Strides in terms of the sizes, wherever the example's strides are products of them; numbers otherwise."""
+def _infer_strides(t: torch.Tensor, shape: Shape) -> Shape:
+    """Strides in terms of the sizes, where the example's strides are products of them; numbers otherwise."""
     if t.stride() == packed_strides(t.shape):
         return packed_strides(shape)
     candidates: dict[int, Size] = {1: 1}

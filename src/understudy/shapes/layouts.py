@@ -1,4 +1,4 @@
-"""Whether strides leave no gaps between the elements, asked so that as little as possible is assumed about symbols."""
+"""Whether strides are dense, decided with as few guards as possible."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 def is_packed(
     env: ShapeEnv, sizes: Sequence[Integer], steps: Sequence[Integer], order: Sequence[int], empty_is_packed: bool
 ) -> bool:
-    """Whether the dimensions, taken from the fastest to the slowest, follow each other in memory.
+    """Whether the dimensions, in order from the fastest to the slowest, are dense in memory.
 
-    Dimensions of size 1 may have any stride. `empty_is_packed`: any strides will do for a tensor without elements.
-    What can be seen for all sizes is answered without a question; what only data could tell counts as no.
+    Dimensions of size 1 may have any stride. `empty_is_packed`: an empty tensor may have any strides. Adds no guard
+    where it can be proved; data-dependent conditions count as no.
     """
     wanted = _suffix_products(env, sizes, order, empty_is_packed)
     open_dims = [
@@ -44,9 +44,9 @@ def is_packed(
 def _condition(
     env: ShapeEnv, sizes: Sequence[Integer], steps: Sequence[Integer], order: Sequence[int], at_least_one: bool
 ) -> bool | Condition:
-    """That each dimension has size 1, or the stride that follows from the faster ones.
+    """The condition that each dimension has size 1, or the stride that follows from the faster ones.
 
-    Of one that can't have this stride, the size has to be 1. For the slower ones it may count as that, or as it is.
+    A dimension that can't have this stride must have size 1. For the slower ones it may count as 1 or as its size.
     """
     parts: list[bool | Condition] = []
     step: Integer = 1
@@ -67,7 +67,7 @@ def _condition(
 def _suffix_products(
     env: ShapeEnv, sizes: Sequence[Integer], order: Sequence[int], at_least_one: bool
 ) -> dict[int, Integer]:
-    """The stride of each dimension if there are no gaps; with 1 in place of 0 where torch makes strides like that."""
+    """The stride of each dimension if dense; with sizes of 0 counted as 1 where torch does so."""
     wanted: dict[int, Integer] = {}
     step: Integer = 1
     for dim in order:
@@ -87,13 +87,13 @@ def _may_be(env: ShapeEnv, size: Integer, value: Integer) -> bool:
 
 
 def _is_surely(env: ShapeEnv, condition: Truth) -> bool:
-    """Whether it is proved to hold; what does not hold at hand is not even tried."""
+    """Whether it can be proved; not tried if it is false for the hints."""
     if isinstance(condition, bool):
         return condition
     return env.decisions.get_hint(condition) is not False and bool(env.decisions.is_known(condition))
 
 
-# --- Whether symbolic sizes and strides leave no gaps, as C++ asks when it makes a tensor of them -----------
+# --- Layout queries of C++, when it makes a tensor with symbolic sizes -----------
 
 CHANNELS_LAST_2D = (1, 3, 2, 0)
 CHANNELS_LAST_3D = (1, 4, 3, 2, 0)
@@ -102,15 +102,15 @@ CHANNELS_LAST_3D = (1, 4, 3, 2, 0)
 def is_dense(
     sizes: Sequence[SymNode], strides: Sequence[SymNode], order: Sequence[int], empty_is_packed: bool = False
 ) -> bool:
-    """Whether the dimensions, taken from the fastest to the slowest, leave no gaps. Unknown counts as no."""
+    """Whether the dimensions, in order from the fastest to the slowest, are dense. Unknown counts as no."""
     if not sizes:
         return True
     env = sizes[0].shape_env
     return is_packed(env, [size.value for size in sizes], [step.value for step in strides], order, empty_is_packed)
 
 
-def by_example(strides: Sequence[SymNode]) -> list[int]:
-    """The dimensions from the smallest stride to the largest, at the example's sizes; unknown ones last."""
+def order_by_hints(strides: Sequence[SymNode]) -> list[int]:
+    """The dimensions from the smallest stride to the largest, by hints; unbacked ones last."""
 
     def stride_at_hand(i: int) -> tuple[float, int]:
         hint = strides[i].hint

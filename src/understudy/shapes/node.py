@@ -1,10 +1,10 @@
 """SymNode: a symbolic number, as torch's `SymInt`, `SymFloat` and `SymBool` hold it, and as specs and rules use it.
 
 To torch it is a node: C++ and torch's shape functions call its methods (`add`, `eq`, `guard_bool`, …) with other nodes.
-To our rules it is a number: `size * 2`, `size == 1`, `max(a, b)`. A comparison answers True or False; the environment
-decides it, by proof or by the example at hand, and records what was assumed.
+To our rules it is a number: `size * 2`, `size == 1`, `max(a, b)`. A comparison returns True or False; the environment
+decides it, by proof or by hints, and records guards.
 
-Models ask these methods a million times, and mostly the same: each looks first whether its environment has the answer.
+These methods are called a million times, mostly with the same arguments: each looks first for a memoised result.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from torch.fx.experimental.sym_node import SymNode as TorchSymNode
 from understudy.shapes.algebra import conditions
 from understudy.shapes.algebra.expr import Expr
 from understudy.shapes.algebra.floats import FUNCTIONS
-from understudy.shapes.layouts import CHANNELS_LAST_2D, CHANNELS_LAST_3D, by_example, is_dense
+from understudy.shapes.layouts import CHANNELS_LAST_2D, CHANNELS_LAST_3D, is_dense, order_by_hints
 
 if TYPE_CHECKING:
     from understudy.shapes.env import ShapeEnv
 
 YES, NO, NOTHING = (1).__bool__, (0).__bool__, {}.clear
-"""Functions that return True, False and None. Called from C++, they cost half of what a function of Python does."""
+"""Functions that return True, False and None. Called from C++, they cost half of a Python function."""
 SETTLED: tuple[Callable[[Any, Any], bool], Callable[[Any, Any], bool]] = (operator.eq, operator.ne)
-"""The same for questions that come with a file and a line, which are never equal: always False, always True."""
+"""The same for methods with the arguments (file, line), which are never equal: always False, always True."""
 SYMBOLIC: dict[type, Callable[[Any], Any]] = {int: torch.SymInt, float: torch.SymFloat, bool: torch.SymBool}
 Method = Callable[["SymNode", "SymNode"], "SymNode"]
-CONTENT_WITH_WHAT_IS_KNOWN = ("input_metadata.cpp", "Contiguity.h")
-"""C++ files that ask for what is known, and need no answer where nothing is.
+FILES_THAT_NEED_NO_GUARD = ("input_metadata.cpp", "Contiguity.h")
+"""C++ files whose questions need no guard: an unproved condition may be answered with no.
 
-Autograd asks whether a size is 1, to sum a gradient that was broadcast. Whoever broadcast it has assumed that it is; if
-nobody did, the gradient has the size of its input, and it does not matter. Contiguity is asked about twice: what can't be
-seen size by size becomes one condition, on which whoever needs the answer decides.
+Autograd asks whether a size is 1, to sum a gradient that was broadcast. If it was broadcast, there is a guard already;
+if not, the gradient has the size of its input, and the answer does not matter. Contiguity is asked about twice: what
+can't be proved size by size becomes one condition, which is decided when the answer is needed.
 """
 SUMS_TO_SIZES = "ExpandUtils.h"
-"""Where gradients are summed to the size of what was broadcast: the same question, among others that need an answer."""
+"""Where gradients are summed to the size of a broadcast operand: the same question, among others that need a guard."""
 
 
 def _binary(operation: str) -> Method:
@@ -65,7 +65,7 @@ def _rounding(operation: str) -> Callable[[SymNode], SymNode]:
 
 
 def _on_numbers(operation: str, swapped: bool = False) -> Callable[[SymNode, Any], Any]:
-    """An operator of Python, for rules: other numbers and nodes in, a number or a node out."""
+    """A Python operator for rules, on numbers and nodes."""
 
     def method(self: SymNode, other: int | SymNode) -> Any:
         if type(other) not in _NUMBERS:
@@ -90,7 +90,7 @@ def _comparison(relation: str) -> Callable[[SymNode, Any], Any]:
 
 
 class Equalities(dict["SymNode", "SymNode"]):
-    """The conditions that a node is equal to others, by the other. Autograd asks for them at every size of a gradient."""
+    """Memoised conditions that a node equals others. Autograd asks for them at every size of a gradient."""
 
     __slots__ = ("node",)
 
@@ -103,7 +103,7 @@ class Equalities(dict["SymNode", "SymNode"]):
 
 
 class SymNode:
-    """One for each value of an environment: equal values are the same node."""
+    """A symbolic number of an environment; equal values have the same node."""
 
     __slots__ = (
         "__weakref__", "_example", "_symbolic", "constant", "eq", "expect_true", "guard_bool", "guard_or_false",
@@ -111,15 +111,15 @@ class SymNode:
         "maybe_as_int", "shape_env", "statically_known_true", "value",
     )  # fmt: skip
 
-    # What torch asks at every turn: each holds one of the functions of `YES`, `NO` and `NOTHING`.
+    # Called very often by torch: each is one of the functions `YES`, `NO` and `NOTHING`.
     is_constant: Callable[[], bool]
-    """Torch unwraps what is. No numbers are: of an integer it would make a plain float, and divide it as if it were not."""
+    """Torch unwraps constant nodes. Numbers never are: torch would turn an integer into a float in divisions."""
     is_int: Callable[[], bool]
     is_float: Callable[[], bool]
     is_bool: Callable[[], bool]
     maybe_as_int: Callable[[], int | None]
 
-    # Questions to truth values: these become functions of `SETTLED` once the answer is known for good.
+    # Methods of bools: these are replaced by functions of `SETTLED` once the answer is final.
     expect_true: Callable[[Any, Any], bool]
     guard_bool: Callable[[Any, Any], bool]
     guard_or_false: Callable[[Any, Any], bool]
@@ -138,10 +138,10 @@ class SymNode:
         self._derive()
 
     def _derive(self) -> None:
-        """What follows from value and kind."""
+        """Set the attributes that follow from value and kind."""
         value, kind = self.value, self.kind
         self.is_plain = isinstance(value, (int, float))
-        # What has a constant, torch takes for a plain number; of floats it expects that they stay nodes.
+        # Torch treats a node with a constant as a plain number; floats have to stay nodes.
         self.constant = value if self.is_plain and kind is not float else None
         self.is_constant = YES if self.is_plain and kind is bool else NO
         self.is_int = YES if kind is int else NO
@@ -153,11 +153,11 @@ class SymNode:
         self.guard_or_false = self.guard_size_oblivious = self._guard_or_false
         self.guard_or_true, self.statically_known_true = self._guard_or_true, self._statically_known_true
 
-    # torch asks `isinstance(node, <its own class>)` before it chooses between two nodes or unwraps a constant. C++ asks for
-    # the class of every node that it is given: a property would be a call each time.
+    # torch checks `isinstance(node, <its own class>)` in `sym_ite` and when it unwraps constants. C++ reads the class
+    # of every node: a property would be a call each time.
     __class__: Any = TorchSymNode
 
-    # --- what it is --------------------------------------------------------------------------------------
+    # --- value and kind --------------------------------------------------------------------------------------
 
     @property
     def symbolic(self) -> Any:
@@ -200,7 +200,7 @@ class SymNode:
 
     @property
     def hint(self) -> Any:
-        """The value at the example's sizes, None if it depends on a symbol without example."""
+        """The value for the hints, None if it depends on an unbacked symbol."""
         found = self._example
         if found is None:
             found = self._example = self.shape_env.decisions.get_hint(self.value)
@@ -219,13 +219,12 @@ class SymNode:
 
     @property
     def expr(self) -> Any:
-        """As a sympy expression, for tools of torch that want one, in which symbols that became numbers or were merged
-        with others are what they became."""
+        """A sympy expression, for torch's tools, in which specialised and merged symbols are replaced."""
         return self.shape_env.to_sympy(self.shape_env.torch_api.merge_symbols(self.value))
 
     @property
     def _expr(self) -> Any:
-        """As it was computed."""
+        """The sympy expression without these replacements."""
         return self.shape_env.to_sympy(self.value)
 
     @property
@@ -294,12 +293,12 @@ class SymNode:
         return self
 
     def lshift(self, other: SymNode) -> SymNode:
-        return self.mul(self._shifted_by("<<", other))
+        return self.mul(self._shift("<<", other))
 
     def rshift(self, other: SymNode) -> SymNode:
-        return self.floordiv(self._shifted_by(">>", other))
+        return self.floordiv(self._shift(">>", other))
 
-    def _shifted_by(self, operator: object, places: SymNode) -> SymNode:
+    def _shift(self, operator: object, places: SymNode) -> SymNode:
         if self.kind is float or places.kind is float:
             names = [part.kind.__name__ for part in (self, places)]
             raise TypeError(f"unsupported operand type(s) for {operator}: {names[0]!r} and {names[1]!r}")
@@ -348,7 +347,7 @@ class SymNode:
         chosen = self.shape_env.numbers.choose(self, then, otherwise)
         if chosen.constant is None:
             return chosen
-        # What torch gets has to be a node, and no number.
+        # Torch expects a node, not a number.
         number = SymNode(self.shape_env, chosen.value, chosen.kind)
         number.constant = None
         return number
@@ -356,7 +355,7 @@ class SymNode:
     # --- decisions ---------------------------------------------------------------------------------------
 
     def _settle(self, answer: bool) -> bool:
-        """The answer to a question. If it is one for good, then it is the answer to all that may come."""
+        """Return an answer. If it is final, also replace the methods that ask for it."""
         truth = self.shape_env.decisions.recall_truth(self.value)
         if truth is not None:
             self.guard_bool = self.statically_known_true = self.guard_or_true = SETTLED[truth]
@@ -366,7 +365,7 @@ class SymNode:
         return answer
 
     def _guard_bool(self, file: object, line: object) -> bool:
-        """How C++ asks; Python's `if` asks by `bool_`."""
+        """Called by C++; Python's `if` calls `bool_`."""
         return self._settle(bool(self.shape_env.decisions.decide_in_kernel(self.value)))
 
     def bool_(self) -> bool:
@@ -389,7 +388,7 @@ class SymNode:
 
     def _guard_or_false(self, file: object, line: object) -> bool:
         if type(file) is str and (
-            file.endswith(CONTENT_WITH_WHAT_IS_KNOWN)
+            file.endswith(FILES_THAT_NEED_NO_GUARD)
             or (file.endswith(SUMS_TO_SIZES) and conditions.is_about_one(self.value))
         ):
             found = self._statically_known_true(file, line)
@@ -399,13 +398,13 @@ class SymNode:
         return self._settle(bool(self.shape_env.decisions.decide(self.value, fallback=False)))
 
     def _guard_or_false_where_it_fails(self, file: object, line: object) -> bool:
-        """As `_guard_or_false`, of what does not hold at hand and so is never known to hold."""
-        if type(file) is str and file.endswith(CONTENT_WITH_WHAT_IS_KNOWN):
+        """As `_guard_or_false`, for a condition that is false for the hints, and so can't be proved."""
+        if type(file) is str and file.endswith(FILES_THAT_NEED_NO_GUARD):
             return False
         return self._guard_or_false(file, line)
 
     def _guard_or_true(self, file: object, line: object) -> bool:
-        if type(file) is str and file.endswith(CONTENT_WITH_WHAT_IS_KNOWN):
+        if type(file) is str and file.endswith(FILES_THAT_NEED_NO_GUARD):
             return self._settle(not self.shape_env.decisions.is_known(self.shape_env.numbers.negate_condition(self.value)))
         return self._settle(bool(self.shape_env.decisions.decide(self.value, fallback=True)))
 
@@ -418,7 +417,7 @@ class SymNode:
     def expect_size(self, file: Any = "", line: int = 0) -> bool:
         return self.shape_env.decisions.expect(conditions.ge(self.value, 0))
 
-    # --- layouts: C++ asks when it derives what a tensor's sizes and strides mean ----------------------------
+    # --- layout queries of C++ ----------------------------
 
     def is_contiguous(self, sizes: list[SymNode], strides: list[SymNode]) -> SymNode:
         return self.wrap_bool(is_dense(sizes, strides, range(len(sizes) - 1, -1, -1), empty_is_packed=True))
@@ -433,12 +432,12 @@ class SymNode:
     is_channels_last_strides_3d = is_channels_last_contiguous_3d
 
     def is_non_overlapping_and_dense(self, sizes: list[SymNode], strides: list[SymNode]) -> SymNode:
-        return self.wrap_bool(is_dense(sizes, strides, by_example(strides)))
+        return self.wrap_bool(is_dense(sizes, strides, order_by_hints(strides)))
 
     def is_non_overlapping_and_dense_indicator(self, sizes: list[SymNode], strides: list[SymNode]) -> SymNode:
-        return self.wrap_int(int(is_dense(sizes, strides, by_example(strides))))
+        return self.wrap_int(int(is_dense(sizes, strides, order_by_hints(strides))))
 
-    # --- a number, for our rules -------------------------------------------------------------------------
+    # --- Python operators, for our rules -------------------------------------------------------------------------
 
     __add__ = __radd__ = _on_numbers("add")
     __sub__ = _on_numbers("sub")
@@ -525,7 +524,7 @@ class SymNode:
         return self
 
     def __deepcopy__(self, memo: Any) -> SymNode:
-        """A size stays the size of its environment, unless it is the environment that is copied."""
+        """A node is not copied, unless its environment is."""
         if id(self.shape_env) not in memo:
             return self
         twin = memo[id(self)] = SymNode.__new__(SymNode)

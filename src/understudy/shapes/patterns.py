@@ -1,9 +1,9 @@
-"""What two environments have in common: expressions by the names of their symbols, and states of knowledge.
+"""A form of expressions and facts that environments share: symbols are identified by name.
 
-Two captures of a program make the same symbols, assume the same, and so know the same; but each has an environment of its
-own. A `Form` is an expression without its environment. A `Knowledge` is all that the answers of an environment depend on:
-its settings, its symbols with their ranges and examples, and what it has learned. Environments with the same knowledge
-prove the same: what was found out in one, without anything being assumed, holds in the other.
+Two captures of a program make the same symbols and guards, but each has its own environment. A `Pattern` is an
+expression without its environment. A `KnowledgeStep` represents everything that the answers of an environment depend
+on: its settings, its symbols with their ranges and hints, and its facts. Environments with the same knowledge prove the
+same conditions: an answer that added no guard in one holds in the other.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from understudy.shapes.env import ShapeEnv
 
 class NoPattern(Exception):
-    """Something that only means anything in its own environment."""
+    """The value can't be expressed without its environment."""
 
 
 class Interned:
-    """Equal keys are the same object, as long as somebody holds it."""
+    """Objects with equal keys are the same object, while a reference to it exists."""
 
     __slots__ = ("__weakref__", "content", "key")
 
@@ -34,14 +34,14 @@ class Interned:
 
 
 class Pattern(Interned):
-    """`content` says how to make the expression: the name of a symbol; a kind of atom and its arguments; or, with the kind
-    "sum", terms in the order in which they were found."""
+    """`content` describes the expression: the name of a symbol; the kind of an atom and its arguments; or "sum" and its
+    terms, in their order in the environment in which the pattern was made."""
 
     __slots__ = ()
 
 
 class KnowledgeStep(Interned):
-    """A step of knowledge, after the one before it."""
+    """A fact or symbol, linked to the step before it."""
 
     __slots__ = ()
 
@@ -60,7 +60,7 @@ def intern(kind: type[Interned], key: object, content: tuple[object, ...] | None
 
 
 class Patterns:
-    """One environment's expressions as forms, and forms as its expressions."""
+    """Converts expressions of one environment to patterns and back."""
 
     def __init__(self, env: ShapeEnv) -> None:
         self.env = env
@@ -73,7 +73,7 @@ class Patterns:
     # --- knowledge ----------------------------------------------------------------------------------------------
 
     def knowledge(self) -> KnowledgeStep | None:
-        """What the environment knows; None if more than whole numbers with examples are in it."""
+        """The knowledge of the environment; None if it has other facts than those about integers with hints."""
         env = self.env
         symbols, facts = env.algebra.symbols, env.facts
         if self._settings is not env.settings:
@@ -82,12 +82,13 @@ class Patterns:
             self._symbols = self._facts = 0
         if len(symbols) != self._symbols or facts.count != self._facts:
             if self._knowledge is not None:
-                self._knowledge = self._grown(self._knowledge)
+                self._knowledge = self._extend(self._knowledge)
             self._symbols, self._facts = len(symbols), facts.count
         return self._knowledge if not (env.float_facts or env.choices) else None
 
-    def _grown(self, knowledge: KnowledgeStep) -> KnowledgeStep | None:
-        """With what is new. Symbols that are computed from floats, or that only data knows, are left alone."""
+    def _extend(self, knowledge: KnowledgeStep) -> KnowledgeStep | None:
+        """Extend the knowledge by new facts and symbols. Symbols computed from floats, and unbacked ones, are not
+        included."""
         env = self.env
         if env.births or env.definitions:
             return None
@@ -109,7 +110,7 @@ class Patterns:
     # --- forms --------------------------------------------------------------------------------------------------
 
     def form_of(self, node: SymNode) -> Pattern:
-        """The form of a whole number of this environment."""
+        """The pattern of an integer of this environment."""
         value = node.value
         if node.shape_env is not self.env or type(value) is not Expr:
             raise NoPattern
@@ -135,12 +136,12 @@ class Patterns:
                 for monomial, coefficient in expr.terms
             ]
         )
-        # Terms and factors are in the order in which their atoms were made, and that is no part of what they say.
+        # The order of terms and factors depends on the creation of their atoms: it is not part of the key.
         key = frozenset([(frozenset(monomial), coefficient) for monomial, coefficient in terms])
         return intern(Pattern, key, ("sum", terms))
 
     def node(self, form: Pattern) -> SymNode:
-        """The number of this environment that has this form."""
+        """The number of this environment with this pattern."""
         found = self._nodes.get(form)
         if found is None:
             found = self._nodes[form] = self.env.node(self.expr(form), int)
@@ -164,10 +165,10 @@ class Patterns:
             raise NoPattern
         return made
 
-    # --- what a computation leaves behind ------------------------------------------------------------------------
+    # --- changes of the environment ------------------------------------------------------------------------
 
     def marks(self) -> tuple[int, ...]:
-        """Different after something was assumed, promised or specialised."""
+        """Counters that differ after a new guard, promise or specialisation."""
         env = self.env
         return len(env.guards), len(env.runtime_asserts), len(env.specialisations)
 
@@ -175,6 +176,6 @@ class Patterns:
         return self.env.algebra.count_atoms()
 
     def atoms_since(self, count: int) -> tuple[Pattern, ...]:
-        """The atoms that were made meanwhile, without those that only provers see."""
+        """The atoms made since, without hidden ones."""
         made = self.env.algebra.atoms_since(count)
         return tuple([self.form(atom) for atom in made if not any(symbol.is_hidden for symbol in atom.symbols)])

@@ -1,4 +1,4 @@
-"""Sizes that may be numbers or symbols: what specs need to ask of both in the same words."""
+"""Functions on sizes, plain or symbolic, for specs and rules."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ if TYPE_CHECKING:
     from understudy.shapes.env import ShapeEnv
 
 
-def surely_equal(a: Size, b: Size) -> bool:
-    """Whether two sizes are equal whatever the symbols are; no guard comes of asking."""
+def is_provably_equal(a: Size, b: Size) -> bool:
+    """Whether two sizes are equal for all values of the symbols. Adds no guard."""
     if a is b:
         return True
     if type(a) is int and type(b) is int:
         return a == b
-    return not differ_at_hand(a, b) and bool(_env_of(a, b).decisions.is_known(conditions.eq(value_of(a), value_of(b))))
+    return not have_different_hints(a, b) and bool(_env_of(a, b).decisions.is_known(conditions.eq(value_of(a), value_of(b))))
 
 
-def surely_differ(a: Size, b: Size) -> bool:
-    """Whether two sizes differ whatever the symbols are; no guard comes of asking."""
+def is_provably_different(a: Size, b: Size) -> bool:
+    """Whether two sizes differ for all values of the symbols. Adds no guard."""
     if type(a) is int and type(b) is int:
         return a != b
     first, second = _hint(a), _hint(b)
-    if first is not None and first == second:  # a search for a proof would be in vain
+    if first is not None and first == second:  # no proof is possible
         return False
     return bool(_env_of(a, b).decisions.is_known(conditions.ne(value_of(a), value_of(b))))
 
 
-def differ_at_hand(a: Size, b: Size) -> bool:
-    """Whether two sizes have different examples. Nothing is assumed: what to ask next may depend on it, no answer."""
+def have_different_hints(a: Size, b: Size) -> bool:
+    """Whether the hints of two sizes differ. Adds no guard: results must not depend on it, only the order of questions."""
     first, second = _hint(a), _hint(b)
     return first is not None and second is not None and bool(first != second)
 
 
 def is_or_is_one(size: Size, wanted: Size) -> bool:
-    """Whether a size is the wanted one, or 1, in one question: whichever it is at hand, it may be the other elsewhere."""
+    """Whether a size is the wanted one, or 1, with one guard for both."""
     if type(size) is int and type(wanted) is int:
         return size in (wanted, 1)
     if _hint(size) is None or _hint(wanted) is None:
@@ -53,7 +53,7 @@ def is_or_is_one(size: Size, wanted: Size) -> bool:
 
 
 def are_equal_or_one(size: Size, other: Size) -> bool:
-    """Whether two sizes are equal, or either is 1, in one question."""
+    """Whether two sizes are equal, or either is 1, with one guard."""
     if type(size) is int and type(other) is int:
         return size == other or 1 in (size, other)
     first, second = value_of(size), value_of(other)
@@ -62,27 +62,27 @@ def are_equal_or_one(size: Size, other: Size) -> bool:
 
 
 def is_any_of(size: Size, *others: Size) -> bool:
-    """Whether a size is one of these. Nothing is asked if one of them is seen to be; else of the one that is at hand."""
-    if any(surely_equal(size, other) for other in others):
+    """Whether a size is one of these. No guard if that can be proved; else a guard on the one that equals the hint."""
+    if any(is_provably_equal(size, other) for other in others):
         return True
-    return any(not differ_at_hand(size, other) and size == other for other in others)
+    return any(not have_different_hints(size, other) and size == other for other in others)
 
 
 def is_any_positive(numbers: Sequence[Size]) -> bool:
-    """Whether one of these is larger than 0, in one question."""
+    """Whether one of these is larger than 0, with one guard."""
     env = next((number.shape_env for number in numbers if type(number) is SymNode), None)
-    if env is None or lies_in_data(*numbers):
+    if env is None or has_unbacked(*numbers):
         return any(number > 0 for number in numbers)
     return bool(env.decisions.decide(conditions.join("or", [conditions.gt(value_of(number), 0) for number in numbers])))
 
 
-def at_hand(size: Size) -> Any:
-    """The number that a size is in the example, None if only data knows."""
+def hint_of(size: Size) -> Any:
+    """The hint of a size, None if it is unbacked."""
     return _hint(size)
 
 
-def surely_less(a: Size, b: Size) -> bool:
-    """Whether a < b whatever the symbols are."""
+def is_provably_less(a: Size, b: Size) -> bool:
+    """Whether a < b for all values of the symbols."""
     if type(a) is int and type(b) is int:
         return a < b
     first, second = _hint(a), _hint(b)
@@ -91,13 +91,13 @@ def surely_less(a: Size, b: Size) -> bool:
     return bool(_env_of(a, b).decisions.is_known(conditions.lt(value_of(a), value_of(b))))
 
 
-def by_example(stride: Sequence[Size], shape: Sequence[Size]) -> list[int]:
-    """The dimensions from the smallest stride to the largest, at the example's sizes; unknown ones last."""
+def order_by_hints(stride: Sequence[Size], shape: Sequence[Size]) -> list[int]:
+    """The dimensions from the smallest stride to the largest, by hints; unbacked ones last."""
 
-    def at_hand(dim: int) -> tuple[float, float, int]:
+    def hint_of(dim: int) -> tuple[float, float, int]:
         return _example(stride[dim]), _example(shape[dim]), -dim
 
-    return sorted(range(len(stride)), key=at_hand)
+    return sorted(range(len(stride)), key=hint_of)
 
 
 def _hint(size: Size) -> int | None:
@@ -112,7 +112,7 @@ def _example(size: Size) -> float:
 def are_packed(
     shape: Sequence[Size], stride: Sequence[Size], order: Sequence[int], empty_is_packed: bool = False
 ) -> bool:
-    """`is_packed` for sizes of which at least one is a symbol."""
+    """`is_packed` for sizes of which at least one is symbolic."""
     env = next(size.shape_env for size in (*shape, *stride) if type(size) is SymNode)
     return is_packed(env, [value_of(s) for s in shape], [value_of(s) for s in stride], order, empty_is_packed)
 
@@ -128,7 +128,7 @@ def at_least_one(size: Size) -> Size:
 
 
 def add_all(sizes: Sequence[Size]) -> Size:
-    """The sum of sizes: of many symbols, faster than one after the other."""
+    """The sum of sizes: for many symbols, faster than adding one by one."""
     env = next((size.shape_env for size in sizes if type(size) is SymNode), None)
     if env is None:
         return sum(cast("Sequence[int]", sizes))
@@ -137,7 +137,7 @@ def add_all(sizes: Sequence[Size]) -> Size:
 
 
 def smaller(a: Size, b: Size) -> Size:
-    """min(a, b), without asking which one it is."""
+    """min(a, b), without a guard."""
     if type(a) is int and type(b) is int:
         return min(a, b)
     known = _smaller_if_known(a, b)
@@ -145,7 +145,7 @@ def smaller(a: Size, b: Size) -> Size:
 
 
 def larger(a: Size, b: Size) -> Size:
-    """max(a, b), without asking which one it is."""
+    """max(a, b), without a guard."""
     if type(a) is int and type(b) is int:
         return max(a, b)
     known = _smaller_if_known(a, b)
@@ -155,8 +155,8 @@ def larger(a: Size, b: Size) -> Size:
 
 
 def _smaller_if_known(a: Size, b: Size) -> Size | None:
-    """The one that is at most the other, None if that is open. Of what only data knows, `torch._check` has told."""
-    if lies_in_data(a, b):
+    """The provably smaller one, None if there is none. For unbacked sizes, facts come from `torch._check`."""
+    if has_unbacked(a, b):
         env = _env_of(a, b)
         for one, other in ((a, b), (b, a)):
             if env.decisions.is_known(conditions.le(value_of(one), value_of(other))):
@@ -164,24 +164,24 @@ def _smaller_if_known(a: Size, b: Size) -> Size | None:
     return None
 
 
-def lies_in_data(*sizes: Size) -> bool:
-    """Whether one of these has no example, because only data knows it."""
+def has_unbacked(*sizes: Size) -> bool:
+    """Whether one of these is unbacked."""
     return any(type(size) is SymNode and size.hint is None for size in sizes)
 
 
-def has_to_be(size: Size, wanted: Size, is_refused_else: bool = False) -> bool:
-    """Of a size that fits nowhere otherwise: whether it can be the wanted one. If only data knows, it is expected to be.
+def expect_equal(size: Size, wanted: Size, is_checked_by_operator: bool = False) -> bool:
+    """Whether a size equals the wanted one. For an unbacked size that becomes a runtime assert, and True is returned.
 
-    `is_refused_else`: the operator itself refuses any other when the program runs."""
-    if not lies_in_data(size, wanted):
+    `is_checked_by_operator`: the operator checks it itself when the program runs."""
+    if not has_unbacked(size, wanted):
         return bool(size == wanted)
     equal = conditions.eq(value_of(size), value_of(wanted))
-    return bool(_env_of(size, wanted).expect(equal, is_refused_else=is_refused_else))
+    return bool(_env_of(size, wanted).expect(equal, is_checked_by_operator=is_checked_by_operator))
 
 
-def has_place(size: Size, index: Size) -> bool:
-    """Whether an index is in -size … size - 1. If only data knows, then it is expected to be."""
-    if not lies_in_data(size, index):
+def expect_in_bounds(size: Size, index: Size) -> bool:
+    """Whether an index is in -size … size - 1. For unbacked numbers that becomes a runtime assert, and True is returned."""
+    if not has_unbacked(size, index):
         return bool(-size <= index < size)
     env = next(number.shape_env for number in (size, index) if type(number) is SymNode)
     wanted = (("<", index, size), ("<=", -size, index))
@@ -190,16 +190,17 @@ def has_place(size: Size, index: Size) -> bool:
 
 
 def expect_sizes(shape: Sequence[Size]) -> None:
-    """A number that only data knows, and that an operator took for a size, is at least 0: it refuses any other."""
+    """Record that unbacked numbers that are sizes are at least 0, which the operator checks. Raises for negative sizes."""
     for size in shape:
         if type(size) is not SymNode or size.hint is not None:
             continue
-        if not size.shape_env.expect(conditions.ge(size.value, 0), is_refused_else=True):
+        if not size.shape_env.expect(conditions.ge(size.value, 0), is_checked_by_operator=True):
             raise ArgumentError(f"a tensor can't have the size {size}, which is negative")
 
 
-def from_start(index: Size, size: Size) -> Size:
-    """An index counted from the start: a negative one is counted from the end. Of what only data knows, either may be."""
+def wrap_index(index: Size, size: Size) -> Size:
+    """An index counted from the start; a negative one is counted from the end. For unbacked numbers, a choice between
+    both."""
     if type(index) is not SymNode or index.hint is not None:
         return index + size if index < 0 else index
     env = index.shape_env
@@ -209,14 +210,14 @@ def from_start(index: Size, size: Size) -> Size:
 
 
 def is_not_one_unless(size: Size, a: Size, b: Size) -> bool:
-    """Whether size != 1, or a == b, as one question. At least one of these is a symbol."""
+    """Whether size != 1, or a == b, with one guard. At least one of these is symbolic."""
     env = next(number.shape_env for number in (size, a, b) if type(number) is SymNode)
     condition = conditions.either(conditions.ne(value_of(size), 1), conditions.eq(value_of(a), value_of(b)))
     return bool(env.decisions.decide(condition, fallback=False))
 
 
-def is_filled_or_not_one(size: Size, inner: Size, step: Size, inner_step: Size) -> bool:
-    """Whether size != 0, or inner != 1, or inner_step < step, as one question."""
+def is_nonempty_or_not_one(size: Size, inner: Size, step: Size, inner_step: Size) -> bool:
+    """Whether size != 0, or inner != 1, or inner_step < step, with one guard."""
     if not is_symbolic((size, inner, step, inner_step)):
         return size != 0 or inner != 1 or inner_step < step
     env = next(number.shape_env for number in (size, inner, step, inner_step) if type(number) is SymNode)
@@ -225,18 +226,18 @@ def is_filled_or_not_one(size: Size, inner: Size, step: Size, inner_step: Size) 
     return bool(env.decisions.decide(conditions.join("or", ways), fallback=True))
 
 
-def assume_filled_if_read(size: Size, index_shape: Sequence[Size]) -> None:
-    """An index that has entries points into a size that is not 0: assumed where it is so at hand."""
+def assume_nonempty_if_indexed(size: Size, index_shape: Sequence[Size]) -> None:
+    """Add a guard that the index is empty or the size is not 0, if that holds for the hints."""
     numbers = (size, *index_shape)
-    if not is_symbolic(numbers) or lies_in_data(*numbers) or (_hint(size) == 0 and 0 not in map(_hint, index_shape)):
+    if not is_symbolic(numbers) or has_unbacked(*numbers) or (_hint(size) == 0 and 0 not in map(_hint, index_shape)):
         return
     env = next(number.shape_env for number in numbers if type(number) is SymNode)
     ways = [conditions.ne(value_of(size), 0), *[conditions.eq(value_of(each), 0) for each in index_shape]]
     env.decisions.decide(conditions.join("or", ways), fallback=True)
 
 
-def has_room_for(needed: Size, shape: Sequence[Size], held: Size, held_shape: Sequence[Size]) -> bool:
-    """Whether a view that needs so many bytes lies within what a tensor holds, or has no elements, as one question."""
+def fits_in_storage(needed: Size, shape: Sequence[Size], held: Size, held_shape: Sequence[Size]) -> bool:
+    """Whether a view fits into the storage of a tensor, or is empty, with one guard."""
     if not is_symbolic((needed, held, *shape, *held_shape)):
         return 0 in shape or (needed <= held and 0 not in held_shape)
     env = next(size.shape_env for size in (needed, held, *shape, *held_shape) if type(size) is SymNode)
@@ -246,17 +247,23 @@ def has_room_for(needed: Size, shape: Sequence[Size], held: Size, held_shape: Se
     return bool(env.decisions.decide(conditions.join("or", [is_within, *is_empty]), fallback=True))
 
 
+def fix_sizes(sizes: Sequence[Size]) -> None:
+    """Assume that sizes are what they are at hand."""
+    for size in sizes:
+        int(size)
+
+
 def is_symbolic(sizes: Sequence[Size]) -> bool:
     return any(type(size) is SymNode for size in sizes)
 
 
 def to_torch(size: Size) -> Any:
-    """What torch takes for this size."""
+    """A size as torch expects it: an int or a `SymInt`."""
     return size.symbolic if type(size) is SymNode else size
 
 
 def from_torch(size: object) -> Any:
-    """The size that torch gave: a number or a node."""
+    """A size of torch as a number or a node."""
     if isinstance(size, (torch.SymInt, torch.SymFloat, torch.SymBool)):
         node = size.node
         if type(node) is SymNode:

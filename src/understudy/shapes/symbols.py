@@ -1,4 +1,4 @@
-"""The symbols of an environment: backed ones, which have a hint, and unbacked ones, whose values only data tells."""
+"""The symbols of an environment: backed ones, which have a hint, and unbacked ones, which are data-dependent."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class Symbols:
-    """Makes symbols, and knows where they come from."""
+    """Makes symbols, and records their origins."""
 
     def __init__(self, env: ShapeEnv) -> None:
         self.env, self.numbers = env, env.numbers
@@ -55,7 +55,7 @@ class Symbols:
         name: str | None = None, low: int | None = None, high: int | None = None, duck: bool | None = None,
         keep_dynamic: bool = False,
     ) -> Size:  # fmt: skip
-        """A size that is `example` at hand: a node, or the number itself if it must not vary.
+        """A size with the hint `example`: a node, or the number itself if it is static.
 
         A size of 0 or 1 stays a number, unless `specialize_zero_one` is off or `keep_dynamic` asks for a symbol.
         Symbols with the same `name` are the same; without a name, they are called after their source.
@@ -98,7 +98,7 @@ class Symbols:
         return self.numbers.node(symbol, int)
 
     def _reuse(self, name: str, example: int, source: object) -> SymNode:
-        """A dimension whose name was used before is the same size."""
+        """The symbol of a name that was used before."""
         symbol = self.by_name[name]
         if self.hints[symbol] != example:
             raise ValueError(
@@ -107,18 +107,18 @@ class Symbols:
         return self.numbers.node(symbol, int)
 
     def create_symintnode(self, symbol: object, *, hint: int | None = None, source: object = None) -> Any:
-        """The `SymInt` of a symbol, of an expression or of a node; a plain int as it is."""
+        """The `SymInt` of a symbol, an expression or a node; a plain int unchanged."""
         return self.numbers.node(value_of(self.env.from_sympy(symbol)), int).symbolic
 
     def create_symfloatnode(self, symbol: object, *, hint: float | None = None, source: object = None) -> Any:
-        """The `SymFloat` of a number in sympy's words, or of a node; a plain one as it is."""
+        """The `SymFloat` of a sympy number or a node; a plain float unchanged."""
         value = value_of(self.env.from_sympy(symbol))
         number = self.numbers.make_float("to_float", value) if isinstance(value, Expr) else value
         return self.numbers.node(number, float).symbolic
 
     def create_symint(self, example: int, name: str, **options: Any) -> int | torch.SymInt:
         """A number among the inputs that may vary, as a `SymInt`: `n = env.create_symint(16, "n")`."""
-        options.setdefault("positive", example >= 0)  # a number that is no size may be negative
+        options.setdefault("positive", example >= 0)  # a number that is not a size may be negative
         size = self.create_symbol(example, name, name=name, **options)
         self.inputs.add_number(name, size)
         return size if isinstance(size, int) else cast(torch.SymInt, size.symbolic)
@@ -126,7 +126,7 @@ class Symbols:
     def create_symbolic_sizes_strides_storage_offset(
         self, example: torch.Tensor, source: object, *, symbolic_context: object = None
     ) -> tuple[tuple[int | torch.SymInt, ...], tuple[int | torch.SymInt, ...], int | torch.SymInt]:
-        """What stands for the metadata of an input: sizes, strides and offset, as numbers and `SymInt`s."""
+        """The symbolic metadata of an input: sizes, strides and offset, as numbers and `SymInt`s."""
         name, shape, stride = symbolic_sizes(self.env, example, source, symbolic_context)
         self.add_input(name, shape, stride, from_torch_number(example.storage_offset()))
         return tuple(map(to_torch, shape)), tuple(map(to_torch, stride)), example.storage_offset()
@@ -134,7 +134,7 @@ class Symbols:
     def create_unspecified_symbol(
         self, example: int, source: object, dynamic_dim: object = None, constraint_dim: object = None, **options: Any
     ) -> Any:
-        """As `create_symbol`, for a number of which nothing is known: it may be 0, 1 or negative."""
+        """As `create_symbol`, for a number that may be 0, 1 or negative."""
         return self.create_symbol(
             example,
             source,
@@ -152,27 +152,27 @@ class Symbols:
         return self.create_symintnode(self.create_unspecified_symbol(value, source, dynamic_dim), hint=value)
 
     def create_symboolnode(self, condition: object) -> Any:
-        """The `SymBool` of a condition in sympy's words."""
+        """The `SymBool` of a sympy condition."""
         return self.numbers.node(value_of(self.env.from_sympy(condition)), bool).symbolic
 
     def create_unbacked_symint(
         self, source: object = None, *, low: int | None = None, high: int | None = None,
         what: str = "create_unbacked_symint",
     ) -> torch.SymInt:  # fmt: skip
-        """A whole number that only data tells, within `low` and `high`."""
+        """An unbacked integer within `low` and `high`."""
         return self.numbers.node(self._make_unbacked("u", LEAST if low is None else low, high, what), int).symbolic
 
     def create_unbacked_symfloat(
         self, source: object = None, *, what: str = "create_unbacked_symfloat"
     ) -> torch.SymFloat:
-        """A float that only data tells."""
+        """An unbacked float."""
         symbol = self._make_unbacked("zuf", None, None, what)
         return self.numbers.node(self.numbers.make_float("value", symbol), float).symbolic
 
     def create_unbacked_symbool(
         self, source: object = None, *, what: str = "create_unbacked_symbool"
     ) -> torch.SymBool:
-        """A truth value that only data tells."""
+        """An unbacked bool."""
         symbol = self._make_unbacked("u", 0, 1, what)
         condition = conditions.eq(symbol, 1)
         assert isinstance(condition, Condition)
@@ -188,7 +188,7 @@ class Symbols:
         return symbol
 
     def _choose_name(self, source: object) -> str:
-        """`x_0` for `x.size(0)`, if nothing has that name."""
+        """`x_0` for `x.size(0)`, if that name is free."""
         name = source.symbol_name if isinstance(source, SizeSource) else ""
         return name if name and name not in self.algebra.symbols else self._make_fresh_name("s")
 
@@ -201,22 +201,22 @@ class Symbols:
                 return name
 
     def add_input(self, name: str, shape: Sequence[Size], stride: Sequence[Size], offset: Size = 0) -> None:
-        """What stands for the metadata of an input: needed to check other inputs, and to bind symbols to them."""
+        """Register the metadata of an input, to check other inputs and to bind symbols to them."""
         while name in self.inputs.metadata:
             if self.inputs.is_same(name, shape, stride, offset):
-                return  # converted once more: there is nothing new to check
+                return  # the same input was converted again
             name += "_"
         self.inputs.add(name, shape, stride, offset)
 
     def is_unbacked(self, symbol: Expr) -> bool:
-        """Whether a symbol has no example value, itself or through what it is computed from."""
+        """Whether a symbol has no hint, itself or through its definition."""
         if symbol in self.definitions:
             return any(origin in self.births for origin in origins(symbol, self.definitions))
         return symbol in self.births
 
     @contextmanager
     def ignore_fresh_unbacked_symbols(self) -> Iterator[None]:
-        """Symbols made here are bound by nobody."""
+        """Inside, new unbacked symbols need no binding."""
         self._ignores_fresh += 1
         try:
             yield
@@ -224,7 +224,7 @@ class Symbols:
             self._ignores_fresh -= 1
 
     def rename_unbacked(self, new: Expr, old: Expr) -> None:
-        """The program is run again: the symbol that the second run made is the one that the first run made."""
+        """Unify the symbol of a second run of a program with that of the first run."""
         if new is old:
             return
         self.env.unbacked_renamings[old] = new
@@ -235,5 +235,5 @@ class Symbols:
             self.pending.remove(new)
 
     def list_visible(self) -> list[Expr]:
-        """The symbols that users see: neither those of the prover nor those that are computed from others."""
+        """The symbols that users see: without hidden ones, and without those that have definitions."""
         return [s for s in (*self.hints, *self.births) if s not in self.definitions]

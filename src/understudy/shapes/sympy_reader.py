@@ -1,4 +1,4 @@
-"""Sympy objects back as expressions and conditions: what torch's tools computed with what they were given."""
+"""Conversion of sympy objects to expressions and conditions: torch's tools compute with sympy."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def is_sympy(value: object) -> bool:
 
 
 def from_sympy(algebra: Algebra, value: Any) -> int | bool | Expr | Condition:
-    """`value` in the terms of this algebra. A symbol or a function that it does not have is a `ValueError`."""
+    """`value` as an expression of this algebra. Raises `ValueError` for unknown symbols and functions."""
     kind = value.func.__name__
     if value.is_Symbol:
         if value.name not in algebra.symbols:

@@ -1,4 +1,4 @@
-"""Expressions and conditions as objects of sympy, for tools that want them. Imports sympy."""
+"""Conversion of expressions and conditions to sympy objects, for torch's tools. Imports sympy."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
 
 
 class SympyWriter(Writer[Any]):
-    """Symbols become integer symbols of the same name; those with a definition become what that computes."""
+    """Symbols become integer symbols of the same name; those with a definition become that expression."""
 
     def __init__(self, definitions: Mapping[Expr, Writable]) -> None:
         self._definitions = definitions
@@ -80,7 +80,7 @@ class SympyWriter(Writer[Any]):
         return INTEGER_OPERATIONS[operation](*map(self.write, operands))
 
     def write_operation(self, value: Writable, operation: str, operands: Sequence[Operand]) -> Any:
-        """What sympy has no word for becomes a symbol that is called so."""
+        """An operation that sympy lacks becomes a symbol with its text as name."""
         if operation in CONVERSIONS:
             return self.write(operands[0])
         if operation not in OPERATIONS:
@@ -95,7 +95,7 @@ class SympyWriter(Writer[Any]):
 
 
 def _symbol(symbol: Expr) -> Any:
-    # Torch's passes check the range of unbacked symbols; if sympy knew that they are positive, they could not.
+    # Not declared positive: sympy would simplify away the range checks that torch's passes make for unbacked symbols.
     low = None if symbol.is_unbacked else symbol.low
     if low is not None and low > 0:
         return sympy.Symbol(symbol.name, integer=True, positive=True)

@@ -5,11 +5,13 @@
     catalogue        the cards that can be simulated, each figure with its source
     snapshots        memory snapshots of real runs: read, walked through, replayed under other settings
     storages         every storage from birth to death, and every operator: a mode that tells listeners
+    plain_writes     what autograd writes in place where no mode is active
     sharding         DTensor in such a mode
     memory           listeners that allocate: simulated cards, and the memory of the machine
     scripts          a script as `python script.py` runs it, ended after some steps
     steps            steps of a run, counted over all of its optimizers
     overlay          files that a script writes, kept away from the disk
+    processes        programs that a script starts
     libraries        transformers, safetensors, trackers, the network, while a script is rehearsed
     offline_data     data sets and tokenizers that are not here
     quantised        weights in 4 and 8 bits, by bitsandbytes

@@ -168,7 +168,7 @@ def do_nothing(*args: object) -> None:
     """There is nothing to collect or to wait for."""
 
 
-# --- memory -----------------------------------------------------------------------------------------------------------
+# --- the memo -----------------------------------------------------------------------------------------------------------
 
 
 @driver("_cuda_memoryStats")
@@ -327,8 +327,8 @@ def is_capturing() -> bool:
 def record_stream(tensor: torch.Tensor, stream: Any) -> None:
     """C++ takes streams of its own only."""
     record = machine().mode.find_record(tensor)
-    if record is not None and record.address and record.device.index is not None:
-        machine().device(record.device.index).record_stream(record.address, stream.stream_id)
+    if record is not None and record.device.index is not None:
+        machine().device(record.device.index).record_stream(record, stream.stream_id)
 
 
 BY_NUMBERS = "torch's class asks the driver; this one is a number."

@@ -12,26 +12,40 @@ At the limit of a card, `on_oom="raise"` raises torch.OutOfMemoryError, with the
 
 Up to that moment both would do the same, so there is only one.
 
-Memory that is no tensor's (workspaces, scratch memory of an operator) is asked for by `DeviceMemory.allocate` and `free`.
+The allocator is not asked while a program is far from the limit. Births and deaths wait, and are served in their order, when
+somebody wants to know something, or when they could run out of memory, whatever the order of blocks is: a birth that the
+card refuses is refused at once. So `DeviceMemory.allocator` is asked for anew by whoever wants to know more.
+
+Memory that is no tensor's is asked for by `DeviceMemory.allocate` and `free` (workspaces), and `hold` (scratch memory of an
+operator).
 """
 
 from __future__ import annotations
 
 import copy
 import threading
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 
 from understudy.lines import user_line
 from understudy.simulation.allocator import Allocator, AllocatorSettings, OutOfMemory
-from understudy.simulation.allocator_parts import MemoryState
+from understudy.simulation.allocator_parts import UNLIMITED, MemoryState, MiB
 from understudy.simulation.catalogue import Card
 from understudy.simulation.storages import Listener, StorageRecord
 
 OnOOM = Literal["raise", "record"]
+
+
+class Held(NamedTuple):
+    """Memory that is given back at once."""
+
+    sizes: tuple[int, ...]
+    stream: int
+
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,75 +71,180 @@ class DeviceMemory:
         self.index = index
         self.on_oom = on_oom
         outside = card.outside if context is None else context
-        self.capped = Allocator(card.memory, outside=outside, settings=settings, device=index)
-        self.endless: Allocator | None = None
-        self.first_oom: FirstOOM | None = None
+        self._capped = Allocator(card.memory, outside=outside, settings=settings, device=index)
+        self._endless: Allocator | None = None
+        self._first_oom: FirstOOM | None = None
         self.find_place: Callable[[], tuple[int, str, str]] = lambda: (0, "", "")
         """For the listener that measures: step, phase and module."""
         self._endless_addresses: dict[int, int] = {}
         """Of blocks that both allocators have, where the endless one has them elsewhere."""
         self._lock = threading.RLock()
+        self._waiting: deque[StorageRecord | Held] = deque()
+        """A storage waits twice: when it is born, and when it dies."""
+        self._room = -1
+        """Bytes that may be reserved without running out of memory, less all that those which wait might reserve."""
+        self._rest = 0
+        """What a request may reserve at most, beyond the double of its size."""
+        self._is_settling = False
         if on_oom == "record":
-            self.capped.before_release = self._part_ways
+            self._capped.before_release = self._part_ways
+
+    # --- storages ------------------------------------------------------------------------------------------
+
+    def expect(self, storage: StorageRecord) -> None:
+        """It is born: it gets its address now or later."""
+        self._waiting.append(storage)
+        self._room -= 2 * storage.nbytes + self._rest
+        if self._room < 0:
+            self.settle()
+
+    def release(self, storage: StorageRecord) -> None:
+        """It has died."""
+        self._waiting.append(storage)
+        if self._room < 0:
+            self.settle()
+
+    def hold(self, sizes: tuple[int, ...], stream: int = 0) -> None:
+        """Take memory, and give it back."""
+        self._waiting.append(Held(sizes, stream))
+        self._room -= 2 * sum(sizes) + len(sizes) * self._rest
+        if self._room < 0:
+            self.settle()
+
+    def settle(self) -> None:
+        """Serve all that waits. A finalizer may come here in the middle of it: what it brings waits for its turn."""
+        with self._lock:
+            if self._is_settling:
+                return
+            self._is_settling = True
+            try:
+                self._serve()
+            finally:
+                self._is_settling = False
+                self._find_room()
+
+    def _serve(self) -> None:
+        waiting = self._waiting
+        while waiting:
+            what = waiting.popleft()
+            if isinstance(what, Held):
+                self._hold_now(*what)
+            elif what.address:
+                self._free(what.address)
+            else:
+                what.address = self._allocate(what.nbytes, what.stream)
+
+    def _hold_now(self, sizes: tuple[int, ...], stream: int) -> None:
+        addresses: list[int] = []
+        try:
+            addresses.extend(self._allocate(size, stream) for size in sizes)
+        finally:
+            for address in reversed(addresses):
+                self._free(address)
+
+    def _find_room(self) -> None:
+        capped = self._capped
+        self._rest = capped.settings.large_segment_size + 4 * MiB
+        if any(allocator.history is not None for allocator in (capped, self._endless or capped)):
+            self._room = -1  # it asks for the stack at each event
+        elif self._first_oom is not None or capped.total is None:
+            self._room = UNLIMITED
+        else:
+            limit = capped.total - capped.outside
+            self._room = min(limit, limit if capped.allowed is None else capped.allowed) - capped.reserved
+
+    # --- the allocators ------------------------------------------------------------------------------------
+
+    def _settled(self) -> None:
+        """For those who get hold of an allocator, and may change it: the next event finds out what room there is."""
+        self.settle()
+        self._room = -1
+
+    @property
+    def capped(self) -> Allocator:
+        self._settled()
+        return self._capped
+
+    @property
+    def endless(self) -> Allocator | None:
+        self._settled()
+        return self._endless
+
+    @property
+    def first_oom(self) -> FirstOOM | None:
+        self.settle()
+        return self._first_oom
 
     @property
     def allocator(self) -> Allocator:
         """The one whose figures the program and the report are told: the capped one, until it is at its end."""
-        return self.capped if self.first_oom is None or self.endless is None else self.endless
+        self._settled()
+        return self._capped if self._first_oom is None or self._endless is None else self._endless
 
     def allocate(self, nbytes: int, stream: int = 0) -> int:
-        """The address of a block. Negative where only the endless allocator has it."""
+        """The address of a block, at once. Negative where only the endless allocator has it."""
         with self._lock:
-            if self.first_oom is not None and self.endless is not None:
-                return -self.endless.allocate(nbytes, stream)
-            try:
-                address = self.capped.allocate(nbytes, stream)
-            except OutOfMemory as error:
-                return self._go_on(error, nbytes, stream)
-            if self.endless is not None:
-                self._endless_addresses[address] = self.endless.allocate(nbytes, stream)
-            return address
+            self._settled()
+            return self._allocate(nbytes, stream)
 
     def free(self, address: int) -> None:
         with self._lock:
-            if address < 0:
-                if self.endless is not None:
-                    self.endless.free(-address)
-                return
-            if self.first_oom is None or self.endless is None:
-                self.capped.free(address)
-            if self.endless is not None:
-                self.endless.free(self._endless_addresses.pop(address, address))
+            self._settled()
+            self._free(address)
 
-    def record_stream(self, address: int, stream: int) -> None:
+    def _allocate(self, nbytes: int, stream: int) -> int:
+        if self._first_oom is not None and self._endless is not None:
+            return -self._endless.allocate(nbytes, stream)
+        try:
+            address = self._capped.allocate(nbytes, stream)
+        except OutOfMemory as error:
+            return self._go_on(error, nbytes, stream)
+        if self._endless is not None:
+            self._endless_addresses[address] = self._endless.allocate(nbytes, stream)
+        return address
+
+    def _free(self, address: int) -> None:
+        if address < 0:
+            if self._endless is not None:
+                self._endless.free(-address)
+            return
+        if self._first_oom is None or self._endless is None:
+            self._capped.free(address)
+        if self._endless is not None:
+            self._endless.free(self._endless_addresses.pop(address, address))
+
+    def record_stream(self, storage: StorageRecord, stream: int) -> None:
         with self._lock:
-            if address >= 0 and (self.first_oom is None or self.endless is None):
-                self.capped.record_stream(address, stream)
-            if self.endless is not None:
-                self.endless.record_stream(self._endless_addresses.get(address, abs(address)), stream)
+            self._settled()
+            address = storage.address
+            if address > 0 and (self._first_oom is None or self._endless is None):
+                self._capped.record_stream(address, stream)
+            if address and self._endless is not None:
+                self._endless.record_stream(self._endless_addresses.get(address, abs(address)), stream)
 
     def _part_ways(self) -> None:
         """The capped allocator is about to release what is cached, which the endless one never has to."""
-        if self.endless is None:
-            self.endless = copy_without_limit(self.capped)
+        if self._endless is None:
+            self._endless = copy_without_limit(self._capped)
 
     def _go_on(self, error: OutOfMemory, nbytes: int, stream: int) -> int:
         line = user_line()
-        if self.on_oom == "raise" or self.endless is None:
+        if self.on_oom == "raise" or self._endless is None:
             at = f"\n  at:      {line}" if line else ""
             raise torch.OutOfMemoryError(f"{error}{at}") from None
-        if self.first_oom is None:
-            self.first_oom = FirstOOM(error.state, line, self.find_place())
-        return -self.endless.allocate(nbytes, stream)
+        if self._first_oom is None:
+            self._first_oom = FirstOOM(error.state, line, self.find_place())
+        return -self._endless.allocate(nbytes, stream)
 
     # --- what programs ask ---------------------------------------------------------------------------------
 
     def allocators(self) -> tuple[Allocator, ...]:
-        return (self.capped,) if self.endless is None else (self.capped, self.endless)
+        self._settled()
+        return (self._capped,) if self._endless is None else (self._capped, self._endless)
 
     def memory_info(self) -> tuple[int, int]:
         """As `torch.cuda.mem_get_info`: what is free, and the total."""
-        total, outside = self.card.memory, self.capped.outside
+        total, outside = self.card.memory, self._capped.outside
         return max(0, total - outside - self.allocator.reserved), total
 
     def empty_cache(self) -> None:
@@ -176,7 +295,7 @@ class MachineMemory(Listener):
         memory = self._by_device.get(storage.device)
         if memory is not None:
             if storage.nbytes:
-                storage.address = memory.allocate(storage.nbytes, storage.stream)
+                memory.expect(storage)
         elif storage.device.type == "cpu":
             self.host.allocate(storage.nbytes)
         else:
@@ -188,8 +307,8 @@ class MachineMemory(Listener):
     def on_death(self, storage: StorageRecord) -> None:
         memory = self._by_device.get(storage.device)
         if memory is not None:
-            if storage.address:
-                memory.free(storage.address)
+            if storage.nbytes:
+                memory.release(storage)
         elif storage.device.type == "cpu":
             self.host.free(storage.nbytes)
 
@@ -197,11 +316,12 @@ class MachineMemory(Listener):
         """A new block, into which the contents are copied; then the old one is freed."""
         memory = self._by_device.get(storage.device)
         if memory is not None:
-            old, storage.address = storage.address, 0
-            if storage.nbytes:
-                storage.address = memory.allocate(storage.nbytes, storage.stream)
-            if old:
-                memory.free(old)
+            after, storage.nbytes = storage.nbytes, before  # that of its block, until it has another
+            memory.settle()
+            address = memory.allocate(after, storage.stream) if after else 0
+            if before:
+                memory.free(storage.address)
+            storage.address, storage.nbytes = address, after
         elif storage.device.type == "cpu":
             self.host.allocate(storage.nbytes)
             self.host.free(before)

@@ -27,6 +27,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+import understudy.simulation.processes  # registers its patches
 import understudy.simulation.quantised  # noqa: F401  # registers what bitsandbytes needs
 from understudy import _torch
 from understudy.fake.mode import FakeTensorMode

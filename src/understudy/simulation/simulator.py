@@ -16,7 +16,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from understudy import _torch
 from understudy.fake import native
-from understudy.fake.kernels.autocast import forget_casts
+from understudy.fake.kernels.autocast import clear_cast_cache
 from understudy.patching import SIMULATION, combine
 from understudy.simulation import cuda_patches as _cuda_patches  # noqa: F401  (registers them)
 from understudy.simulation import program_patches as _program_patches  # noqa: F401  (registers them)
@@ -105,7 +105,7 @@ class simulate:
         finally:
             if self._entry is not None:
                 self._entry.leave()
-            forget_casts()
+            clear_cast_cache()
             machine.moved_modules.give_back()
             native.current_indices.pop("cuda", None)
             ACTIVE.machine = None

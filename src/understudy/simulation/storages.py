@@ -49,12 +49,13 @@ from typing import Any
 import torch
 
 from understudy import _torch
-from understudy.fake.inputs import is_foreign
+from understudy.fake.inputs import has_own_dispatch
 from understudy.fake.mode import FakeTensorMode
 from understudy.fake.tensor import FakeTensor
 from understudy.infer.cache import UnusualArgument
 from understudy.infer.plan import FIRST_ITSELF, FIRST_VIEWED, Plan
 from understudy.patching import OBSERVATION, combine, patch
+from understudy.simulation.plain_writes import IN_PLACE, PlainWrites
 from understudy.spec import TensorSpec
 from understudy.spec.call import Call
 from understudy.spec.sparse import parts_of, sparse_on
@@ -68,6 +69,7 @@ STAND_INS = (FakeTensor,)
 NO_KEYWORDS: dict[str, Any] = {}
 MOST_PLANS = 1 << 16
 """A number that changes all the time makes new plans all the time."""
+NUMBERS = (int, float, bool, complex)
 ON_KNOWN_STORAGE = (FIRST_VIEWED, FIRST_ITSELF)
 """Kinds of plans."""
 
@@ -81,7 +83,7 @@ class StorageRecord(weakref.ref[torch.UntypedStorage]):
     `stream` is the number of the stream on which it was made, 0 for the default one.
     """
 
-    __slots__ = ("address", "device", "key", "label", "nbytes", "serial", "spec", "stream")
+    __slots__ = ("address", "device", "key", "label", "maker", "nbytes", "serial", "spec", "stream")
 
     nbytes: int
     device: torch.device
@@ -89,6 +91,8 @@ class StorageRecord(weakref.ref[torch.UntypedStorage]):
     stream: int
     serial: int
     spec: TensorSpec
+    maker: Any
+    """The operator that was running; None outside of operators."""
     address: int
     label: Any
     key: int
@@ -134,7 +138,7 @@ class ObservedMode(FakeTensorMode):
     """
 
     is_observed = True
-    answers_at_once = False
+    can_skip_dispatch = False
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -149,9 +153,12 @@ class ObservedMode(FakeTensorMode):
         """The one that is running."""
         self._by_plan: dict[int, tuple[Plan, tuple[AfterCall, ...]]] = {}
         """What is called after the calls of a plan, by the plan's identity."""
+        self._by_key: dict[tuple[Any, ...], tuple[AfterCall, ...]] = {}
+        """The same of calls that have no plan and give no tensors, as `item`."""
         self.places: Any = None
         """For the listener that measures: where the program is."""
         self._pauses = _Pauses()
+        self._plain_writes = PlainWrites()
         self._listeners: tuple[Listener, ...] = ()
         self._choose_calls()
 
@@ -171,6 +178,7 @@ class ObservedMode(FakeTensorMode):
         self._on_resize = self._methods("on_resize")
         self._before_operator = self._methods("before_operator")
         self._by_plan.clear()
+        self._by_key.clear()
 
     def _methods(self, name: str) -> tuple[Callable[..., None], ...]:
         own = getattr(Listener, name)
@@ -192,11 +200,13 @@ class ObservedMode(FakeTensorMode):
             result = dispatch(self, func, types, args, kwargs)
             self.last_plan = None  # a call around this one has another
             return result
-        if types and types != STAND_INS and any(map(is_foreign, types)):
-            return self._slow(func, types, args, kwargs)  # not for this mode: the tensors inside will come
+        if types and types != STAND_INS and any(map(has_own_dispatch, types)):
+            return self._dispatch_unusual(func, types, args, kwargs)  # not for this mode: the tensors inside will come
         if in_inference_mode() and _is_composite(func):
             with self:
                 return func.decompose(*args, **(kwargs or {}))
+        if id(func) in IN_PLACE:
+            func = self._plain_writes.find(self, func, args)
         self.last_plan = None
         self.operator = func
         self.calls += 1
@@ -217,9 +227,30 @@ class ObservedMode(FakeTensorMode):
         return result
 
     def _find_birth(self, fake: FakeTensor) -> None:
-        storage = native_storage(fake) if fake._spec.sparse is None else fake
-        if id(storage) not in self.storages:
-            self._add(storage, fake._spec)
+        """Of the storage of a result, if there was none of it before."""
+        spec = fake._spec
+        storage: Any = native_storage(fake) if spec.sparse is None else fake
+        key = id(storage)
+        if key in self.storages:
+            return
+        record = self.storages[key] = StorageRecord(storage, self._remove)
+        record.key = key
+        record.spec = spec
+        record.maker = self.operator
+        record.device = device = spec.device
+        record.nbytes = storage.nbytes() if spec.sparse is None else _sparse_bytes(spec)
+        record.stream = 0 if self.stream_of is None else self.stream_of(device)
+        record.serial = self.births = self.births + 1
+        record.address = 0
+        record.label = None
+        count = 0
+        try:
+            for tell in self._on_birth:
+                tell(record)
+                count += 1
+        except BaseException:
+            self._take_back(record, count)
+            raise
 
     def _learn(self, plan: Plan, func: object, args: object, kwargs: Any, result: Any) -> tuple[Plan, tuple[AfterCall, ...]]:
         """What is called after the calls of a plan. The plan is kept: nothing else gets its identity."""
@@ -241,22 +272,31 @@ class ObservedMode(FakeTensorMode):
         """Of a call that no plan was replayed for, or that others were a part of."""
         if type(result) is FakeTensor and not (args and result is args[0]):
             self._find_birth(result)
-        if result is not NotImplemented:
-            for end in self._find_ends(func, args, kwargs, result):
-                end(args, kwargs, result)
+        if result is NotImplemented:
+            return
+        key = self.key_of(func, args, kwargs) if type(result) in NUMBERS else None
+        ends = None if key is None else self._by_key.get(key)
+        if ends is None:
+            ends = self._find_ends(func, args, kwargs, result)
+            if key is not None:
+                if len(self._by_key) >= MOST_PLANS:
+                    self._by_key.clear()
+                self._by_key[key] = ends
+        for end in ends:
+            end(args, kwargs, result)
 
     def key_of(self, func: object, args: object, kwargs: object) -> tuple[Any, ...] | None:
         """What the answer to a call may depend on; None where an argument can't be a part of it."""
         try:
-            return self._key(func, args, kwargs)[0]
+            return self._make_key(func, args, kwargs)[0]
         except UnusualArgument:
             return None
 
-    def _slow(self, func: object, types: Any, args: object, kwargs: object) -> Any:
+    def _dispatch_unusual(self, func: object, types: Any, args: object, kwargs: object) -> Any:
         if any(kind.__module__.startswith("torch.distributed.tensor") for kind in types):
             # why: its patch imports torch.distributed.tensor
             import understudy.simulation.sharding  # noqa: F401
-        return super()._slow(func, types, args, kwargs)
+        return super()._dispatch_unusual(func, types, args, kwargs)
 
     def _infer(self, call: Call) -> Plan:
         self._pauses.depth += 1
@@ -269,13 +309,13 @@ class ObservedMode(FakeTensorMode):
 
     # --- storages ------------------------------------------------------------------------------------------
 
-    def follow(self, fake: FakeTensor) -> None:
+    def observe_new_storage(self, fake: FakeTensor) -> None:
         """A stand-in was made on a storage of its own."""
         if not self._pauses.depth:
             self._find_birth(fake)
 
-    def follow_resize(self, storage: torch.UntypedStorage) -> None:
-        """The size of a storage may have changed."""
+    def observe_resize(self, storage: torch.UntypedStorage) -> None:
+        """Called when the size of a storage may have changed."""
         record = self.storages.get(id(storage))
         if record is not None and record.nbytes != storage.nbytes():
             before, record.nbytes = record.nbytes, storage.nbytes()
@@ -288,26 +328,6 @@ class ObservedMode(FakeTensorMode):
         is_sparse = tensor.layout is not torch.strided if spec is None else spec.sparse is not None
         return self.storages.get(id(tensor if is_sparse else native_storage(tensor)))
 
-    def _add(self, storage: Any, spec: TensorSpec) -> None:
-        record = StorageRecord(storage, self._remove)
-        record.key = key = id(storage)
-        record.spec = spec
-        record.device = device = spec.device
-        record.nbytes = storage.nbytes() if spec.sparse is None else _sparse_bytes(spec)
-        record.stream = 0 if self.stream_of is None else self.stream_of(device)
-        record.serial = self.births = self.births + 1
-        record.address = 0
-        record.label = None
-        self.storages[key] = record
-        count = 0
-        try:
-            for tell in self._on_birth:
-                tell(record)
-                count += 1
-        except BaseException:
-            self._take_back(record, count)
-            raise
-
     def _take_back(self, record: StorageRecord, count: int) -> None:
         """A listener has refused it: those before that one have heard of it, and hear of its end."""
         self.storages.pop(record.key, None)
@@ -316,11 +336,10 @@ class ObservedMode(FakeTensorMode):
             if getattr(tell, "__self__", None) in told:
                 tell(record)
 
-    def _remove(self, record: weakref.ref[torch.UntypedStorage]) -> None:
-        assert isinstance(record, StorageRecord)
-        del self.storages[record.key]
-        for tell in self._on_death:
-            tell(record)
+    def _remove(self, record: Any) -> None:
+        if self.storages.pop(record.key, None) is not None:  # else it was refused
+            for tell in self._on_death:
+                tell(record)
 
 
 def _sparse_bytes(spec: TensorSpec) -> int:
@@ -336,7 +355,7 @@ def _is_composite(func: object) -> bool:
     """Whether eager breaks the operator up on every device. By identity: operators live as long as the process."""
     found = _composites.get(id(func))
     if found is None:
-        found = _composites[id(func)] = isinstance(func, _torch.OpOverload) and _torch.is_broken_up(func)
+        found = _composites[id(func)] = isinstance(func, _torch.OpOverload) and _torch.is_decomposed_by_autograd(func)
     return found
 
 
@@ -354,7 +373,7 @@ def follow_storage_resize(original: Callable[..., object]) -> Callable[..., Any]
         result = original(storage, size)
         mode = _torch.active_fake_mode()
         if isinstance(mode, ObservedMode):
-            mode.follow_resize(storage)
+            mode.observe_resize(storage)
         return result
 
     return resize_

@@ -88,7 +88,7 @@ Sizes = tuple[int, ...]
 class ScratchMemory(Listener):
     """`unknown` has the bound of each operator that decides by itself, `estimated` the names of the others.
 
-    `on_scratch(device, sizes, operator)` is called while the memory is held."""
+    `on_scratch(device, sizes, operator)` is called for each time."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
@@ -122,12 +122,6 @@ class ScratchMemory(Listener):
 
     def _take(self, device: torch.device, sizes: Sizes, func: _torch.OpOverload, *call: object) -> None:
         memory = self._machine.memory.devices[device.index or 0]
-        stream = self._machine.current_stream(device.index or 0)
-        addresses: list[int] = []
-        try:
-            addresses.extend(memory.allocate(size, stream) for size in sizes)
-            if self.on_scratch is not None:
-                self.on_scratch(device, sizes, func)
-        finally:
-            for address in reversed(addresses):
-                memory.free(address)
+        memory.hold(sizes, self._machine.current_stream(device.index or 0))
+        if self.on_scratch is not None:
+            self.on_scratch(device, sizes, func)

@@ -1,19 +1,19 @@
-"""spec: values. What is known of a tensor without its data, and what an operator call does.
+"""spec: immutable values that describe tensors and operator calls.
 
     tensor_spec    TensorSpec
     call           Call and its outcomes: New, View, Same, Changed, Value
     strides        strides of new results
     elementwise    promotion of dtypes, broadcasting, and the result of an elementwise operator
-    alternatives   the weakest condition for an answer about layouts
+    alternatives   the weakest guard for an answer about layouts
     sparse         sparse layouts
-    error_context  where errors get their context
-    device_facts   what an answer may depend on of the device (imported by its own name: it needs no torch)
+    error_context  adds context to errors
+    device_facts   facts about devices on which answers depend (imported by its own name: it needs no torch)
 """
 
 from understudy.spec.call import Changed, New, Outcome, Outcomes, Same, Value, View, normal
 from understudy.spec.elementwise import (
-    broadcast_anyhow,
     broadcast_shapes,
+    broadcast_without_choice,
     check_broadcastable,
     check_expandable,
     common_device,
@@ -55,8 +55,8 @@ __all__ = [
     "TensorSpec",
     "Value",
     "View",
-    "broadcast_anyhow",
     "broadcast_shapes",
+    "broadcast_without_choice",
     "channels_last_strides",
     "check_broadcastable",
     "check_expandable",

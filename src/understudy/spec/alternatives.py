@@ -1,9 +1,9 @@
-"""The weakest condition for an answer about layouts: all ways to it that can be found, not only the one at hand.
+"""The weakest guard for an answer about layouts: a disjunction of all paths to it that can be found.
 
-How eager lays out a result depends on which sizes are 0 or 1, and mostly it comes out the same: a row is packed whatever
-its stride. A function that asks size by size would assume every answer on its way. Of sizes that may be 0 or 1, it is run
-at other sizes as well, in environments of its own, and what is assumed is that one of the ways was taken that lead to the
-same answer.
+The strides of eager's results depend on which sizes are 0 or 1, but mostly the result is the same: a row is dense
+whatever its stride. A function that compares size by size would add a guard for each comparison. So for sizes that may
+be 0 or 1, the function is also run at other sizes, in separate environments, and the guard is that one of the paths
+with the same result is taken.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from understudy.spec.tensor_spec import TensorSpec
 
 Sizes = Mapping[Expr, int]
 Way = frozenset[Any]
-"""The conditions that lead to an answer, all of which have to hold."""
+"""The conditions of one path to an answer, all of which have to hold."""
 MOST_TRIALS, MOST_WAYS, MOST_SYMBOLS = 16, 6, 2
-"""Where there are more, the answer is still right, and only more is assumed than need be."""
+"""Limits. Beyond them the answer is still right, but the guard may be stronger than necessary."""
 SMALL = (0, 1, 2)
 
 
-def weakly(function: Callable[..., Shape | None], *args: object) -> Shape | None:
-    """`function(*args)`, a pure function from specs and sizes to strides, with as little assumed as can be."""
+def with_weakest_guard(function: Callable[..., Shape | None], *args: object) -> Shape | None:
+    """`function(*args)`, a pure function from specs and sizes to strides, with the weakest guard."""
     nodes = list(_nodes_in(args))
     if not nodes:
         return function(*args)
@@ -39,7 +39,7 @@ def weakly(function: Callable[..., Shape | None], *args: object) -> Shape | None
     open_symbols = [symbol for symbol in symbols if symbol.low in (0, 1)]
     if not open_symbols or env.definitions or not env.hints.keys() >= symbols:
         return function(*args)
-    known = [env.facts.simplify(symbol) for symbol in open_symbols]  # many are equal to others
+    known = [env.facts.simplify(symbol) for symbol in open_symbols]  # many are equal
     left = {symbol for value in known if isinstance(value, Expr) for symbol in value.symbols if symbol.low in (0, 1)}
     if not 0 < len(left) <= MOST_SYMBOLS:
         return function(*args)
@@ -56,7 +56,7 @@ def _explore(env: Any, symbols: Sequence[Expr], function: Callable[..., Shape | 
     for sizes in islice(_other_sizes(env, symbols), MOST_TRIALS):
         if len(ways) == MOST_WAYS:
             break
-        if any(_leads_there(way, sizes) for way in ways):
+        if any(_holds_at(way, sizes) for way in ways):
             continue
         trial = _trial(env, sizes, function, args)
         way = None if trial is None else trial.way_to(recorded.strides)
@@ -68,18 +68,18 @@ def _explore(env: Any, symbols: Sequence[Expr], function: Callable[..., Shape | 
     return _move_to_env(recorded.strides, env)
 
 
-# --- trials -------------------------------------------------------------------------------------------------------
+# --- runs at other sizes ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class LayoutTrial:
-    """What came of a run at some sizes, in an environment that has assumed what was asked there."""
+class LayoutRun:
+    """The result of a run at some sizes, in an environment with the guards of that run."""
 
     env: ShapeEnv
     strides: Shape | None
 
     def way_to(self, strides: Shape | None) -> Way | None:
-        """What leads to these strides on the way that was taken here; None if that does not, at these sizes."""
+        """The conditions of this path if it leads to these strides; None otherwise."""
         if strides is None or self.strides is None:
             return self.way if strides is self.strides else None
         for a, b in zip(strides, self.strides, strict=True):
@@ -92,36 +92,36 @@ class LayoutTrial:
         return frozenset(guard.condition for guard in self.env.guards)
 
 
-def _trial(env: Any, sizes: Sizes, function: Callable[..., Shape | None], args: tuple[object, ...]) -> LayoutTrial | None:
-    """None where it is refused."""
+def _trial(env: Any, sizes: Sizes, function: Callable[..., Shape | None], args: tuple[object, ...]) -> LayoutRun | None:
+    """None if it raises."""
     hints = dict(sizes)
     tried = env.fork(hints, env.facts.copy(hints))
     try:
-        return LayoutTrial(tried, function(*_move_to_env(args, tried)))
+        return LayoutRun(tried, function(*_move_to_env(args, tried)))
     except (UnderstudyError, ArithmeticError):
         return None
 
 
 def _other_sizes(env: Any, symbols: Sequence[Expr]) -> Iterator[Sizes]:
-    """Sizes that are known to be admitted, with other numbers in the place of those that are small, or may be."""
+    """Other sizes that satisfy the guards, with small sizes varied."""
     numbers = sorted({*SMALL, *env.hints.values(), max(env.hints.values()) + 2})
     known = [(symbol, env.facts.simplify(symbol)) for symbol in env.hints]
     followers = [(symbol, value) for symbol, value in known if isinstance(value, Expr) and value is not symbol]
     for places in sorted(product(range(len(numbers)), repeat=len(symbols)), key=sum):
         chosen = {symbol: numbers[place] for symbol, place in zip(symbols, places, strict=True)}
-        for others in _others_beside(env.hints, chosen):
+        for others in _sizes_of_others(env.hints, chosen):
             sizes = {**others, **chosen}
             try:
                 sizes |= {symbol: value.evaluate(sizes) for symbol, value in followers}
             except (ArithmeticError, KeyError):  # as below
                 continue
-            if all(_is_in_range(*each) for each in sizes.items()) and _leads_there(env.facts.conditions, sizes):
+            if all(_is_in_range(*each) for each in sizes.items()) and _holds_at(env.facts.conditions, sizes):
                 yield sizes
                 break
 
 
-def _others_beside(hints: Sizes, chosen: Sizes) -> Iterator[Sizes]:
-    """Which sizes the other symbols may have: those at hand; larger ones; that of a chosen one with the same example."""
+def _sizes_of_others(hints: Sizes, chosen: Sizes) -> Iterator[Sizes]:
+    """The sizes of the other symbols: their hints; larger ones; that of a chosen symbol with the same hint."""
     yield hints
     yield dict.fromkeys(hints, max(hints.values()) + 3)
     for symbol, number in chosen.items():
@@ -132,10 +132,10 @@ def _is_in_range(symbol: Expr, number: int) -> bool:
     return (symbol.low is None or symbol.low <= number) and (symbol.high is None or number <= symbol.high)
 
 
-def _leads_there(way: Any, sizes: Sizes) -> bool:
+def _holds_at(way: Any, sizes: Sizes) -> bool:
     try:
         return all(condition.evaluate(sizes) for condition in way)
-    except (ArithmeticError, KeyError):  # it can't be computed there, or lies in data
+    except (ArithmeticError, KeyError):  # it can't be computed, or is data-dependent
         return False
 
 
@@ -143,7 +143,7 @@ def _leads_there(way: Any, sizes: Sizes) -> bool:
 
 
 def _shorter(env: ShapeEnv, ways: Sequence[Way]) -> list[Way]:
-    """The same, without what makes no difference: where `a and b` leads, and `not a`, it is enough that `b` holds."""
+    """The paths without redundant conditions: with `a and b` and `not a`, it is enough that `b` holds."""
     found = list(dict.fromkeys(ways))
     for way in ways:
         if way in found and len(found) > 1:
@@ -151,14 +151,14 @@ def _shorter(env: ShapeEnv, ways: Sequence[Way]) -> list[Way]:
             needed = way
             for condition in _order_conditions(way):
                 rest = needed - {condition}
-                if _leads_into(env, rest | {conditions.negate(condition)}, others):
+                if _implies_one_of(env, rest | {conditions.negate(condition)}, others):
                     needed = rest
-            found = others if _leads_into(env, needed, others) else [needed, *others]
+            found = others if _implies_one_of(env, needed, others) else [needed, *others]
     return found
 
 
-def _leads_into(env: ShapeEnv, way: Way, others: Sequence[Way]) -> bool:
-    """Whether one of the others holds wherever this one does."""
+def _implies_one_of(env: ShapeEnv, way: Way, others: Sequence[Way]) -> bool:
+    """Whether one of the others holds wherever this path does."""
     facts = env.facts.copy({})
     for condition in way:
         facts.learn(condition)
@@ -189,7 +189,7 @@ def _nodes_in(value: object) -> Iterator[SymNode]:
 
 
 def _move_to_env(value: object, env: Any) -> Any:
-    """The same with the nodes of another environment."""
+    """The same value with nodes of another environment."""
     if type(value) is SymNode:
         return env.node(value.value, value.kind)
     if type(value) is tuple or type(value) is list:

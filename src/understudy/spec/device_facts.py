@@ -1,6 +1,6 @@
-"""What an operator's answer may depend on besides its arguments: the device that it runs on, as far as kernels ask for it.
+"""Facts about a device on which the outcomes of operators depend.
 
-Sizes of memory and speeds are not here: they change no answer. It imports nothing, so that it costs nothing.
+Memory sizes and speeds are not among them: they do not affect outcomes. Imports nothing.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class DeviceFacts:
-    """A part of the cache's key: a plan made for one device is not replayed on another that would answer differently.
+    """Part of the cache's key: a plan made for one device is not replayed on another that differs in these facts.
 
     `capability` is (0, 0) for a device that has none; versions are as torch reports them (`torch.version.cuda`,
     `torch.backends.cudnn.version()`), "" and 0 where the library is not there.

@@ -1,4 +1,4 @@
-"""Elementwise operators: the dtype and the device of the result, how shapes are broadcast, the spec of the result.
+"""Elementwise operators: dtype and device of the result, broadcasting, the spec of the result.
 
 For the dtype, operands come in three ranks: tensors with dimensions, 0-dim tensors, and Python numbers. A lower rank
 changes the dtype only if it is of a higher category (bool < integer < float < complex) than all ranks above it.
@@ -16,15 +16,15 @@ from understudy.errors import ShapeMismatch
 from understudy.shapes.node import Shape
 from understudy.shapes.sizes import (
     are_equal_or_one,
-    at_hand,
-    differ_at_hand,
-    has_to_be,
+    expect_equal,
+    has_unbacked,
+    have_different_hints,
+    hint_of,
     is_or_is_one,
+    is_provably_equal,
     is_symbolic,
-    lies_in_data,
-    surely_equal,
 )
-from understudy.spec.strides import elementwise_strides, is_surely_row_major, preserved_strides
+from understudy.spec.strides import elementwise_strides, is_provably_row_major, preserved_strides
 from understudy.spec.tensor_spec import TensorSpec
 
 if TYPE_CHECKING:
@@ -38,19 +38,19 @@ REAL_OF = {dtype: dtype.to_real() for dtype in COMPLEX_OF.values()}
 
 
 def default_dtype() -> torch.dtype:
-    """The default floating dtype. Read nowhere else, so that a cache key can name all that rules read."""
+    """The default floating dtype. Rules read it only here, because it is part of the cache key."""
     return torch.get_default_dtype()
 
 
 def default_complex_dtype() -> torch.dtype:
-    """As a Python number has it: that of bfloat16 is not made use of, where there is one."""
+    """The complex dtype of Python numbers; a complex bfloat16 is not used for them."""
     dtype = default_dtype()
     return torch.complex64 if dtype is torch.bfloat16 else COMPLEX_OF[dtype]
 
 
 def number_dtype(number: object) -> torch.dtype:
     """The dtype that a Python number (or a symbolic one) takes part with in promotion."""
-    kind = getattr(number, "pytype", None)  # of a symbolic number's node
+    kind = getattr(number, "pytype", None)  # symbolic numbers are nodes
     if isinstance(number, (bool, torch.SymBool)) or kind is bool:
         return torch.bool
     if isinstance(number, (float, torch.SymFloat)) or kind is float:
@@ -94,17 +94,17 @@ def _combine(higher: torch.dtype | None, lower: torch.dtype | None) -> torch.dty
 
 
 def float_type(dtype: torch.dtype) -> torch.dtype:
-    """Floats and complex numbers as they are; anything else computes in the default dtype."""
+    """Floats and complex dtypes unchanged; other dtypes compute in the default dtype."""
     return dtype if dtype.is_floating_point or dtype.is_complex else default_dtype()
 
 
 def real_type(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of the parts of a complex dtype; any other dtype as it is."""
+    """The dtype of the parts of a complex dtype; any other dtype unchanged."""
     return REAL_OF.get(dtype, dtype)
 
 
 def complex_type(dtype: torch.dtype) -> torch.dtype:
-    """The complex dtype whose parts have this dtype; complex dtypes as they are."""
+    """The complex dtype whose parts have this dtype; complex dtypes unchanged."""
     return dtype if dtype.is_complex else COMPLEX_OF[dtype]
 
 
@@ -118,9 +118,9 @@ CPU = torch.device("cpu")
 
 
 def common_device(operands: Iterable[Scalar | TensorSpec]) -> torch.device:
-    """The device of the first spec that is no 0-dim CPU tensor; CPU if there is none.
+    """The device of the first spec that is not a 0-dim CPU tensor; CPU if there is none.
 
-    Anything that is no spec (numbers, None) has no say. That the devices go together was checked before.
+    Other operands (numbers, None) are ignored. That the devices match was checked before.
     """
     for operand in operands:
         if isinstance(operand, TensorSpec) and (operand.shape or operand.device.type != "cpu"):
@@ -131,17 +131,17 @@ def common_device(operands: Iterable[Scalar | TensorSpec]) -> torch.device:
 # --- Broadcasting of shapes ---------------------------------------------------------------------------------
 
 Meeting = Callable[[Any, Any], Any]
-"""The size where two meet of which neither is surely 1; None if they don't fit."""
+"""Combines two sizes in the same dimension, neither of which is provably 1; None if they do not match."""
 
 
 def broadcast_shapes(*shapes: Sequence[int | SymNode], meet: Meeting | None = None) -> Shape:
-    """The shape that all of these can be expanded to. `meet`: as it is in `meet_as_at_hand`, if not given."""
+    """The shape to which all of these can be expanded. `meet` is `meet_by_hints` by default."""
     if not shapes:
         return ()
     result = tuple(shapes[0])
     for shape in shapes[1:]:
         if shape is not result:
-            result = _broadcast_pair(result, tuple(shape), meet or meet_as_at_hand)
+            result = _broadcast_pair(result, tuple(shape), meet or meet_by_hints)
     return result
 
 
@@ -152,10 +152,10 @@ def _broadcast_pair(a: Sequence[Any], b: Sequence[Any], meet: Meeting) -> Shape:
     sizes = list(a)
     for position, size in enumerate(b, lead):
         other = sizes[position]
-        # What can be seen comes first: beside a plain 1 it does not matter what a symbol is.
-        if other is size or surely_equal(size, 1):
+        # Provable cases first: next to a plain 1 no guard on a symbol is needed.
+        if other is size or is_provably_equal(size, 1):
             continue
-        met = size if surely_equal(other, 1) else meet(other, size)
+        met = size if is_provably_equal(other, 1) else meet(other, size)
         if met is None:
             raise ShapeMismatch(
                 f"shapes {list(a)} and {list(b)} can't be broadcast together: {other} and {size} meet in dimension "
@@ -165,55 +165,55 @@ def _broadcast_pair(a: Sequence[Any], b: Sequence[Any], meet: Meeting) -> Shape:
     return tuple(sizes)
 
 
-def meet_as_at_hand(other: int | SymNode, size: int | SymNode) -> object:
-    """What is expanded at hand is taken to be expanded, and what is not, not."""
-    if _is_one_beside_data(other, size):
+def meet_by_hints(other: int | SymNode, size: int | SymNode) -> object:
+    """By hints: a size that is expanded for the hints is assumed to be 1, others to be equal."""
+    if _is_one_beside_unbacked(other, size):
         return size
-    if _is_one_beside_data(size, other) or (not differ_at_hand(other, size) and other == size) or size == 1:
+    if _is_one_beside_unbacked(size, other) or (not have_different_hints(other, size) and other == size) or size == 1:
         return other
-    if lies_in_data(size, other) and (has_to_be(other, size) or has_to_be(size, 1)):
+    if has_unbacked(size, other) and (expect_equal(other, size) or expect_equal(size, 1)):
         return other
-    return size if has_to_be(other, 1) else None
+    return size if expect_equal(other, 1) else None
 
 
-def broadcast_anyhow(a: Sequence[object], b: Sequence[object]) -> Shape:
-    """As `broadcast_shapes`, for operators of whose result the shape is all that depends on which size is expanded."""
-    return _broadcast_pair(a, b, meet_anyhow)
+def broadcast_without_choice(a: Sequence[object], b: Sequence[object]) -> Shape:
+    """As `broadcast_shapes`, for operators for which only the shape depends on which size is expanded."""
+    return _broadcast_pair(a, b, meet_without_choice)
 
 
-def meet_anyhow(other: int | SymNode, size: int | SymNode) -> object:
-    """Only that they fit is assumed: a size that is equal to the other may be 1 elsewhere."""
+def meet_without_choice(other: int | SymNode, size: int | SymNode) -> object:
+    """Only that they match is guarded: equal sizes may be 1 in another run."""
     if is_or_is_one(size, other):
         return other
     return size if is_or_is_one(other, size) else None
 
 
 def check_broadcastable(a: Sequence[object], b: Sequence[object]) -> None:
-    """Refuse shapes that can't be broadcast together, for operators whose result has none of their sizes.
+    """Raise if shapes can't be broadcast together, for operators whose result has none of their sizes.
 
-    Which of two sizes is expanded is not assumed. Those that are equal, and larger than 1, are taken to be: that says more.
+    No guard on which of two sizes is expanded. Sizes that are equal and larger than 1 get an equality guard.
     """
-    _broadcast_pair(a, b, _meet_unseen)
+    _broadcast_pair(a, b, _meet_unused)
 
 
-def _meet_unseen(other: Any, size: Any) -> Any:
-    if lies_in_data(other, size) or (not differ_at_hand(other, size) and at_hand(size) > 1):
-        return meet_as_at_hand(other, size)
+def _meet_unused(other: Any, size: Any) -> Any:
+    if has_unbacked(other, size) or (not have_different_hints(other, size) and hint_of(size) > 1):
+        return meet_by_hints(other, size)
     return other if are_equal_or_one(other, size) else None
 
 
 def check_expandable(shape: Sequence[int | SymNode], target: Sequence[int | SymNode], what: str) -> None:
-    """Refuse a shape that can't be expanded to `target`."""
+    """Raise if a shape can't be expanded to `target`."""
     lead = len(target) - len(shape)
     fits = lead >= 0
     if fits:
         for size, wanted in zip(shape, target[lead:], strict=True):
-            if surely_equal(size, wanted):  # then it does not matter whether it is 1
+            if is_provably_equal(size, wanted):  # whether it is 1 does not matter
                 continue
-            if lies_in_data(size, wanted):
+            if has_unbacked(size, wanted):
                 fits = _is_fitted(size, wanted)
-            elif differ_at_hand(size, wanted):
-                fits = bool(size == 1)  # autograd wants to know which sizes are expanded
+            elif have_different_hints(size, wanted):
+                fits = bool(size == 1)  # autograd needs to know which sizes are expanded
             else:
                 fits = is_or_is_one(size, wanted)
             if not fits:
@@ -223,14 +223,14 @@ def check_expandable(shape: Sequence[int | SymNode], target: Sequence[int | SymN
 
 
 def _is_fitted(size: Any, wanted: Any) -> bool:
-    return not (size != wanted and size != 1) or has_to_be(size, wanted) or has_to_be(size, 1)
+    return not (size != wanted and size != 1) or expect_equal(size, wanted) or expect_equal(size, 1)
 
 
-def _is_one_beside_data(size: int | SymNode, other: int | SymNode) -> bool:
-    """Whether a size is 1 at hand, where the other one lies in data: then the two need not be equal."""
+def _is_one_beside_unbacked(size: int | SymNode, other: int | SymNode) -> bool:
+    """Whether the hint of a size is 1 and the other one is unbacked: then the two need not be equal."""
     if type(size) is int or type(other) is int:
         return False
-    return lies_in_data(other) and not lies_in_data(size) and not differ_at_hand(size, 1) and bool(size == 1)
+    return has_unbacked(other) and not has_unbacked(size) and not have_different_hints(size, 1) and bool(size == 1)
 
 
 # --- The spec of an elementwise operator's result -----------------------------------------------------------
@@ -239,7 +239,7 @@ def _is_one_beside_data(size: int | SymNode, other: int | SymNode) -> bool:
 def preserved_copy(
     spec: TensorSpec, dtype: torch.dtype | None = None, device: torch.device | None = None
 ) -> TensorSpec:
-    """A fresh tensor with the layout of this one, dense, without conj and neg bits (as empty_like)."""
+    """A new dense tensor with the memory order of this one, without conj and neg bits (as empty_like)."""
     return spec.like(stride=preserved_strides(spec.shape, spec.stride), dtype=dtype, device=device)
 
 
@@ -248,51 +248,50 @@ def elementwise(
 ) -> TensorSpec:
     """The result of an elementwise operator on specs and Python numbers (None is skipped).
 
-    `dtype` is the result's; `common` the one that operands are cast to first, None for operators that
-    take them as they are. On CPU the cast makes copies, which are dense, and so can change the order of
-    dimensions that the result takes over.
+    `dtype` is that of the result; `common` the one to which operands are cast first, None for operators without a cast.
+    On CPU the cast makes dense copies, which may change the memory order of the result.
     """
     given = [operand for operand in operands if operand is not None]
     specs = [operand for operand in given if isinstance(operand, TensorSpec)]
     if not specs:
         return TensorSpec((), dtype=dtype, device=common_device(()))
     device = common_device(specs)
-    shape = broadcast_shapes(*[spec.shape for spec in specs], meet=_meeting(specs))
+    shape = broadcast_shapes(*[spec.shape for spec in specs], meet=_choose_meeting(specs))
     numbers = len(specs) != len(given)
     on_cpu = device.type == "cpu"
     are_copied = [
         spec.conj or spec.neg or (on_cpu and common is not None and spec.dtype is not common) for spec in specs
     ]
-    if True in are_copied and not (is_symbolic(shape) and _are_surely_row_major(specs)):  # copies would be that, too
+    if True in are_copied and not (is_symbolic(shape) and _are_provably_row_major(specs)):  # copies would be row-major, too
         specs = [preserved_copy(s) if is_copied else s for s, is_copied in zip(specs, are_copied, strict=True)]
     return TensorSpec(shape, elementwise_strides(shape, specs, numbers), dtype=dtype, device=device)
 
 
-def _meeting(operands: Sequence[TensorSpec]) -> Meeting | None:
-    """Of operands in row-major order the result is, too, expanded or not: then it does not matter what is expanded.
+def _choose_meeting(operands: Sequence[TensorSpec]) -> Meeting | None:
+    """How sizes are combined. The result of row-major operands is row-major, so which size is expanded does not matter.
 
-    Asked is that only of sizes that are both 0, or both 1, at hand. Larger ones are taken to be equal, which says more of
-    them; and of others autograd wants to know which one is expanded.
+    That applies only to sizes whose hints are both 0, or both 1. Larger ones get an equality guard, which is more
+    useful; for others autograd needs to know which one is expanded.
     """
     if not any(operand.is_symbolic for operand in operands) or _is_expanded_by_a_third(operands):
         return None
 
     def meet(other: int | SymNode, size: int | SymNode) -> Any:
-        is_small = at_hand(size) in (0, 1) and at_hand(size) == at_hand(other)
-        if is_small and _are_surely_row_major(operands):
-            return meet_anyhow(other, size)
-        return meet_as_at_hand(other, size)
+        is_small = hint_of(size) in (0, 1) and hint_of(size) == hint_of(other)
+        if is_small and _are_provably_row_major(operands):
+            return meet_without_choice(other, size)
+        return meet_by_hints(other, size)
 
     return meet
 
 
-def _are_surely_row_major(operands: Sequence[TensorSpec]) -> bool:
-    return all(is_surely_row_major(operand.shape, operand.stride) for operand in operands)
+def _are_provably_row_major(operands: Sequence[TensorSpec]) -> bool:
+    return all(is_provably_row_major(operand.shape, operand.stride) for operand in operands)
 
 
 def _is_expanded_by_a_third(operands: Sequence[TensorSpec]) -> bool:
-    """Whether the sizes that meet first may have to meet a larger one later."""
+    """Whether two sizes that are combined first may be expanded by a third operand."""
     if len(operands) < 3:
         return False
-    sizes = zip_longest(*[map(at_hand, reversed(operand.shape)) for operand in operands], fillvalue=1)
+    sizes = zip_longest(*[map(hint_of, reversed(operand.shape)) for operand in operands], fillvalue=1)
     return any(len(set(of_one_dim)) > 1 for of_one_dim in sizes)

@@ -1,4 +1,4 @@
-"""Where errors get their context: which line of the user's code, which operator, which specs, what to do."""
+"""Adds context to errors: the line of the user's code, the operator, the specs, a hint."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from understudy.spec.call import Call, describe, flat
 
 
 class OperatorTypeError(OperatorError, TypeError):
-    """What eager refuses with a TypeError."""
+    """An error that is a TypeError in eager."""
 
 
 class OperatorNotImplemented(OperatorError, NotImplementedError):
-    """What eager refuses with a NotImplementedError."""
+    """An error that is a NotImplementedError in eager."""
 
 
 _BY_BUILTIN: tuple[tuple[type[Exception], type[OperatorError]], ...] = (
@@ -74,7 +74,7 @@ IN_PACKAGES: tuple[tuple[type[UnderstudyError], str], ...] = (
     ),
     (OperatorError, "real tensors are refused as well: change what your line gives to the package"),
 )
-"""Where it is not the user's code that would have to be changed."""
+"""Hints for errors in the code of installed packages, which users can't change."""
 
 
 def hint_for(error: UnderstudyError) -> str:
@@ -90,15 +90,15 @@ def with_context(error: Exception, call: Call) -> UnderstudyError:
     if not isinstance(error, UnderstudyError):
         error = translate(error, call)
     hint = hint_for(error)
-    sizes = sizes_at_hand(flat(TensorSpec, call.args, call.kwargs)) if isinstance(error, ShapeMismatch) else ""
+    sizes = hints_of_symbols(flat(TensorSpec, call.args, call.kwargs)) if isinstance(error, ShapeMismatch) else ""
     if sizes:
         hint = hint.replace("of these shapes", f"of these shapes ({sizes})")
     context = Context(str(call.op), describe(call.args, call.kwargs), user_line(), hint)
     return error.with_context(context, call.op)
 
 
-def sizes_at_hand(specs: Iterable[TensorSpec]) -> str:
-    """What the symbols in these shapes are in the example: `batch = 4, seq = 6`."""
+def hints_of_symbols(specs: Iterable[TensorSpec]) -> str:
+    """The hints of the symbols in these shapes: `batch = 4, seq = 6`."""
     examples: dict[str, int] = {}
     for size in (size for spec in specs for size in spec.shape if type(size) is SymNode):
         env: Any = size.shape_env
@@ -109,25 +109,25 @@ def sizes_at_hand(specs: Iterable[TensorSpec]) -> str:
 
 
 def translate(error: Exception, call: Call) -> UnderstudyError:
-    """An exception of torch's as one of ours, of the same built-in class."""
+    """Convert an exception of torch to one of ours, of the same built-in class."""
     kind = next((ours for builtin, ours in _BY_BUILTIN if isinstance(error, builtin)), OperatorError)
     return kind(f"{call.op}: {error}", func=call.op)
 
 
 def with_line(error: UnderstudyError, what: str, inputs: object = "", hint: str = "") -> UnderstudyError:
-    """Context for an error that no operator call stands behind."""
+    """Add context to an error outside of an operator call."""
     return error.with_context(Context(what, str(inputs), user_line(), hint or hint_for(error)))
 
 
-ONE_AFTER_THE_OTHER = (
+MODE_ORDER_HINT = (
     "modes of one thread are left in the opposite order. Tasks of asyncio and generators share a thread: keep `await` and "
     "`yield` out of the `with` block, or run each task in a thread of its own (asyncio.to_thread)"
 )
 
 
 def refuse_order(entry: object, mode: object, exception: tuple[object, ...]) -> None:
-    """A mode was left that is not the innermost one. What is under way is not covered by this error, but for the end of
-    a generator."""
+    """Raise because a mode was left that is not the innermost one. Does not replace an exception that is being raised,
+    except GeneratorExit."""
     name = type(mode).__name__
     reason = (
         f"{name}.__exit__: this thread has not entered the mode, or has left it"
@@ -135,7 +135,7 @@ def refuse_order(entry: object, mode: object, exception: tuple[object, ...]) -> 
         else f"{name}.__exit__: another mode was entered after this one, and is still active. This one is over, and "
         "will not come back"
     )
-    error = with_line(ModeOrderError(reason), f"{name}.__exit__", "", ONE_AFTER_THE_OTHER)
+    error = with_line(ModeOrderError(reason), f"{name}.__exit__", "", MODE_ORDER_HINT)
     under_way = exception[1] if len(exception) > 1 else None
     if under_way is None or isinstance(under_way, GeneratorExit):
         raise error

@@ -1,4 +1,4 @@
-"""Sparse layouts: what they add to a spec, and tensors of torch's own that have it."""
+"""Sparse layouts: their part of a spec, and plain sparse tensors for a spec."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COMPRESSED = frozenset({torch.sparse_csr, torch.sparse_csc, *BLOCKED})
 
 @dataclass(frozen=True, slots=True)
 class SparseParts:
-    """What a sparse layout adds to a spec. `block` is () for layouts without blocks."""
+    """The part of a spec for sparse layouts. `block` is () for layouts without blocks."""
 
     sparse_dim: int
     dense_dim: int
@@ -46,7 +46,7 @@ def _parts(t: torch.Tensor) -> SparseParts:
 
 
 def sparse_on(spec: TensorSpec, device: torch.device) -> torch.Tensor:
-    """A sparse tensor of torch's own with this spec's metadata: valid indices, and zeros as values."""
+    """A plain sparse tensor with this spec's metadata: valid indices, and zeros as values."""
     parts: SparseParts = spec.sparse
     shape = spec.numbers.shape
     dense = shape[spec.ndim - parts.dense_dim :]
@@ -71,7 +71,7 @@ def sparse_on(spec: TensorSpec, device: torch.device) -> torch.Tensor:
 
 
 def parts_of(t: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """The tensors that a sparse tensor is made of."""
+    """The component tensors of a sparse tensor."""
     if t.layout is torch.sparse_coo:
         return t._indices(), t._values()
     if t.layout in BY_ROW:
@@ -90,6 +90,6 @@ def _coordinates(shape: tuple[int | SymNode, ...], count: int) -> torch.Tensor:
 
 
 def _compress(lines: int, length: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Line starts and positions for `count` entries that fill line after line."""
+    """Row starts and column positions for `count` entries that fill row after row."""
     starts = (torch.arange(lines + 1) * length).clamp(max=count)
     return starts, torch.arange(count) % max(length, 1)

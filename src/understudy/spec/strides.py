@@ -1,4 +1,4 @@
-"""Strides of freshly made results, as eager lays them out.
+"""Strides of new results, as in eager.
 
 An elementwise operator keeps the order of dimensions of its operands in memory. How eager decides:
 
@@ -18,17 +18,17 @@ from understudy.shapes.node import Shape
 from understudy.shapes.sizes import (
     are_packed,
     at_least_one,
-    by_example,
-    differ_at_hand,
-    is_filled_or_not_one,
+    has_unbacked,
+    have_different_hints,
+    is_nonempty_or_not_one,
     is_not_one_unless,
+    is_provably_different,
+    is_provably_equal,
+    is_provably_less,
     is_symbolic,
-    lies_in_data,
-    surely_differ,
-    surely_equal,
-    surely_less,
+    order_by_hints,
 )
-from understudy.spec.alternatives import weakly
+from understudy.spec.alternatives import with_weakest_guard
 from understudy.spec.tensor_spec import TensorSpec, contiguous_strides, is_contiguous, same_shape
 
 if TYPE_CHECKING:
@@ -59,13 +59,13 @@ def is_channels_last_contiguous(shape: Sequence[int | SymNode], stride: Sequence
 
 
 def is_dense(shape: Sequence[int | SymNode], stride: Sequence[int | SymNode]) -> bool:
-    """Every element of a block of memory exactly once, in any order of dimensions."""
-    if is_symbolic((*shape, *stride)) and _is_surely_packed(shape, stride, by_example(stride, shape)):
+    """Whether a tensor covers a block of memory exactly once, in any order of dimensions."""
+    if is_symbolic((*shape, *stride)) and _is_provably_packed(shape, stride, order_by_hints(stride, shape)):
         return True
     if is_contiguous(shape, stride) or is_channels_last_contiguous(shape, stride):
         return True
     if is_symbolic((*shape, *stride)):
-        return are_packed(shape, stride, by_example(stride, shape))
+        return are_packed(shape, stride, order_by_hints(stride, shape))
     wide = sorted((step, size) for size, step in zip(shape, stride, strict=True) if size >= 2)
     expected: Any = 1
     for step, size in wide:
@@ -75,17 +75,17 @@ def is_dense(shape: Sequence[int | SymNode], stride: Sequence[int | SymNode]) ->
     return True
 
 
-def _is_surely_packed(shape: Sequence[int | SymNode], stride: Sequence[int | SymNode], order: Sequence[int]) -> bool:
-    """Whether the dimensions follow each other in memory whatever the symbols are; no guard comes of asking.
+def _is_provably_packed(shape: Sequence[int | SymNode], stride: Sequence[int | SymNode], order: Sequence[int]) -> bool:
+    """Whether the dimensions are dense in this order for all values of the symbols. Adds no guard.
 
-    A tensor without elements is dense with any strides: sizes may count as they are, or as at least 1.
+    An empty tensor is dense with any strides: sizes may count as they are, or as at least 1.
     """
     expected: Any = 1
     of_full: Any = 1
-    left = [dim for dim in order if not surely_equal(shape[dim], 1)]
+    left = [dim for dim in order if not is_provably_equal(shape[dim], 1)]
     while left:
         found = next(
-            (dim for dim in left if surely_equal(stride[dim], expected) or surely_equal(stride[dim], of_full)), None
+            (d for d in left if is_provably_equal(stride[d], expected) or is_provably_equal(stride[d], of_full)), None
         )
         if found is None:
             return False
@@ -114,11 +114,11 @@ def elementwise_strides(shape: Shape, operands: Sequence[TensorSpec], numbers: b
         return (1,) if shape else ()
     if not is_symbolic(shape):
         return _elementwise_strides(shape, operands, numbers)
-    if all(is_surely_row_major(operand.shape, operand.stride) for operand in operands):
+    if all(is_provably_row_major(operand.shape, operand.stride) for operand in operands):
         is_sorted = numbers or not all(operand.shape is shape for operand in operands)
         if not is_sorted or _keeps_order(shape, operands):
             return contiguous_strides(shape)
-    strides = weakly(_elementwise_strides, shape, operands, numbers)
+    strides = with_weakest_guard(_elementwise_strides, shape, operands, numbers)
     assert strides is not None
     return strides
 
@@ -134,17 +134,17 @@ def _elementwise_strides(shape: Shape, operands: Sequence[TensorSpec], numbers: 
 
 
 def _keeps_order(shape: Shape, operands: Sequence[TensorSpec]) -> bool:
-    """Whether eager's sort leaves the dimensions of row-major operands as they are: of two with one stride, a size of 0
-    goes inside of a 1. Where strides leave a gap, there is nothing to ask. Beyond dimensions that tell it nothing, as all
-    operands are expanded in one of the two, the sort looks further."""
+    """Whether eager's sort keeps the order of dimensions of row-major operands: of two with the same stride, a size of
+    0 is moved inside a size of 1. If there is a gap between strides, no guard is needed. The sort skips dimensions in
+    which all operands are expanded."""
     for outer in range(len(shape) - 1):
-        if surely_differ(shape[outer], 0):
+        if is_provably_different(shape[outer], 0):
             continue
         for inner in range(outer + 1, len(shape)):
             steps = _steps_that_decide(shape, operands, outer, inner)
             if steps is None:
                 continue
-            if not surely_differ(shape[inner], 1) and not is_filled_or_not_one(shape[outer], shape[inner], *steps):
+            if not is_provably_different(shape[inner], 1) and not is_nonempty_or_not_one(shape[outer], shape[inner], *steps):
                 return False
             if steps is not OPEN_STEPS:
                 break
@@ -155,8 +155,8 @@ OPEN_STEPS = (1, 1)
 
 
 def _steps_that_decide(shape: Shape, operands: Sequence[TensorSpec], outer: int, inner: int) -> tuple[Any, Any] | None:
-    """The strides of two dimensions in the first operand that is not expanded in either; None if all are.
-    `OPEN_STEPS` if it is open whether that one is."""
+    """The strides of two dimensions in the first operand that is not expanded in either; None if all are. `OPEN_STEPS`
+    if that is undecided."""
     for operand in operands:
         dim = outer - len(shape) + operand.ndim
         if dim < 0:
@@ -164,36 +164,36 @@ def _steps_that_decide(shape: Shape, operands: Sequence[TensorSpec], outer: int,
         other = dim + inner - outer
         steps = operand.stride[dim], operand.stride[other]
         sizes = operand.shape[dim], operand.shape[other]
-        # Where the result has the sizes 0 and 1, an operand has 1 and 1, which is expanded, or 0 and 1.
-        if surely_equal(sizes[0], 1) or any(surely_equal(step, 0) for step in steps):
+        # If the result has sizes 0 and 1, an operand has sizes 1 and 1 (expanded), or 0 and 1.
+        if is_provably_equal(sizes[0], 1) or any(is_provably_equal(step, 0) for step in steps):
             continue
-        is_whole = surely_equal(sizes[0], shape[outer]) and surely_equal(sizes[1], shape[inner])
+        is_whole = is_provably_equal(sizes[0], shape[outer]) and is_provably_equal(sizes[1], shape[inner])
         return steps if is_whole else OPEN_STEPS
     return None
 
 
 def _are_row_major_if_not_empty(operands: Sequence[TensorSpec]) -> bool:
-    return all(is_surely_row_major(operand.shape, operand.stride, if_not_empty=True) for operand in operands)
+    return all(is_provably_row_major(operand.shape, operand.stride, if_not_empty=True) for operand in operands)
 
 
-def is_surely_row_major(shape: Shape, stride: Shape, if_not_empty: bool = False) -> bool:
-    """Whether no dimension is slower in memory than one before it, expanded ones aside, whatever the symbols are.
+def is_provably_row_major(shape: Shape, stride: Shape, if_not_empty: bool = False) -> bool:
+    """Whether, for all values of the symbols, strides do not increase from one dimension to the next, except expanded ones.
 
-    Results of such operands are row-major, broadcast or not. Strides may leave gaps; where they leave none, two of them
-    are equal only if the size between them is at most 1, and then eager's sort leaves both where they are.
+    Results of such operands are row-major, broadcast or not. Strides may have gaps; without gaps, two of them are equal
+    only if the size between them is at most 1, and then eager's sort keeps their order.
     `if_not_empty`: no size is 0, so that a size and `max(size, 1)` are the same.
     """
-    if all(map(surely_equal, stride, contiguous_strides(shape))):
+    if all(map(is_provably_equal, stride, contiguous_strides(shape))):
         return True
     inner: Any = None
-    packed: list[Any] = []  # the next stride if there is no gap, in all ways to write it
+    packed: list[Any] = []  # the next packed stride, in all equivalent forms
     for size, step in zip(reversed(shape), reversed(stride), strict=True):
-        if surely_equal(step, 0):
+        if is_provably_equal(step, 0):
             continue
         ways = [step]
-        if any(surely_equal(step, other) for other in packed):
+        if any(is_provably_equal(step, other) for other in packed):
             ways += packed if if_not_empty else []
-        elif inner is not None and not surely_less(inner, step):
+        elif inner is not None and not is_provably_less(inner, step):
             return False
         full = at_least_one(size)
         packed = [way * full for way in ways]
@@ -204,15 +204,15 @@ def is_surely_row_major(shape: Shape, stride: Shape, if_not_empty: bool = False)
 
 
 def preserved_strides(shape: Shape, stride: Shape) -> Shape:
-    """Strides of a copy that keeps the layout: the same if dense, else dense in the same order of dimensions."""
+    """Strides of a copy with preserve_format: the same if dense, else packed in the same order of dimensions."""
     if is_symbolic((*shape, *stride)):
-        if _is_surely_packed(shape, stride, by_example(stride, shape)):
+        if _is_provably_packed(shape, stride, order_by_hints(stride, shape)):
             return stride
-        twin = None if lies_in_data(*shape, *stride) else _twin(shape, stride)
-        if twin is not None:
+        duplicate = None if has_unbacked(*shape, *stride) else _find_duplicate_stride(shape, stride)
+        if duplicate is not None:
             packed = _packed_by_order(shape, stride)
             if all(
-                surely_equal(step, given) or is_not_one_unless(shape[twin], step, given)
+                is_provably_equal(step, given) or is_not_one_unless(shape[duplicate], step, given)
                 for step, given in zip(packed, stride, strict=True)
             ):
                 return packed
@@ -220,19 +220,19 @@ def preserved_strides(shape: Shape, stride: Shape) -> Shape:
         return stride
     if len(shape) < 2:
         return (1,) if shape else ()
-    if is_symbolic((*shape, *stride)) and is_surely_row_major(shape, stride):
+    if is_symbolic((*shape, *stride)) and is_provably_row_major(shape, stride):
         return contiguous_strides(shape)
     return _packed_by_order(shape, stride)
 
 
-def _twin(shape: Shape, stride: Shape) -> int | None:
-    """A dimension that has to have size 1 for the strides to be dense, because another one has the same stride: then all
-    there is to ask is whether packed strides would be others where it has. None if there is none, or for empty tensors."""
+def _find_duplicate_stride(shape: Shape, stride: Shape) -> int | None:
+    """A dimension that must have size 1 for the strides to be dense, because another one has the same stride: then one
+    guard decides. None if there is none, or for empty tensors."""
     for dim, step in enumerate(stride):
         for other, size in enumerate(shape):
-            if other != dim and surely_equal(stride[other], step) and surely_differ(size, 1):
-                is_open = differ_at_hand(shape[dim], 1) and not surely_differ(shape[dim], 1)
-                return dim if is_open and all(surely_less(0, each) for each in (*shape, step)) else None
+            if other != dim and is_provably_equal(stride[other], step) and is_provably_different(size, 1):
+                is_open = have_different_hints(shape[dim], 1) and not is_provably_different(shape[dim], 1)
+                return dim if is_open and all(is_provably_less(0, each) for each in (*shape, step)) else None
     return None
 
 
@@ -271,7 +271,7 @@ def _broadcast_row(shape: Shape, operand: TensorSpec) -> Shape:
         return stride
     lead = len(shape) - len(own)
     expanded = [
-        0 if not surely_equal(size, wanted) and size == 1 and wanted != 1 else step
+        0 if not is_provably_equal(size, wanted) and size == 1 and wanted != 1 else step
         for size, step, wanted in zip(own, stride, shape[lead:], strict=True)
     ]
     return (*(0,) * lead, *expanded)

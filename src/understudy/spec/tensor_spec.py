@@ -14,14 +14,14 @@ from weakref import WeakValueDictionary
 import torch
 
 from understudy.shapes.input_dims import packed_strides
-from understudy.shapes.sizes import are_packed, is_symbolic, surely_differ, surely_equal
+from understudy.shapes.sizes import are_packed, is_provably_different, is_provably_equal, is_symbolic
 
 if TYPE_CHECKING:
     from understudy.shapes.node import Shape, SymNode
 
 
 class PlainLayout(NamedTuple):
-    """Sizes that are numbers, for torch's own functions."""
+    """Plain shape, strides and offset, for torch's own functions."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -46,7 +46,7 @@ SHORT_DTYPE = {
     torch.complex64: "c64",
     torch.complex128: "c128",
 }
-SHORT_DTYPE.setdefault(torch.bfloat16.to_complex(), "bc32")  # where torch has no such dtype, it is complex64
+SHORT_DTYPE.setdefault(torch.bfloat16.to_complex(), "bc32")  # in releases without such a dtype, this is complex64
 
 
 contiguous_strides = packed_strides
@@ -62,20 +62,19 @@ def product(sizes: Sequence[object]) -> Any:
 def same_shape(a: Sequence[Any], b: Sequence[Any]) -> bool:
     """Whether two shapes (or strides) are equal.
 
-    What is plain to see comes first (other ranks, sizes that differ in any case), so that no question about symbols is
-    asked whose answer can't matter.
+    Provable differences (ranks, sizes) are checked first, so that no unnecessary guard is added.
     """
     if len(a) != len(b):
         return False
     pairs = [(x, y) for x, y in zip(a, b, strict=True) if x is not y]
-    return not any(surely_differ(x, y) for x, y in pairs) and all(x == y for x, y in pairs)
+    return not any(is_provably_different(x, y) for x, y in pairs) and all(x == y for x, y in pairs)
 
 
 class TensorSpec:
     """Shape, stride, offset, dtype, device, layout and the conj and neg bits of a tensor.
 
     `sparse` holds what a sparse layout adds (see `SparseParts`), None for strided tensors.
-    `prepared` belongs to the layer that makes tensors from specs; it takes no part in identity.
+    `prepared` is a memo of the layer that makes tensors from specs, and not part of the identity.
     """
 
     __slots__ = (
@@ -156,7 +155,7 @@ class TensorSpec:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is a size of 0. Asked of each size: of a product of symbols nothing can be seen."""
+        """Whether there is a size of 0. Each size is checked: a product of symbols can't be decided."""
         return any(size == 0 for size in self.shape)
 
     @property
@@ -173,17 +172,17 @@ class TensorSpec:
 
     @property
     def is_contiguous(self) -> bool:
-        """Row-major without gaps; strides of dimensions of size 1 do not matter."""
+        """Whether it is dense and row-major; strides of dimensions of size 1 do not matter."""
         if self._contiguous is None:
             self._contiguous = is_contiguous(self.shape, self.stride)
         return self._contiguous
 
     @property
     def _is_plainly_contiguous(self) -> bool:
-        """The same for printing, which must not make anyone assume anything."""
+        """The same without guards, for printing."""
         if not self.is_symbolic:
             return self.is_contiguous
-        return all(map(surely_equal, self.stride, contiguous_strides(self.shape)))
+        return all(map(is_provably_equal, self.stride, contiguous_strides(self.shape)))
 
     def like(
         self,
@@ -193,7 +192,7 @@ class TensorSpec:
         dtype: torch.dtype | None = None,
         device: torch.device | None = None,
     ) -> TensorSpec:
-        """A fresh tensor beside this one: same dtype and device unless told, contiguous unless told."""
+        """A new tensor: by default contiguous, with the dtype and device of this one."""
         return TensorSpec(
             self.shape if shape is None else shape,
             stride,
@@ -213,7 +212,7 @@ class TensorSpec:
         conj: bool | None = None,
         neg: bool | None = None,
     ) -> TensorSpec:
-        """A view of this tensor's storage: same offset and bits unless told."""
+        """A view of this tensor's storage: by default with the same offset and bits."""
         return TensorSpec(
             shape,
             stride,
@@ -253,7 +252,7 @@ class TensorSpec:
             return f"{text}:{str(self.layout).removeprefix('torch.')}@{self.device}"
         if not self._is_plainly_contiguous:
             text += f"~({', '.join(map(str, self.stride))})"
-        if not surely_equal(self.offset, 0):
+        if not is_provably_equal(self.offset, 0):
             text += f"+{self.offset}"
         if self.conj:
             text += ".conj"
@@ -291,6 +290,6 @@ _lock = threading.Lock()
 
 
 def spec_of(tensor: object) -> TensorSpec | None:
-    """The spec of a tensor without data, None of any other tensor. (A DTensor has a `_spec` of another kind.)"""
+    """The spec of a stand-in, None for any other tensor. (A DTensor has a `_spec` of another kind.)"""
     spec = getattr(tensor, "_spec", None)
     return spec if type(spec) is TensorSpec else None

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from understudy import FakeTensorMode, ShapeEnv
-from understudy.shapes.sizes import at_hand, from_torch
+from understudy.shapes.sizes import from_torch, hint_of
 
 
 class Heard(TorchDispatchMode):
@@ -26,7 +26,7 @@ class Heard(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if isinstance(result, Tensor) and func.name() != "aten::lift_fresh":
-            self.calls.append((func.name(), [at_hand(from_torch(size)) for size in result.shape]))
+            self.calls.append((func.name(), [hint_of(from_torch(size)) for size in result.shape]))
         return result
 
 

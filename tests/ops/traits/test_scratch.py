@@ -19,9 +19,11 @@ def spec(*shape: int, stride: tuple[int, ...] | None = None, dtype: torch.dtype 
     return TensorSpec(shape, stride, dtype=dtype, device=CUDA)
 
 
-def scratch(op: torch._ops.OpOverload, *args: object, made: TensorSpec | tuple[TensorSpec, ...]) -> Scratch:
+def scratch(
+    op: torch._ops.OpOverload, *args: object, made: TensorSpec | tuple[TensorSpec, ...], **kwargs: object
+) -> Scratch:
     results = made if isinstance(made, tuple) else (made,)
-    return scratch_of(Call.of(op, args, {}), results, H100)
+    return scratch_of(Call.of(op, args, kwargs), results, H100)
 
 
 def test_max_over_a_strided_dimension_as_in_the_trace() -> None:
@@ -83,5 +85,97 @@ def test_index_put_that_accumulates_copies_values_in_another_order() -> None:
     values = spec(512, 2560, stride=(1, 512))
     index = spec(512, dtype=torch.int64)
     found = scratch(aten.index_put_.default, spec(10_000, 2560), [index], values, True, made=spec(10_000, 2560))
-    assert found.sizes[0] == 5_242_880 and not found.is_exact
+    assert found.sizes == (4096, 5_242_880, 4096, 4096, 4096, 1)
     assert scratch(aten.index_put_.default, spec(10, 4), [index], values, False, made=spec(10, 4)) == NO_SCRATCH
+
+
+def test_sum_of_other_dtypes_is_of_a_copy() -> None:
+    """A sum of bools is int64: 8 bytes for each, then 528 blocks of 512 threads."""
+    found = scratch(aten.sum.default, spec(4096, 4096, dtype=torch.bool), made=spec(dtype=torch.int64))
+    assert found.sizes == (8 * 4096 * 4096, 8 * 528, 4)
+    half = spec(4096, 4096, dtype=torch.bfloat16)
+    assert scratch(aten.sum.default, half, made=spec()).sizes == (4 * 528, 4)
+
+
+def test_sizes_of_partial_results() -> None:
+    """2560 columns of 1024 rows: 4 columns at once, 32 x 4 threads, 1024 / 4 = 256 values each, in 256 / 16 blocks."""
+    x = spec(1024, 2560)
+    places = 2560 * 16 * 32 * 4
+    assert scratch(aten.sum.dim_IntList, x, [0], made=spec(2560)).sizes == (4 * places, 4 * 20)
+    assert scratch(aten.amax.default, x, [0], made=spec(2560)).sizes == (4 * places, 4 * 20)
+    assert scratch(aten.aminmax.default, x, dim=0, made=(spec(2560), spec(2560))).sizes == (8 * places, 4 * 20)
+    assert scratch(aten.var.correction, x, [0], made=spec(2560)).sizes == (16 * places, 4 * 20)
+    wide = spec(1024, 2560, dtype=torch.float64)
+    made = spec(2560, dtype=torch.float64)
+    assert scratch(aten.var.correction, wide, [0], made=made).sizes == (32 * places, 4 * 20)
+    bools = spec(1024, 2560, dtype=torch.bool)
+    assert scratch(aten.any.dim, bools, 0, made=spec(2560, dtype=torch.bool)).sizes == (places, 4 * 20)
+
+
+def test_reduction_of_expanded_dimensions() -> None:
+    """What is expanded is not sorted: all that is reduced comes before what stays."""
+    x = spec(1024, 2560, stride=(0, 1))
+    assert scratch(aten.sum.dim_IntList, x, [0], made=spec(2560)).sizes == ()  # its stride is the smallest: along rows
+
+
+def test_softmax_backward_has_a_product_of_its_size() -> None:
+    y = spec(4, 12, 512, 512)
+    assert scratch(aten._softmax_backward_data.default, y, y, -1, torch.float32, made=y).sizes == (4 * 4 * 12 * 512 * 512,)
+    assert scratch(aten._log_softmax_backward_data.default, y, y, -1, torch.float32, made=y) == NO_SCRATCH
+    turned = spec(512, 512, stride=(1, 512))
+    assert scratch(aten._softmax.default, turned, -1, False, made=spec(512, 512)).sizes == (4 * 512 * 512,)
+
+
+def test_layer_norm_backward_of_many_rows() -> None:
+    """70,000 rows of 64 columns: 2188 blocks of 32 rows, a row of partial sums for each."""
+    x, w, statistics = spec(70_000, 64), spec(64), spec(70_000, 1)
+    args = (x, x, [64], statistics, statistics, w, w, [True, True, True])
+    found = scratch(aten.native_layer_norm_backward.default, *args, made=(x, w, w))
+    assert found.sizes == (4 * 2188 * 64, 4 * 2188 * 64, 256, 256) and found.is_exact
+    few = spec(64_000, 64)
+    assert scratch(aten.native_layer_norm_backward.default, few, few, *args[2:], made=(few, w, w)) == NO_SCRATCH
+
+
+def test_embedding_backward_of_many_indices() -> None:
+    """8192 indices into 50,257 rows of 768: at most 8192 rows, and 819 more for those that are summed in tens."""
+    grad, indices = spec(8, 1024, 768), spec(8, 1024, dtype=torch.int64)
+    made = spec(50_257, 768)
+    found = scratch(aten.embedding_dense_backward.default, grad, indices, 50_257, -1, False, made=made)
+    n, partial = 8 * 8192, 8192 + 819
+    assert found.sizes == (n, n, n, 8, n, n, 8, 8 * partial, 4 * partial * 768) and found.is_exact
+    few = scratch(aten.embedding_dense_backward.default, spec(2, 16, 768), spec(2, 16, dtype=torch.int64), 9, -1, False,
+                  made=spec(9, 768))  # fmt: skip
+    assert few == NO_SCRATCH
+
+
+@pytest.mark.parametrize(("dtype", "width", "rows", "columns"), [
+    (torch.float32, 64, 64, 64), (torch.bfloat16, 64, 64, 64), (torch.bfloat16, 128, 128, 128),
+])  # fmt: skip
+def test_efficient_backward_has_tiles_of_the_gradient(dtype: torch.dtype, width: int, rows: int, columns: int) -> None:
+    q = spec(2, 12, 300, width, dtype=dtype)
+    found = scratch(
+        aten._scaled_dot_product_efficient_attention_backward.default, q, q, q, q, None, q, q, q, q, 0.0,
+        [True, True, True, False], made=(q, q, q),
+    )  # fmt: skip
+    tiles = -(-300 // rows) * -(-width // columns)
+    assert found.sizes == (4 * 2 * 12 * 300, 2 * 12 * tiles * (16 + 4 * rows * columns))
+    assert found.is_exact == (width <= 64)
+
+
+def test_operators_that_are_written_in_terms_of_others() -> None:
+    x = spec(512, 10_000)
+    assert scratch(aten.logsumexp.default, x, [-1], made=spec(512)).sizes == (4 * 512, 4 * 512 * 10_000)
+    assert scratch(aten.mse_loss.default, x, x, made=spec()).sizes == (4 * 512 * 10_000,)
+    assert scratch(aten.mse_loss.default, x, x, 0, made=x) == NO_SCRATCH
+    assert scratch(aten.binary_cross_entropy_with_logits.default, x, x, made=spec()).sizes == 2 * (4 * 512 * 10_000,)
+
+
+def test_indices_of_two_layouts_are_copied() -> None:
+    down, along = spec(64, 1, dtype=torch.int64), spec(1, 32, dtype=torch.int64)
+    assert scratch(aten.index.Tensor, spec(99, 99), [down, along], made=spec(64, 32)).sizes == 2 * (8 * 64 * 32,)
+    assert scratch(aten.index.Tensor, spec(99, 99), [along, along], made=spec(1, 32)) == NO_SCRATCH
+
+
+def test_contiguous_batches_are_taken_as_they_are() -> None:
+    one = spec(8, 1, 1, stride=(1, 5, 5))  # contiguous, whatever the strides of single rows are
+    assert scratch(aten.bmm.default, one, one, made=one) == NO_SCRATCH

@@ -1,9 +1,9 @@
-"""Higher-order operators in a capture: the functions that they are given become graphs inside the graph.
+"""Higher-order operators in a capture: their functions become subgraphs.
 
-    subgraphs        enter and record: from a call to graphs, a node and a result; what a branch must not do
-    closures         tensors that a branch uses without being given them become operands; flex attention
+    subgraphs        `enter` and `record`: from a call to subgraphs, a node and a result; checks of branches
+    closures         tensors from the closure of a branch become operands; flex attention
     derivatives      forward and backward of these operators
     transforms       these operators under torch.func, and with ordinary gradients
     batching         these operators under torch.vmap
-    torch_tracing    the capture of this thread, where torch's own rules ask for a tracer
+    torch_tracing    answers torch's own rules when they ask for the current tracer
 """

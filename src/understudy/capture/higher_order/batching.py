@@ -1,7 +1,7 @@
-"""Higher-order operators over batches, as `torch.func.vmap` wants them.
+"""Batching rules of higher-order operators, for `torch.func.vmap`.
 
-The same operator, on functions that take batches. Where each entry of a batch decides for itself: both branches of `cond`
-and `torch.where`; a loop goes on as long as an entry does, and leaves the others as they are.
+The same operator, on functions over batches. Where the condition differs between the entries of a batch: both branches
+of `cond` and `torch.where`; a loop runs as long as any entry does, and keeps the others unchanged.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from understudy.ops import hops
 
 Function = Callable[..., Any]
 Dims = list[int | None]
-"""Where a batch is among the dimensions of a value; None: it is no batch."""
+"""The batch dimension of each value; None: not a batch."""
 
 
 class UnexpectedBatch(Exception):
-    """A result is a batch that was not taken for one, at this level."""
+    """A result is a batch at this level, but was expected not to be one."""
 
     def __init__(self, batch: VmapLevel, dims: Dims | None) -> None:
         super().__init__("a result is a batch that was not taken for one")
@@ -33,7 +33,7 @@ class UnexpectedBatch(Exception):
 
 
 class VmapLevel:
-    """One level of vmap: values without it, and results with it again."""
+    """One level of vmap: unwraps values and wraps results."""
 
     def __init__(self, interpreter: Any) -> None:
         self.level = interpreter.level()
@@ -42,19 +42,19 @@ class VmapLevel:
         self._randomness = interpreter.randomness()
 
     def inside(self, values: Sequence[object], dim: int = 0) -> tuple[list[Any], Dims]:
-        """The values without this level, and which of them are batches."""
+        """The unwrapped values, and their batch dimensions."""
         found = [_torch.batched_at(value, dim, self.level) for value in values]
         return [value for value, _ in found], [0 if is_batched else None for _, is_batched in found]
 
     def expand_to(self, values: Sequence[Any], dims: Dims, wanted: Dims) -> list[Any]:
-        """The values, as batches where that is wanted."""
+        """The values, expanded to batches where `wanted`."""
         return [
             value.expand(self._size, *value.shape).clone() if dim is None and want == 0 else value
             for value, dim, want in zip(values, dims, wanted, strict=True)
         ]
 
     def over(self, function: Function, in_dims: Dims, foreseen: Dims) -> Function:
-        """A function over batches; `foreseen`: which of its results are taken for batches, none of those after these."""
+        """A function over batches; `foreseen`: which of its results are expected to be batches."""
 
         def run(*values: object) -> tuple[Any, ...]:
             results, dims = self.run(function, in_dims, values)
@@ -67,13 +67,14 @@ class VmapLevel:
         return run
 
     def run(self, function: Function, in_dims: Dims, values: Sequence[object]) -> tuple[list[Any], Dims]:
-        """The results, batches at dimension 0, and which of them are batches."""
+        """The results, with batches at dimension 0, and their batch dimensions."""
         results, dims = _torch.over_batches(function, tuple(in_dims), self._size, self._randomness)(*values)
         moved = [value.movedim(dim, 0) if dim else value for value, dim in zip(results, dims, strict=True)]
         return moved, [None if dim is None else 0 for dim in dims]
 
     def call_until_settled(self, call: Callable[[Any], Any], foreseen: Dims) -> tuple[Any, Any]:
-        """What a call gives, and for which results it took batches: for as many more as it turns out to need."""
+        """Repeat a call, with more results expected to be batches, until the expectation holds. Returns the results and
+        dims."""
         try:
             with self.lower():
                 return call(foreseen), foreseen
@@ -186,7 +187,7 @@ def while_loop(
 
 
 def _one_for_all(batch: VmapLevel, goes_on: Function, in_dims: Dims) -> Function:
-    """Whether the loop goes on, if that is the same for the whole batch."""
+    """The condition of a loop if it is the same for the whole batch; raises `UnexpectedBatch` otherwise."""
 
     def still(*values: object) -> Any:
         (decision,), (dim,) = batch.run(_as_tuple(goes_on), in_dims, values)
@@ -211,7 +212,7 @@ def _all_of_them(op: object, state: Sequence[int | object]) -> Dims:
 def _each_for_itself(
     batch: VmapLevel, goes_on: Function, body: Function, count: int, in_dims: Dims
 ) -> tuple[Function, Function]:
-    """Whether an entry goes on, and a round of those that do."""
+    """Condition and body of a loop in which each entry of the batch stops by itself."""
     all_of_them: Dims = [0] * count
     each_goes_on = batch.over(_as_tuple(goes_on), in_dims, [0])
     round_of_each = batch.over(body, in_dims, all_of_them)
@@ -232,5 +233,5 @@ def _as_tuple(function: Function) -> Function:
 
 
 def _like(mask: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """One entry for each entry of the batch, to be combined with values of more dimensions."""
+    """The mask with dimensions of size 1 added, to be broadcast with `value`."""
     return mask.reshape(-1, *[1] * (value.ndim - 1))

@@ -1,9 +1,9 @@
-"""Tensors that a branch refers to without being given them.
+"""Tensors from the closure of a branch.
 
-The functions of a higher-order operator are graphs of their own, and autograd and the transforms of torch.func only
-know their operands. So a tensor of the surrounding program that a branch uses has to become an operand. Which ones
-these are shows in a rehearsal: each branch is run once, recorded by nobody, and every call of a torch function in it is
-looked at. When the branch is run for good, the operand takes the place of the tensor in the same calls.
+The functions of a higher-order operator become subgraphs, and autograd and the transforms of torch.func see only their
+operands. So a tensor of the surrounding program that a branch uses has to become an operand. To find these tensors,
+each branch is run once without recording, and every call of a torch function in it is inspected. When the branch is
+recorded, the operand replaces the tensor in the same calls.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 class BranchMode(TorchFunctionMode):
-    """A mode for the calls of torch functions inside of a branch, and inside of the branches in it."""
+    """A function mode for the calls in a branch, and in nested branches."""
 
-    def within(self, function: object) -> Any:
-        """A function that a higher-order operator is given in this branch: its calls belong to it as well."""
+    def wrap_inner_function(self, function: object) -> Any:
+        """Wrap a function of a nested higher-order operator, so that this mode sees its calls as well."""
         if not callable(function) or isinstance(function, (torch.nn.Module, torch.Tensor)):
             return function
 
@@ -46,7 +46,7 @@ class BranchMode(TorchFunctionMode):
 
 
 class ClosureFinder(BranchMode):
-    """Takes down what a branch uses that it was not given."""
+    """Collects the tensors and numbers that a branch uses besides its operands."""
 
     def __init__(self, capture: Capture, operands: Sequence[Any]) -> None:
         super().__init__()
@@ -57,13 +57,13 @@ class ClosureFinder(BranchMode):
 
     def __torch_function__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        self.look_at((args, *kwargs.values()))
+        self.inspect_values((args, *kwargs.values()))
         form = higher_order(func) if isinstance(func, _torch.HigherOrderOperator) else None
         if form is None or not form.takes_functions:
             return func(*args, **kwargs)
-        return one_round(self._capture.stand_ins, form, tuple(map(self.within, args)))[0]
+        return run_once(self._capture.stand_ins, form, tuple(map(self.wrap_inner_function, args)))[0]
 
-    def look_at(self, values: object) -> None:
+    def inspect_values(self, values: object) -> None:
         for value in _torch.tree_flatten(values)[0]:
             if isinstance(value, torch.Tensor):
                 inner = _torch.innermost(value)
@@ -73,8 +73,8 @@ class ClosureFinder(BranchMode):
                 self.numbers.setdefault(value.node)
 
 
-def one_round(mode: Any, form: HigherOrder, args: tuple[Any, ...]) -> tuple[Any, list[Any]]:
-    """What a higher-order operator gives, and what its functions do: once is enough to see what they use."""
+def run_once(mode: Any, form: HigherOrder, args: tuple[Any, ...]) -> tuple[Any, list[Any]]:
+    """Run each function of a higher-order operator once on example operands; returns the operator's result."""
     with mode:
         examples = form.examples(mode, args)
         outputs = [args[position](*examples) for position, _ in form.functions]
@@ -84,7 +84,7 @@ def one_round(mode: Any, form: HigherOrder, args: tuple[Any, ...]) -> tuple[Any,
 
 
 def is_outside(tensor: object, capture: Capture) -> bool:
-    """Whether the surrounding program has made this tensor, and not the rehearsal."""
+    """Whether this tensor was made by the surrounding program, not by the run of the branch."""
     if type(tensor) is not FakeTensor or tensor.fake_mode is not capture.stand_ins:
         return True
     around: Capture | None = capture
@@ -95,36 +95,36 @@ def is_outside(tensor: object, capture: Capture) -> bool:
     return False
 
 
-def same_but_another(value: object) -> Any:
-    """What a rehearsal is given for an operand: a branch may refer to the operand itself as well."""
+def copy_operand(value: object) -> Any:
+    """Another tensor object for an operand: the branch may also refer to the operand through its closure."""
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return value
-    # Functionalization carries what is written to a view over to what it is a view of.
+    # Functionalisation propagates writes through a view to its base.
     is_wrapper = _torch.is_functional_wrapper(type(value)) or _torch.unwrap(value) is not None
     return value.clone() if is_wrapper else value.view_as(value)
 
 
 def interpret_graph(function: object) -> Any:
-    """A graph is followed node by node where its nodes are to hand on where they come from."""
+    """Run a graph module node by node, if the metadata of its nodes has to be preserved."""
     if isinstance(function, torch.fx.GraphModule) and torch.fx.traceback.has_preserved_node_meta():
         return torch.fx.Interpreter(function).run
     return function
 
 
 class ClosureReplacer(BranchMode):
-    """Puts operands in the place of the tensors that a branch refers to."""
+    """Replaces tensors from the closure of a branch by operands."""
 
     def __init__(self, tensors: Sequence[torch.Tensor], operands: Sequence[Any]) -> None:
         super().__init__()
         self._operands = {id(tensor): operand for tensor, operand in zip(tensors, operands, strict=True)}
 
     def __torch_function__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
-        args, kwargs = self.in_values((args, kwargs or {}))
+        args, kwargs = self.replace_in((args, kwargs or {}))
         if isinstance(func, _torch.HigherOrderOperator):
-            args = tuple(map(self.within, args))
+            args = tuple(map(self.wrap_inner_function, args))
         return func(*args, **kwargs)
 
-    def in_values(self, values: object) -> Any:
+    def replace_in(self, values: object) -> Any:
         if not any(id(tensor) in self._operands for tensor in _tensors_in(values)):
             return values
         return map_structure(lambda tensor: self._operands.get(id(tensor), tensor), torch.Tensor, values)
@@ -141,7 +141,7 @@ def _tensors_in(values: Any) -> Iterator[torch.Tensor]:
 
 
 class Branch:
-    """A function of a higher-order operator that takes what it uses as flat operands, and returns a flat tuple."""
+    """A function of a higher-order operator, with flat operands (including its closure) and a flat tuple of results."""
 
     def __init__(
         self, function: Callable[..., object], given: int, in_spec: Any, tensors: Sequence[torch.Tensor],
@@ -157,17 +157,18 @@ class Branch:
 
     def __call__(self, *operands: Any) -> Any:
         count = self._given + self._in_spec.num_leaves
-        args = in_structure(operands[:count], self._given, self._in_spec)
+        args = unflatten_operands(operands[:count], self._given, self._in_spec)
         lifted = operands[count : count + len(self._tensors)]
         mode = ClosureReplacer(self._tensors, lifted)
         with mode:
             result = interpret_graph(self._function)(*args)
-        leaves = mode.in_values(_torch.tree_flatten(result)[0])
+        leaves = mode.replace_in(_torch.tree_flatten(result)[0])
         self._check_gradients(leaves, operands)
         return leaves[0] if self._is_bare else tuple(leaves)
 
     def _check_gradients(self, results: Sequence[object], operands: Sequence[object]) -> None:
-        """An `autograd.Function` is no torch function: what it is given stays as it is, and so do its gradients."""
+        """Raise if a closure tensor is passed to an `autograd.Function`: function modes do not see that call, so it is
+        not replaced."""
         given = {id(_source_of(value)) for value in operands if isinstance(value, torch.Tensor)}
         outside = {
             id(_source_of(tensor)): tensor
@@ -189,12 +190,12 @@ class Branch:
 
 
 def _source_of(tensor: torch.Tensor) -> Any:
-    """Where the gradient of a tensor goes: the node that made it, or the tensor itself."""
+    """The autograd node that made a tensor, or the tensor itself if it is a leaf."""
     return tensor if tensor.grad_fn is None else tensor.grad_fn
 
 
 def _sources_of(results: Sequence[object], operands: Sequence[object]) -> Iterator[Any]:
-    """Where the gradients of these results go, as far as the operands."""
+    """The autograd sources of these results, up to the operands."""
     tensors = [value for value in results if isinstance(value, torch.Tensor)]
     seen = {id(value.grad_fn) for value in operands if isinstance(value, torch.Tensor)}
     todo: list[Any] = [value.grad_fn for value in tensors]
@@ -208,13 +209,13 @@ def _sources_of(results: Sequence[object], operands: Sequence[object]) -> Iterat
         todo.extend(following for following, _ in node.next_functions)
 
 
-def in_structure(operands: Sequence[object], given: int, in_spec: Any) -> tuple[Any, ...]:
-    """The first `given` operands as they are, and the rest in their structure."""
+def unflatten_operands(operands: Sequence[object], given: int, in_spec: Any) -> tuple[Any, ...]:
+    """The first `given` operands flat, and the rest in their original structure."""
     return (*operands[:given], *_torch.tree_unflatten(list(operands[given:]), in_spec))
 
 
 class DerivedFunction:
-    """What a transform makes of the functions of a higher-order operator: it refers to nothing else."""
+    """A function that a transform derived from the functions of a higher-order operator: it has no closure tensors."""
 
     def __init__(self, name: str, function: Callable[..., Any]) -> None:
         self.__name__ = name
@@ -224,13 +225,13 @@ class DerivedFunction:
         return self._function(*operands)
 
 
-def is_ready(function: object) -> bool:
-    """Whether a function refers to nothing but its operands."""
+def is_closed(function: object) -> bool:
+    """Whether a function is known to have no closure tensors."""
     return isinstance(function, (Branch, DerivedFunction, torch.fx.GraphModule))
 
 
 def unbound_numbers(numbers: Sequence[SymNode], tensors: Sequence[object]) -> list[torch.SymInt]:
-    """The symbols in these numbers, and in the metadata of these operands, that can't be read off an operand."""
+    """The symbols in these numbers, and in the metadata of these operands, that can't be read from an operand."""
     readable: set[Any] = set()
     wanted: dict[Any, SymNode] = {}
     nodes = [node for value in tensors for node, _ in values_in(_torch.innermost(value))]
@@ -245,16 +246,16 @@ def unbound_numbers(numbers: Sequence[SymNode], tensors: Sequence[object]) -> li
     ]
 
 
-# --- flex attention: what its `score_mod` and `mask_mod` refer to becomes buffers that it is given ------------------------
+# --- flex attention: closure tensors of `score_mod` and `mask_mod` become its buffers ------------------------
 
 SCORE, BLOCK_MASK, SCORE_BUFFERS = 3, 4, 7
 INDICES = 4
-"""Batch, head, query and key: what both functions are given."""
+"""Batch, head, query and key: the arguments of both functions."""
 
 
 def prepare_flex(capture: Capture, op: Any, args: Any, kwargs: Any) -> Any:
     score, mask = args[SCORE], args[BLOCK_MASK][-1]
-    if is_ready(score) and is_ready(mask):
+    if is_closed(score) and is_closed(mask):
         return NotImplemented
     args = list(args)
     buffers = [*args[SCORE_BUFFERS:], (), ()][:2]
@@ -271,12 +272,12 @@ def prepare_flex(capture: Capture, op: Any, args: Any, kwargs: Any) -> Any:
 def _lift_buffers(
     capture: Capture, function: Callable[..., object], examples: list[Any], buffers: Any
 ) -> tuple[Any, tuple[Any, ...]]:
-    if is_ready(function):
+    if is_closed(function):
         return function, tuple(buffers)
     call = [*examples, *buffers]
     rehearsal = ClosureFinder(capture, call)
     with _torch.without_recorder(), capture.stand_ins, _torch.indexing_by_tensors(), rehearsal:
-        rehearsal.look_at(function(*call))
+        rehearsal.inspect_values(function(*call))
     tensors = list(rehearsal.tensors.values())
     numbers = unbound_numbers(list(rehearsal.numbers), [*call, *tensors])
     in_spec = _torch.tree_flatten(tuple(buffers))[1]

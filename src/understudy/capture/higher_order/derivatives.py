@@ -2,9 +2,9 @@
 
     forward    cond, map, scan, loops: the same over pairs of a value and its tangent
     backward   cond: the branches backward; map: row by row; scan: the carries again, then backward from the last step;
-               loops: the state before each round, then backward from the last round
+               loops: the state before each iteration, then backward from the last one
 
-Every rule is made of calls that have rules themselves: derivatives of derivatives, and batches of them, need no more.
+Every rule consists of calls that have rules themselves, so higher derivatives and batches of them work as well.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Values = Sequence[Any]
 
 
 def differentiable(values: Values) -> list[int]:
-    """The places of the values that can have a derivative."""
+    """The positions of the values that can have a derivative."""
     return [
         place for place, value in enumerate(values)
         if isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
@@ -39,20 +39,20 @@ def at(places: Sequence[int], values: Values) -> list[Any]:
 
 
 def replace_at(values: Values, places: Sequence[int], others: Values) -> list[object]:
-    """The values, with others in these places."""
+    """The values, with others at these positions."""
     found = list(values)
     for place, other in zip(places, others, strict=True):
         found[place] = other
     return found
 
 
-def _own(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy: what a function returns must not be a part of what it was given, nor differ between branches in strides."""
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    """A contiguous copy: the result of a function must not alias its operands, nor differ in strides between branches."""
     return tensor.clone(memory_format=torch.contiguous_format)
 
 
-def _own_all(results: Values, given: Values) -> tuple[object, ...]:
-    """The same for all results of a function: copies of those that are not new and packed already."""
+def _copy_results(results: Values, given: Values) -> tuple[object, ...]:
+    """The same for all results of a function; those that are new and contiguous are not copied."""
     taken = {_torch.storage_id(value) for value in given if type(value) is FakeTensor}
 
     def is_new(tensor: torch.Tensor) -> bool:
@@ -63,11 +63,11 @@ def _own_all(results: Values, given: Values) -> tuple[object, ...]:
         taken.add(storage)
         return not was_taken
 
-    return tuple([tensor if is_new(tensor) else _own(tensor) for tensor in results])
+    return tuple([tensor if is_new(tensor) else _copy(tensor) for tensor in results])
 
 
 def _leaf(value: torch.Tensor) -> torch.Tensor:
-    """The same tensor to the graph, without a past to autograd."""
+    """A leaf for autograd with the same node in the graph."""
     capture = current_capture()
     node = None if capture is None else capture.tracer.find_node(value)
     if capture is None or node is None:
@@ -79,15 +79,15 @@ def _leaf(value: torch.Tensor) -> torch.Tensor:
 
 
 def _dense(value: Any) -> Any:
-    """Forward differentiation has no tangents for tensors whose elements share memory, as an expanded gradient's do."""
+    """A copy of an expanded tensor: forward mode accepts no tangents with overlapping memory."""
     is_expanded = isinstance(value, torch.Tensor) and any(
         type(step) is int and step == 0 for step in value.stride()
     )
-    return _own(value) if is_expanded else value
+    return _copy(value) if is_expanded else value
 
 
 def _spread_gradients(count: int, places: Sequence[int], gradients: Values) -> list[Any]:
-    """Gradients in their places among `count` operands, None elsewhere."""
+    """Gradients at their positions among `count` operands, None elsewhere."""
     return replace_at([None] * count, places, gradients)
 
 
@@ -95,7 +95,7 @@ def _spread_gradients(count: int, places: Sequence[int], gradients: Values) -> l
 
 
 def backward_of(function: Function, count: int, wanted: Sequence[int], given: Sequence[int]) -> Function:
-    """(`count` operands, gradients of the results in the places `given`) → gradients of the operands `wanted`."""
+    """(`count` operands, gradients of the results at positions `given`) → gradients of the operands `wanted`."""
 
     def run(*values: object) -> tuple[Any, ...]:
         operands, gradients = values[:count], values[count:]
@@ -103,9 +103,9 @@ def backward_of(function: Function, count: int, wanted: Sequence[int], given: Se
         def of_wanted(*inner: object) -> tuple[object, ...]:
             return tuple(at(given, function(*replace_at(operands, wanted, inner))))
 
-        # An autograd.Function may be of a kind that torch.func does not take.
+        # An autograd.Function may be of a kind that torch.func does not support.
         pulled = _by_torch_func if _torch.is_transformed() else _by_autograd
-        return _own_all(pulled(of_wanted, at(wanted, operands), gradients), values)
+        return _copy_results(pulled(of_wanted, at(wanted, operands), gradients), values)
 
     return run
 
@@ -133,7 +133,7 @@ def _by_autograd(function: Function, operands: Values, gradients: Values) -> Val
     ]
 
 
-def of_pairs(function: Function, count: int, paired: Sequence[int]) -> Function:
+def forward_of(function: Function, count: int, paired: Sequence[int]) -> Function:
     """(`count` operands, tangents of the operands `paired`) → the results, and the tangents of the differentiable ones."""
 
     def run(*values: object) -> tuple[list[Any], list[Any]]:
@@ -149,7 +149,7 @@ def of_pairs(function: Function, count: int, paired: Sequence[int]) -> Function:
         places = _tensors(results)
         results = replace_at(results, places, primals)
         return results, [
-            _own(t) for t, place in zip(found, places, strict=True) if place in differentiable(results)
+            _copy(t) for t, place in zip(found, places, strict=True) if place in differentiable(results)
         ]
 
     return run
@@ -181,7 +181,7 @@ class TangentPairs:
 
 
 def _split(values: Values, *parts: TangentPairs) -> tuple[list[Any], list[Any]]:
-    """What is in the order values, tangents, values, tangents, … as values and tangents."""
+    """Split a list of alternating values and tangents into values and tangents."""
     found: tuple[list[Any], list[Any]] = ([], [])
     start = 0
     for pairs in parts:
@@ -192,14 +192,14 @@ def _split(values: Values, *parts: TangentPairs) -> tuple[list[Any], list[Any]]:
 
 
 def _pair_positions(*parts: TangentPairs) -> list[int]:
-    """The places of the operands that have tangents, where the parts follow each other."""
+    """The positions of the operands with tangents in a concatenation of parts."""
     starts = [sum(map(len, parts[:position])) for position in range(len(parts))]
     return [start + place for start, pairs in zip(starts, parts, strict=True) for place in pairs.places]
 
 
 def _over(function: Function, *parts: TangentPairs) -> Function:
-    """A function of these parts, one after the other, each with its tangents; gives results and tangents apart."""
-    inner = of_pairs(function, sum(map(len, parts)), _pair_positions(*parts))
+    """A function of the concatenated parts, each with its tangents; returns results and tangents separately."""
+    inner = forward_of(function, sum(map(len, parts)), _pair_positions(*parts))
 
     def run(*values: object) -> Any:
         operands, tangents = _split(values, *parts)
@@ -209,7 +209,7 @@ def _over(function: Function, *parts: TangentPairs) -> Function:
 
 
 def _join_tangents(function: Function) -> DerivedFunction:
-    """Results first, their tangents behind them."""
+    """A function that returns the results, followed by their tangents."""
 
     def run(*values: object) -> tuple[Any, ...]:
         results, tangents = function(*values)
@@ -227,7 +227,7 @@ def _answer(results: Values, count: int) -> Answer:
 
 
 def _count_of_results(results: Values) -> int:
-    """How many of the results are values, where each differentiable one is followed, at the end, by a tangent."""
+    """The number of values among the results, which end with a tangent for each differentiable value."""
     return next(
         count
         for count in range(len(results) + 1)
@@ -289,8 +289,8 @@ def loop_forward(op: Any, args: Any, tangents: Any) -> Answer:
         DerivedFunction("condition", still), _join_tangents(_over(body, carry, rest)), tuple(carry.flat), tuple(rest.flat)
     )
     if op.name() == "while_loop_stack_output":
-        # Forward differentiation wants a tangent in the layout of its value; of batches, one of them may not be.
-        results = [_own(value) if isinstance(value, torch.Tensor) else value for value in results]
+        # Forward mode requires a tangent in the layout of its value; in a batch, it may have another one.
+        results = [_copy(value) if isinstance(value, torch.Tensor) else value for value in results]
     return _split(results, carry)
 
 
@@ -354,7 +354,7 @@ def scan_backward(op: Any, args: Any, results: Values, given: list[int], gradien
         sums = [total + part for total, part in zip(sums, found_rest, strict=True)]
         return (*carry_grads, *sums, *found_rows)
 
-    carries = results[-len(init) :] if _gives_carries(function) else _carries(op, args)
+    carries = results[-len(init) :] if _returns_carries(function) else _carries(op, args)
     start = [*of_carry, *(torch.zeros_like(value) for value in at(in_rest, others))]
     along = [value.flip(0) for value in (*carries, *xs, *of_rows)]
     found = op(DerivedFunction("backward", step_back), start, along, tuple(others))
@@ -368,7 +368,7 @@ def scan_backward(op: Any, args: Any, results: Values, given: list[int], gradien
 
 
 def _parts(values: Values, counts: Sequence[int]) -> list[Values]:
-    """Values in parts of these lengths, and the rest."""
+    """Values split into parts of these lengths, and the rest."""
     found, start = [], 0
     for count in counts:
         found.append(values[start : start + count])
@@ -377,13 +377,13 @@ def _parts(values: Values, counts: Sequence[int]) -> list[Values]:
 
 
 class StepWithCarries(DerivedFunction):
-    """One step that gives the carry that it was given, besides."""
+    """A step that also returns the carry that it was given."""
 
     def __init__(self, function: Function, count: int) -> None:
-        super().__init__("step", lambda *values: (*function(*values), *map(_own, values[:count])))
+        super().__init__("step", lambda *values: (*function(*values), *map(_copy, values[:count])))
 
 
-def _gives_carries(function: Function) -> bool:
+def _returns_carries(function: Function) -> bool:
     return isinstance(function, StepWithCarries)
 
 
@@ -395,17 +395,17 @@ def _carries(op: Any, args: Any) -> Values:
 
 
 @hops.keep_for_backward("scan")
-def scan_that_keeps(op: Any, args: Any) -> Any:
-    """With the carries, which a backward pass needs, among the results."""
+def scan_with_carries(op: Any, args: Any) -> Any:
+    """Also returns the carries, which the backward pass needs."""
     function, init, xs, others = args
-    if not init or _gives_carries(function):
+    if not init or _returns_carries(function):
         return NotImplemented
     return tuple(op(StepWithCarries(function, len(init)), list(init), list(xs), tuple(others))[: -len(init)])
 
 
 @hops.keep_for_backward("while_loop")
-def loop_that_keeps(op: object, args: Any) -> tuple[object, ...]:
-    """With the state after each round, which a backward pass needs."""
+def loop_with_states(op: object, args: Any) -> tuple[object, ...]:
+    """Also returns the state after each iteration, which the backward pass needs."""
     _check_state(op, args[2])
     return tuple([rounds[-1] for rounds in _torch.while_loop_with_all_rounds()(*args[:4])])
 
@@ -421,7 +421,7 @@ def _check_state(op: object, state: Values) -> None:
 
 @hops.backward("while_loop", "while_loop_stack_output")
 def loop_backward(op: Any, args: Any, results: Values, given: list[int], gradients: list[Any]) -> Any:
-    """Of a loop, or of one that gives its state after every round."""
+    """The backward pass of a loop, with or without stacked outputs."""
     goes_on, body, state, others = args
     is_stacked = op.name() == "while_loop_stack_output"
     _check_state(op, state)
@@ -438,7 +438,7 @@ def loop_backward(op: Any, args: Any, results: Values, given: list[int], gradien
         now = [torch.where(i > 0, value, start) for value, start in zip(before, first, strict=True)]
         if is_stacked:
             grads = [grad + _row(more, i) for grad, more in zip(grads, by_round, strict=True)]
-        # Where a loop runs over a batch, or has not run at all, this round may not have been one.
+        # In a batch, or if the loop has not run at all, this iteration may not have happened.
         was_run = goes_on(*now, *rest)
         found = backward(*now, *rest, *grads)
         of_state, of_rest = found[: len(in_state)], found[len(in_state) :]

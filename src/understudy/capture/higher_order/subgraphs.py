@@ -1,8 +1,8 @@
-"""Higher-order operators in a trace: the functions that they are given become graphs inside of the graph.
+"""Higher-order operators in a trace: their functions become subgraphs.
 
-    call ──► enter: what a function refers to becomes an operand ──► autograd, transforms ──► record: graphs, node, result
+    call ──► enter: closure tensors become operands ──► autograd, transforms ──► record: subgraphs, node, result
 
-`enter` is asked at the first moment, above autograd and the transforms of torch.func; `record` by the recorder itself.
+`enter` is called first, above autograd and the transforms of torch.func; `record` is called by the recorder.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from understudy.capture.higher_order import torch_tracing
 from understudy.capture.higher_order.closures import (
     Branch,
     ClosureFinder,
-    in_structure,
+    copy_operand,
     interpret_graph,
-    is_ready,
+    is_closed,
     prepare_flex,
-    same_but_another,
     unbound_numbers,
+    unflatten_operands,
 )
 from understudy.capture.higher_order.torch_tracing import (
     branches_below_autograd,
@@ -39,11 +39,11 @@ from understudy.capture.higher_order.transforms import (
 )
 from understudy.contexts import contextmanager
 from understudy.errors import Context, UnsupportedMutationAliasingException
-from understudy.fake.higher_order import mismatch, no_symbols_to_bind
+from understudy.fake.higher_order import ignore_fresh_symbols, mismatch
 from understudy.fake.mode import FakeTensorMode
 from understudy.fake.realise import make_new
 from understudy.fake.tensor import FakeTensor
-from understudy.graph.node_values import in_stand_ins
+from understudy.graph.node_values import convert_to_fakes
 from understudy.lines import user_line
 from understudy.ops.hops import HigherOrder, higher_order
 from understudy.spec.call import flat
@@ -53,8 +53,8 @@ if TYPE_CHECKING:
     from understudy.capture.recorder import ProxyTorchDispatchMode
 
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
-OWN = {"flex_attention": prepare_flex, "invoke_subgraph": invoke_with_gradients}
-"""What is done in another way before autograd; NotImplemented: go on as usual."""
+SPECIAL_ENTRIES = {"flex_attention": prepare_flex, "invoke_subgraph": invoke_with_gradients}
+"""Operators with their own handling before autograd; NotImplemented: continue as usual."""
 
 
 # --- above autograd ---------------------------------------------------------------------------------------------------
@@ -63,7 +63,7 @@ OWN = {"flex_attention": prepare_flex, "invoke_subgraph": invoke_with_gradients}
 def enter(
     recorder: ProxyTorchDispatchMode, original: Callable[..., object], op: Any, key: object, args: object, kwargs: Any
 ) -> Any:
-    """A higher-order operator was called while a recorder is active."""
+    """Called when a higher-order operator is called while a recorder is active."""
     operands, kwargs = as_operands(args, kwargs)
     if operands is not args:
         return op(*operands, **kwargs)
@@ -72,7 +72,7 @@ def enter(
     if (
         form.takes_functions
         and capture is not None
-        and not all(is_ready(args[position]) for position, _ in form.functions)
+        and not all(is_closed(args[position]) for position, _ in form.functions)
     ):
         return _call_with_flat_functions(capture, form, op, args, kwargs)
     if key == _torch.TRANSFORMS and (answer := transform_operator(op, args, kwargs)) is not NotImplemented:
@@ -81,29 +81,29 @@ def enter(
         answer = with_gradients(op, args, kwargs)
         if answer is not NotImplemented:
             return answer
-    own = OWN.get(op.name())
+    own = SPECIAL_ENTRIES.get(op.name())
     if own is not None and capture is not None:
         answer = own(capture, op, args, kwargs)
         if answer is not NotImplemented:
             return answer
     if recorder.pre_dispatch and _torch.is_recorded_above_autograd():
-        # An autograd.Function in a transform, which knows what to do with it.
+        # An autograd.Function inside a transform, which handles it.
         if not form.takes_functions and _torch.is_transformed():
             return recorder.below_transforms(op, args, kwargs)
-        if form.takes_functions and (answer := _with_its_parts(recorder, op, args, kwargs)) is not NotImplemented:
+        if form.takes_functions and (answer := _run_with_parts(recorder, op, args, kwargs)) is not NotImplemented:
             return answer
         with _torch.without_recorder():
             return record(recorder, op, args, kwargs)
     return original(op, key, *args, **kwargs)
 
 
-def _with_its_parts(recorder: ProxyTorchDispatchMode, op: Any, args: object, kwargs: object) -> Any:
-    """Above autograd the operator is one node; a backward pass reads what its forward pass keeps for it."""
+def _run_with_parts(recorder: ProxyTorchDispatchMode, op: Any, args: object, kwargs: object) -> Any:
+    """Above autograd the operator is one node; its parts are recorded for a backward pass."""
     # why: it is a recorder itself, and recorders record these operators
     from understudy.capture.predispatch import InnerRecorder
 
     inner = InnerRecorder(recorder)
-    with inner, branches_below_autograd(), _keep_names(recorder.tracer.root, higher_order(op)):
+    with inner, branches_below_autograd(), _reserve_names(recorder.tracer.root, higher_order(op)):
         result = with_gradients(op, args, kwargs)
     if result is NotImplemented:
         return result
@@ -115,8 +115,8 @@ def _with_its_parts(recorder: ProxyTorchDispatchMode, op: Any, args: object, kwa
 
 
 @contextmanager
-def _keep_names(root: torch.nn.Module, form: HigherOrder) -> Iterator[None]:
-    """Inside, the next names for graphs are not given to others."""
+def _reserve_names(root: torch.nn.Module, form: HigherOrder) -> Iterator[None]:
+    """Reserve the next names of subgraphs while others are recorded."""
     names = _names_of_graphs(root, form)
     for name in names:
         root.add_module(name, torch.nn.Module())
@@ -136,24 +136,24 @@ def _names_of_graphs(root: torch.nn.Module, form: HigherOrder) -> list[str]:
 
 
 def _call_with_flat_functions(capture: Capture, form: HigherOrder, op: Any, args: Any, kwargs: Any) -> Any:
-    """Call the operator with functions of flat operands that refer to nothing else."""
+    """Call the operator with functions of flat operands and without closure tensors."""
     args = list(args)
     operands, in_spec = _torch.tree_flatten(tuple(args[form.operands]))
     group = (
         tuple if op.name() == "cond" else type(args[form.operands])
-    )  # users give `cond` a list or a tuple of operands
+    )  # `cond` accepts a list or a tuple of operands
     flat_args = [*args[: form.operands], group(operands), *args[form.operands + 1 :]]
     functions = [args[position] for position, _ in form.functions]
     examples = _examples(capture, form, flat_args)
     given = len(examples) - len(operands)
-    call = in_structure(examples, given, in_spec)
+    call = unflatten_operands(examples, given, in_spec)
     rehearsal, out_spec = _find_closures(capture, form, functions, examples, call)
     tensors = list(rehearsal.tensors.values())
     numbers = unbound_numbers(list(rehearsal.numbers), [*examples, *tensors])
     may_write = form.may_write and not torch.is_grad_enabled()
     for position, _ in form.functions:
         flat_args[position] = Branch(
-            args[position], given, in_spec, tensors, may_write, position in form.bare
+            args[position], given, in_spec, tensors, may_write, position in form.returns_single_value
         )
     flat_args[form.operands] = group([*operands, *tensors, *numbers])
     result = op(*flat_args, **kwargs)
@@ -162,27 +162,27 @@ def _call_with_flat_functions(capture: Capture, form: HigherOrder, op: Any, args
 
 def _examples(capture: Capture, form: HigherOrder, args: Any) -> list[Any]:
     with _torch.without_recorder(), capture.stand_ins:
-        return list(map(same_but_another, form.examples(capture.stand_ins, tuple(args))))
+        return list(map(copy_operand, form.examples(capture.stand_ins, tuple(args))))
 
 
 def _find_closures(
     capture: Capture, form: HigherOrder, functions: list[Any], examples: list[Any], call: tuple[object, ...]
 ) -> tuple[ClosureFinder, Any]:
-    """Run the functions, recorded by nobody: what do they refer to, and in which structure do they return?"""
+    """Run the functions without recording, to find their closure tensors and the structure of their results."""
     rehearsal = ClosureFinder(capture, examples)
     counts = dict(capture.tracer.torch_fn_counts)
     specs = []
     mode = capture.stand_ins
     try:
-        with _torch.without_recorder(), mode, no_symbols_to_bind(mode):
+        with _torch.without_recorder(), mode, ignore_fresh_symbols(mode):
             for function in functions:
                 with rehearsal:
                     result = function(*call)
-                rehearsal.look_at(result)
+                rehearsal.inspect_values(result)
                 specs.append(_torch.tree_flatten(result)[1])
     finally:
         capture.tracer.torch_fn_counts = counts
-    if not form.bare and len(specs) > 1 and specs[0].num_leaves != specs[1].num_leaves:
+    if not form.returns_single_value and len(specs) > 1 and specs[0].num_leaves != specs[1].num_leaves:
         raise mismatch(f"one branch returns {specs[0]} and the other {specs[1]}")
     return rehearsal, specs[-1]
 
@@ -191,20 +191,20 @@ def _find_closures(
 
 
 def record(recorder: ProxyTorchDispatchMode, op: Any, args: Any, kwargs: Any, known: Any = None) -> Any:
-    """Make graphs of the operator's functions, and a node of the call. `known`: what it gives, if it has run already."""
+    """Record the operator's functions as subgraphs, and the call as a node. `known`: its result, if it has run already."""
     form = higher_order(op)
     if not form.takes_functions:
         return torch_tracing.record(recorder, op, args, kwargs)
     capture = capture_of_branches()
     mode = capture.stand_ins
-    stand_ins = in_stand_ins(mode, tuple(args))
+    stand_ins = convert_to_fakes(mode, tuple(args))
     graphs = [_trace_function(capture, op, form, position, args, stand_ins) for position, _ in form.functions]
     node_args = _node_arguments(recorder, form, graphs, args)
-    outputs: list[Sequence[Any]] = [values_of_output(graph) for graph in graphs]
+    outputs: list[Sequence[Any]] = [output_values(graph) for graph in graphs]
     if _torch.active_fake_mode() is None:
-        with mode, no_symbols_to_bind(mode):  # refuses branches that do not go together
+        with mode, ignore_fresh_symbols(mode):  # raises if the branches do not match
             form.result(mode, stand_ins, outputs)
-        result = op(*_with_graphs(form, graphs, args), **kwargs) if known is None else known
+        result = op(*_replace_functions(form, graphs, args), **kwargs) if known is None else known
     else:
         with mode:
             result = tuple(form.result(mode, stand_ins, outputs)) if known is None else known
@@ -225,9 +225,9 @@ def _trace_function(capture: Capture, op: Any, form: HigherOrder, position: int,
     fresh = tuple([_fresh(mode, value, capture.options.pre_dispatch) for value in examples])
     pending = [] if mode.shape_env is None else mode.shape_env.pending_fresh_unbacked_symbols
     before = list(pending)
-    with _torch.with_autograd():  # a branch may ask for gradients inside
+    with _torch.with_autograd():  # a branch may compute gradients
         graph = capture.subgraph(interpret_graph(function), fresh)
-    pending[:] = before  # what is born in a branch is bound there or nowhere
+    pending[:] = before  # symbols created in a branch are not bound outside
     if isinstance(function, Branch):
         operands = [value for value in stand_ins[form.operands] if type(value) is FakeTensor]
         check_effects(op, form, position, graph, function, operands)
@@ -235,14 +235,14 @@ def _trace_function(capture: Capture, op: Any, form: HigherOrder, position: int,
 
 
 def _fresh(mode: FakeTensorMode, value: object, keeps_grad: bool) -> Any:
-    """The same metadata, and nothing that is known of it: a graph holds for other values too."""
+    """A new stand-in with the same metadata and no determined values: the subgraph has to hold for all values."""
     if type(value) is not FakeTensor:
         return value
     fresh = make_new(mode, value._spec)
     return fresh.requires_grad_(value.requires_grad) if keeps_grad and value.requires_grad else fresh
 
 
-def _with_graphs(form: HigherOrder, graphs: list[Any], args: Any) -> list[Any]:
+def _replace_functions(form: HigherOrder, graphs: list[Any], args: Any) -> list[Any]:
     replaced = list(args)
     for (position, _), graph in zip(form.functions, graphs, strict=True):
         replaced[position] = graph
@@ -255,26 +255,26 @@ def _node_arguments(
     tracer = recorder.tracer
     for value in _torch.tree_flatten(args)[0]:
         if isinstance(value, SYMBOLIC):
-            tracer.argument(value)  # computed before the graphs are read: these stand next to the call
+            tracer.argument(value)  # before the `get_attr` nodes of the subgraphs, which stand next to the call
     names = _names_of_graphs(tracer.root, form)
     nodes = [attribute(recorder, name, graph) for name, graph in zip(names, graphs, strict=True)]
     return tuple([
-        value if isinstance(value, Node) else tracer.argument(value) for value in _with_graphs(form, nodes, args)
+        value if isinstance(value, Node) else tracer.argument(value) for value in _replace_functions(form, nodes, args)
     ])  # fmt: skip
 
 
 def attribute(recorder: ProxyTorchDispatchMode, name: str, graph: torch.nn.Module) -> Node:
-    """A graph as a submodule, and the node that reads it."""
+    """Add a subgraph as a submodule; returns the node that reads it."""
     tracer = recorder.tracer
     tracer.root.add_module(name, graph)
     return tracer.graph.create_node("get_attr", name, (), {}, name=name)
 
 
-# --- What a branch must not do: write to what it was given, or return a part of it --------------------------
+# --- Checks of branches: no writes to operands, no results that alias them --------------------------
 
 
-def values_of_output(graph: GraphModule) -> list[Any]:
-    """What a graph returns, flat: stand-ins, numbers, None."""
+def output_values(graph: GraphModule) -> list[Any]:
+    """The flat outputs of a graph: stand-ins, numbers, None."""
     (output,) = graph.graph.find_nodes(op="output")
     return [_value(leaf) for leaf in _torch.tree_flatten(output.args[0])[0]]
 
@@ -286,7 +286,7 @@ def _value(leaf: object) -> Any:
 def check_effects(
     op: Any, form: HigherOrder, position: int, graph: GraphModule, branch: Branch, operands: list[Any]
 ) -> None:
-    """Refuse a branch that writes to its operands where that can't be followed, or that returns a view of one."""
+    """Raise if a branch writes to its operands where that is not supported, or returns a view of one."""
     name = f"{op.name()}: the function {branch.__name__}, its {dict(form.functions)[position]},"
     inputs = {
         _torch.storage_id(node.meta["val"]): node
@@ -301,7 +301,7 @@ def check_effects(
         raise _refuse_effect(f"{name} writes to a tensor that comes from outside", written[0], hint)
     if written:
         for operand in operands:
-            operand._known = None
+            operand._determined = None
     (output,) = graph.graph.find_nodes(op="output")
     for leaf in _torch.tree_flatten(output.args[0])[0]:
         value = _value(leaf)

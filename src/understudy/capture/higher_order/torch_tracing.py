@@ -1,8 +1,8 @@
-"""The capture that runs in this thread just now.
+"""The current capture of this thread.
 
-torch's higher-order operators make graphs of the functions that they are given in several places: where they are
-recorded, and in their rules for autograd. All of them ask torch for its current tracer. While a capture runs, the
-answer is `TracerOfThisThread`, which hands them graphs of ours.
+torch's higher-order operators trace their functions in several places: where they are recorded, and in their rules for
+autograd. All of them ask torch for its current tracer. While a capture runs, that is `CurrentTracer`, which makes our
+subgraphs.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def current_capture() -> Capture | None:
 
 
 def capture_of_branches() -> Capture:
-    """The capture that a branch belongs to."""
+    """The capture to which a branch belongs; raises outside of `make_fx`."""
     capture = current_capture()
     if capture is None:
         raise UnderstudyError(
@@ -53,7 +53,7 @@ def capture_of_branches() -> Capture:
 
 @contextmanager
 def running(capture: Capture) -> Iterator[None]:
-    """What torch asks its current tracer for is answered by this capture."""
+    """Inside, this is the current capture of the thread."""
     depth = len(_running.captures)
     try:
         _running.captures.append(capture)
@@ -65,12 +65,12 @@ def running(capture: Capture) -> Iterator[None]:
 
 @contextmanager
 def branches_below_autograd() -> Iterator[None]:
-    """Inside, graphs of branches are made below autograd, also those of a trace that goes above it."""
+    """Inside, branches are traced below autograd, even in a `pre_dispatch` trace."""
     capture = current_capture()
     if capture is None or not capture.options.pre_dispatch:
         yield
         return
-    assert capture.stand_ins is not None  # made here if it was not, so that both have the same
+    assert capture.stand_ins is not None  # made now, so that both use the same mode
     below = copy.copy(capture)
     below.options = replace(capture.options, pre_dispatch=False)
     with running(below):
@@ -78,8 +78,8 @@ def branches_below_autograd() -> Iterator[None]:
 
 
 @patch("torch.fx.experimental.proxy_tensor._CURRENT_MAKE_FX_TRACER", during=RECORDING)
-class TracerOfThisThread:
-    """torch's higher-order operators ask this name for the tracer that is at work, and make graphs of functions by it."""
+class CurrentTracer:
+    """Replaces torch's current tracer: torch's higher-order operators trace their functions with it."""
 
     def __init__(self, original: Any) -> None:
         self._original = original
@@ -92,7 +92,7 @@ class TracerOfThisThread:
         return capture.fake_mode
 
     def trace_subgraph(self, f: Callable[..., object], *args: object) -> Any:
-        if current_capture() is None and self._original is not None:  # torch's own tracer is at work in this thread
+        if current_capture() is None and self._original is not None:  # torch's own tracer is active in this thread
             return self._original.trace_subgraph(f, *args)
         return capture_of_branches().subgraph(f, args)
 
@@ -104,12 +104,12 @@ class TracerOfThisThread:
         return capture_of_branches().subgraph(f, args, decomp_table)
 
 
-# --- Where torch's own rules trace a function by themselves, and a capture of ours or a fake mode of ours is active ---
+# --- Where torch's own rules trace a function, while our capture or our fake mode is active ----------------------------
 
 Function = Callable[..., object]
 
 
-def make_fx_of_ours(f: Function, *args: Any, **options: Any) -> Function:
+def our_make_fx(f: Function, *args: Any, **options: Any) -> Function:
     from understudy.capture.make_fx import make_fx  # why: captures record higher-order operators
 
     return make_fx(f, *args, **{"_allow_fake_constant": True, **options})
@@ -120,19 +120,19 @@ def make_fx_of_ours(f: Function, *args: Any, **options: Any) -> Function:
 )
 @patch_found("make_fx in the module of a higher-order operator that records itself", during=RECORDING)
 def trace_with_our_make_fx(original: Function) -> Function:
-    """The function belongs to the graph that this thread records."""
+    """The function is part of the graph that this thread records."""
 
     @functools.wraps(original)
     def make_fx(f: Function, *args: object, **options: object) -> object:
         is_ours = current_capture() is not None or type(_torch.active_fake_mode()) is FakeTensorMode
-        return (make_fx_of_ours if is_ours else original)(f, *args, **options)
+        return (our_make_fx if is_ours else original)(f, *args, **options)
 
     return make_fx
 
 
 @patch("torch._higher_order_ops.utils._maybe_fake_tracing", during=RECORDING)
 def trace_branch_for_functionalization(original: Function) -> Function:
-    """Functionalization looks through a graph of each branch for writes to its operands."""
+    """Functionalisation traces each branch to find writes to its operands."""
 
     def trace(function: Function, inputs: Any, pre_dispatch: bool) -> Any:
         capture = current_capture()
@@ -145,8 +145,8 @@ def trace_branch_for_functionalization(original: Function) -> Function:
 
 
 # --- Higher-order operators that record themselves ----------------------------------------------------------
-# Every higher-order operator of torch, and many of others, brings a function that records it with torch's own recorder.
-# It is called with ours, which has the same face; what it takes from torch's tracing module on the way is answered by us.
+# Most higher-order operators have a function that records them with torch's own recorder. It is called with ours, which
+# has the same interface; the functions of torch's tracing module that it uses are replaced.
 
 
 @patch_found("track_tensor_tree in the module of a higher-order operator that records itself", during=RECORDING)
@@ -177,7 +177,7 @@ TRACING_FUNCTIONS = {
     "get_proxy_slot": read_slot_of_our_tracer,
     "make_fx": trace_with_our_make_fx,
 }
-"""By the names under which torch's tracing module has them."""
+"""By their names in torch's tracing module."""
 
 
 def record(recorder: ProxyTorchDispatchMode, op: object, args: Any, kwargs: Any) -> Any:

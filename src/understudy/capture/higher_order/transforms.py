@@ -1,11 +1,11 @@
 """Higher-order operators under the transforms of torch.func.
 
-    grad, vjp   one level further in, the operator is called again; its gradients are calls of operators (`backward`),
-                outside of torch.func as well
+    grad, vjp   the operator is called again one level further in; its gradients are calls of operators (`backward`),
+                also outside of torch.func
     jvp         the operator over pairs of values and tangents (`forward`)
     vmap        the operator over batches (`batched`)
 
-Transforms around each other are taken off one by one, as torch does with plain operators.
+Nested transforms are processed one by one, as torch does for plain operators.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ NAMES = {"Grad": "torch.func.grad and vjp", "Jvp": "torch.func.jvp", "Vmap": "to
 
 
 def as_operands(args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """The arguments as an operator can take them; the same objects if they are.
+    """The arguments in a form that an operator accepts; the same objects if they are already.
 
-    A backward pass may run after its transform: what was saved inside is then what it wraps. And a zero that forward
-    differentiation has not made yet is made.
+    A backward pass may run after its transform has ended: saved wrappers are then unwrapped. Undefined zeros of forward
+    mode are materialised.
     """
     if all(_operand(tensor) is tensor for tensor in flat(torch.Tensor, args, kwargs)):
         return args, kwargs
@@ -44,16 +44,16 @@ def as_operands(args: Any, kwargs: Any) -> tuple[Any, Any]:
 def _operand(tensor: torch.Tensor) -> torch.Tensor:
     if _torch.is_zero(tensor):
         return torch.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device)
-    return _torch.unwrapped_if_over(tensor)
+    return _torch.unwrap_if_dead(tensor)
 
 
 def transform_operator(op: Any, args: Any, kwargs: object) -> Any:
-    """The operator under the innermost transform; NotImplemented if torch's rule for it is as good."""
+    """Apply the innermost transform to the operator; NotImplemented if torch's rule can be used."""
     interpreter, kind, has_rule = _torch.innermost_transform(op)
     if kind == "Grad" and (hops.higher_order(op).backward is not None or not has_rule):
         return _differentiate(interpreter, op, *interpreter.lift(args, kwargs))
     if kind == "Jvp" and hops.higher_order(op).forward is not None:
-        return _pushed_forward(interpreter, op, *interpreter.lift(args, kwargs))
+        return _push_forward(interpreter, op, *interpreter.lift(args, kwargs))
     batched = hops.higher_order(op).batched
     if kind == "Vmap" and batched is not None:
         return batched(interpreter, op, *args)
@@ -75,12 +75,12 @@ def unsupported_error(op: object, transform: str) -> UnsupportedOperatorExceptio
 
 
 KEEPS: ContextVar[bool] = ContextVar("keeps", default=True)
-"""Whether what a backward pass needs is kept. Inside of one, it would be for derivatives of derivatives, of which there
-may be none."""
+"""Whether values for a backward pass are saved. Not inside a backward pass, where they would serve second derivatives
+only."""
 
 
 class DifferentiableCall:
-    """One call of an operator, of which gradients may be asked."""
+    """One call of an operator with gradients."""
 
     def __init__(self, op: Any, args: Any, kwargs: Any) -> None:
         self.op = op
@@ -94,7 +94,7 @@ class DifferentiableCall:
         return at(self.places, self.values)
 
     def with_tensors(self, tensors: Any) -> Any:
-        """The arguments, with these in the place of tensors."""
+        """The arguments with their tensors replaced by these."""
         values = list(self.values)
         for place, tensor in zip(self.places, tensors, strict=True):
             values[place] = tensor
@@ -135,7 +135,7 @@ class DifferentiableCall:
 
 
 def _keep_for_backward(op: Any, args: object, tensors: Any) -> Any:
-    """The call with what its backward pass needs; NotImplemented where there is nothing to keep."""
+    """The call that also returns what its backward pass needs; NotImplemented if it needs nothing."""
     keep = hops.higher_order(op).keep_for_backward
     if not KEEPS.get() or keep is None or not any(tensor.requires_grad for tensor in tensors):
         return NotImplemented
@@ -146,7 +146,7 @@ def _keep_for_backward(op: Any, args: object, tensors: Any) -> Any:
 
 
 def with_gradients(op: Any, args: object, kwargs: object) -> Any:
-    """The operator with gradients of ours; NotImplemented if none are asked for."""
+    """The operator with our gradients; NotImplemented if no gradient is required."""
     if hops.higher_order(op).backward is None or not torch.is_grad_enabled():
         return NotImplemented
     call = DifferentiableCall(op, args, kwargs)
@@ -159,7 +159,7 @@ def with_gradients(op: Any, args: object, kwargs: object) -> Any:
 
 
 class AutogradCall(torch.autograd.Function):
-    """What autograd sees of the operator."""
+    """The operator as an autograd function."""
 
     @staticmethod
     def forward(ctx: object, call: DifferentiableCall, *tensors: torch.Tensor) -> tuple[Any, ...]:
@@ -188,7 +188,7 @@ def _differentiate(interpreter: object, op: Any, args: object, kwargs: object) -
 
 
 class FuncGradCall(_torch.SingleLevelFunction):  # type: ignore[misc]
-    """What torch.func.grad sees of the operator at one level: further in, it is called again."""
+    """The operator at one level of torch.func.grad: calls the operator again one level further in."""
 
     @staticmethod
     def forward(interpreter: Any, call: DifferentiableCall, *tensors: torch.Tensor) -> tuple[Any, ...]:
@@ -210,7 +210,7 @@ class FuncGradCall(_torch.SingleLevelFunction):  # type: ignore[misc]
 
 
 class LeafCall:
-    """One call of an operator that only has a rule for ordinary autograd: one level further in, it is given leaves."""
+    """One call of an operator that has a rule for ordinary autograd only: one level further in, it is called on leaves."""
 
     def __init__(self, interpreter: Any, call: DifferentiableCall) -> None:
         self._interpreter = interpreter
@@ -250,7 +250,7 @@ class LeafCall:
 
 
 def _is_over(tensor: torch.Tensor) -> bool:
-    return _torch.unwrapped_if_over(tensor) is not tensor
+    return _torch.unwrap_if_dead(tensor) is not tensor
 
 
 def _leaf(tensor: torch.Tensor) -> torch.Tensor:
@@ -265,7 +265,7 @@ def _by_leaves(interpreter: object, op: object, args: object, kwargs: object) ->
 
 
 class FuncGradLeafCall(_torch.SingleLevelFunction):  # type: ignore[misc]
-    """What torch.func.grad sees of an operator that is given leaves."""
+    """Such an operator at one level of torch.func.grad."""
 
     @staticmethod
     def forward(leaves: LeafCall, *tensors: torch.Tensor) -> tuple[Any, ...]:
@@ -285,7 +285,7 @@ class FuncGradLeafCall(_torch.SingleLevelFunction):  # type: ignore[misc]
 # --- tangents ---------------------------------------------------------------------------------------------------------
 
 
-def _pushed_forward(interpreter: Any, op: Any, args: Any, kwargs: Any) -> Any:
+def _push_forward(interpreter: Any, op: Any, args: Any, kwargs: Any) -> Any:
     level = interpreter.level()
     tangents: dict[int, Any] = {}
 
@@ -318,7 +318,7 @@ def _pushed_forward(interpreter: Any, op: Any, args: Any, kwargs: Any) -> Any:
 
 
 # --- `invoke_subgraph` with gradients: the backward graph is a subgraph too ---------------------------------
-# torch's own rule shares backward graphs through the cache of its compiler, which is not at work here.
+# torch's own rule shares backward graphs through its compiler's cache, which is not active here.
 
 
 def invoke_with_gradients(capture: Capture, op: object, args: Any, kwargs: object) -> Any:

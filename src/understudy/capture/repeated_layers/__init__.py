@@ -1,11 +1,11 @@
-"""Repeated layers: what one layer of a model has recorded, the next ones like it record without being run.
+"""Repeated layers: the nodes of one layer are replayed for later layers like it, which are not run.
 
-    layers          the one entry, RepeatedLayers: which calls are layers, and when one is not run
-    interception    classes that tell of calls of `forward`, and of attributes that are read
-    comparison      whether two layers are alike: their arguments, and all that their forward can read
-    reachable_code  which functions, classes and state the code of a layer can reach
-    object_state    what an object holds, compared before and after a layer runs, and from one layer to the next
-    replay          a recorded layer, prepared to be written into the graph again
+    layers          the entry point, RepeatedLayers: which calls are layers, and when one is replayed
+    interception    intercepts calls of `forward`, and reads of attributes
+    comparison      whether two layers are alike: their arguments, and everything that their forward can read
+    reachable_code  the functions, classes and state that the code of a layer can reach
+    object_state    the state of objects, compared before and after a run, and between layers
+    replay          the plan of a recorded layer, which writes its nodes again
 
-The rest of capture knows `RepeatedLayers` and nothing else; users have `run_every_layer`.
+The rest of capture uses only `RepeatedLayers`; users have `run_every_layer`.
 """

@@ -1,7 +1,7 @@
 """Whether two layers are alike.
 
-    arguments and results    what two calls must have in common (`key_of`), and whether a run has changed its arguments
-    LayerComparison          a signature of a module: all that its forward can read besides its arguments
+    arguments and results    the key of a call (`key_of`), and whether a run has changed its arguments
+    LayerComparison          the signature of a module: everything that its forward can read besides its arguments
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ if TYPE_CHECKING:
     from understudy.capture.tracer import PythonKeyTracer
 
 OWN_ATTRIBUTES = frozenset({"_is_param", "_is_buffer", "persistent", *FakeTensor.__annotations__})
-"""What a stand-in holds; anything else was put there by the program, and may be read by it."""
+"""The attributes of every stand-in; others were set by the program, which may read them."""
 
 
 SIMPLE = frozenset({FakeTensor, *COMPARED})
-"""Arguments that have no parts."""
+"""Types of arguments that are not containers."""
 
 
 def flatten_call(args: tuple[object, ...], kwargs: dict[str, Any]) -> tuple[list[Any], Any]:
-    """What a layer was called with: the leaves, and what tells their structure."""
+    """The leaves of a layer's arguments, and their structure."""
     leaves = [*args, *kwargs.values()] if kwargs else list(args)
     if SIMPLE.issuperset(map(type, leaves)):
         return leaves, (len(args), *kwargs)
@@ -52,7 +52,7 @@ def flatten_call(args: tuple[object, ...], kwargs: dict[str, Any]) -> tuple[list
 def key_of(
     tracer: PythonKeyTracer, mode: FakeTensorMode, leaves: list[Any], structure: object, allows_gradients: bool
 ) -> Key:
-    """Equal for calls that a layer can't tell apart but by what its tensors hold."""
+    """A key that is equal for calls whose arguments differ only in the values of tensors."""
     is_grad = torch.is_grad_enabled()
     parts: list[Any] = [structure, is_grad, *_torch.settings()]
     first: dict[Any, int] = {}
@@ -62,17 +62,17 @@ def key_of(
             node, needs_grad = tracer.find_node(leaf), leaf.requires_grad
             if node is None or leaf.fake_mode is not mode or is_marked(leaf):
                 raise NotComparable
-            if leaf._known is not None:  # the layer may look at its values
+            if leaf._determined is not None:  # the layer may read its values
                 parts += [id(leaf), leaf._version]
             if needs_grad and is_grad and not allows_gradients:
                 raise NotComparable
-            # Which of them are the same, and which share memory.
+            # Identity and aliasing of the tensors.
             parts += [
                 leaf._spec, needs_grad, first.setdefault(-_torch.storage_id(leaf), len(first)),
                 first.setdefault(id(leaf), len(first)), first.setdefault(node, len(first)),
             ]  # fmt: skip
         elif kind in COMPARED:
-            parts += [kind, leaf or repr(leaf)]  # zeros have signs, which equality does not see
+            parts += [kind, leaf or repr(leaf)]  # 0.0 == -0.0
         elif isinstance(leaf, torch.SymInt) and type(leaf.node) is SymNode:
             parts.append(leaf.node)
         else:
@@ -86,7 +86,7 @@ def is_marked(tensor: FakeTensor) -> bool:
 
 
 def check_unchanged(arguments: Any, leaves: list[object], structure: object) -> None:
-    """After a run: the lists and dicts that a layer was given hold what they held before."""
+    """Raise if a run has changed the lists and dicts among its arguments."""
     now, form = flatten_call(*arguments)
     if form != structure or len(now) != len(leaves) or any(map(is_not, now, leaves)):
         raise NotComparable
@@ -95,7 +95,7 @@ def check_unchanged(arguments: Any, leaves: list[object], structure: object) -> 
 
 
 def check_results(result: object, leaves: list[object], arguments: object, seen: ComparedState) -> None:
-    """That the results can be made anew: containers that nobody else has, and tensors that are not the module's."""
+    """Raise unless the results can be made again: new containers, and tensors that are not the module's own."""
     others = {*map(id, _containers(arguments)), *map(id, seen.held), *seen.containers}
     if not others.isdisjoint(map(id, _containers(result))):
         raise NotComparable
@@ -106,7 +106,7 @@ def check_results(result: object, leaves: list[object], arguments: object, seen:
 
 
 def _containers(value: object) -> Iterator[Any]:
-    """The lists and dicts in a structure. One with parts of other kinds may hold what a structure does not show."""
+    """The lists and dicts in a structure. Raises for other containers, whose contents are unknown."""
     if isinstance(value, (list, dict)):
         yield value
     if isinstance(value, (list, tuple, dict)):
@@ -116,57 +116,57 @@ def _containers(value: object) -> Iterator[Any]:
         raise NotComparable
 
 
-# --- Which layers are alike: all that the forward of a module can read, besides its arguments ---------------
+# --- Signatures of layers: everything that the forward of a module can read, besides its arguments ---------------
 
 TABLES = (dict, OrderedDict, set)
-"""Of parameters, modules, hooks: most are empty."""
+"""The types of a module's dicts of parameters, modules and hooks, most of which are empty."""
 DICTS: dict[Any, type] = {dict: dict, LazyParameterDict: dict}
 """By type: which of them can be told apart."""
 HOLDING = ("_parameters", "_buffers", "_modules")
-SILENT = frozenset(name for name, value in EVERY_MODULE_HAS.items() if not value and name not in HOLDING)
-"""Attributes of every module that say nothing while they are empty: tables of hooks and the like."""
-silent_values = itemgetter(*sorted(SILENT))
+EMPTY_BY_DEFAULT = frozenset(name for name, value in EVERY_MODULE_HAS.items() if not value and name not in HOLDING)
+"""Attributes of every module that are skipped while they are empty: dicts of hooks and the like."""
+default_values = itemgetter(*sorted(EMPTY_BY_DEFAULT))
 END = object()
 CONTAINERS = (tuple, list, set, frozenset, torch.Size)
 Key = tuple[Any, ...]
 
 
 class ComparedState:
-    """What a signature was made from."""
+    """The objects from which a signature was made."""
 
     def __init__(self) -> None:
         self.tensors: list[Any] = []
-        """The tensors of a module and of what is in it, in an order that siblings share."""
+        """The tensors of a module and its submodules, in the same order for all siblings."""
         self.held: list[Any] = []
-        """What is in the signature by its identity: while it is held, nothing else has that identity."""
+        """Objects that are in the signature by id(): kept alive, so that the id is not reused."""
         self.calls: dict[int, int] = {}
-        """For functions that keep their results: how often they had been called."""
+        """For cached functions: the number of calls so far."""
         self._positions: dict[int, int] = {}
         self.containers: set[int] = set()
         """The lists, dicts and sets among its attributes, by identity."""
         self.kinds: dict[type, None] = {}
         self.modules: dict[int, int] = {}
-        """The modules that were met, by identity, and in which order."""
+        """The visited modules, by identity, with their order."""
 
     def position(self, tensor: object) -> int:
-        """The same for one that was met before: tied weights."""
+        """The position of a tensor; a tensor that was visited before (tied weights) has the same one."""
         position = self._positions.setdefault(id(tensor), len(self.tensors))
         self.tensors.append(tensor)
         return position
 
 
 class LayerComparison:
-    """Compares modules by signatures. For one trace: what code reaches is looked up once."""
+    """Compares modules by signatures. One for each trace: reachable code is searched once."""
 
     def __init__(self) -> None:
         self._reaches: dict[type, ReachableCode] = {}
         self._readers = StateReaders()
-        self._telling: dict[tuple[str, ...], tuple[str, ...]] = {}
+        self._compared_names: dict[tuple[str, ...], tuple[str, ...]] = {}
         self._watched: Mapping[int, frozenset[str]] = {}
 
     def signature(self, module: torch.nn.Module, seen: ComparedState, watched: Mapping[int, frozenset[str]]) -> Key:
-        """Equal for modules whose forwards do the same. `watched`: attributes that are not compared, by the module's
-        identity."""
+        """A signature that is equal for modules whose forwards do the same. `watched`: attributes that are not
+        compared, by the module's identity."""
         self._watched = watched
         states = ObjectStates(self._readers, type(module))
         parts: list[Any] = []
@@ -176,10 +176,10 @@ class LayerComparison:
         return tuple(parts)
 
     def names_of(self, kind: type) -> set[str]:
-        """The names that the code of such layers uses, but for what describes them as text."""
+        """The names that the code of such layers uses, except in methods like `__repr__`."""
         return self._reaches[kind].names_in_runs
 
-    # What a module holds is written into one flat list; END says where a module, a table or a list is over.
+    # The state of a module is written into one flat list; END marks the end of a module, a dict or a list.
 
     def _walk(self, module: torch.nn.Module, parts: list[Any], seen: ComparedState, states: ObjectStates) -> None:
         kind: type = type(module)
@@ -191,7 +191,7 @@ class LayerComparison:
         seen.kinds[kind] = None
         attributes = vars(module)
         watched = self._watched.get(id(module), ()) if self._watched else ()
-        for name in self._telling_names(attributes):
+        for name in self._names_to_compare(attributes):
             value = attributes[name]
             kind = type(value)
             if kind in COMPARED:
@@ -202,15 +202,15 @@ class LayerComparison:
                 self._describe(value, parts, seen, states)
         parts.append(END)
 
-    def _telling_names(self, attributes: dict[str, object]) -> tuple[str, ...]:
-        """The attributes of a module that are to be looked at. Tables of hooks are nearly always there and empty."""
+    def _names_to_compare(self, attributes: dict[str, object]) -> tuple[str, ...]:
+        """The attributes of a module that are compared: without dicts of hooks that are empty."""
         names = tuple(attributes)
-        known = self._telling.get(names)
+        known = self._compared_names.get(names)
         if known is None:
-            known = self._telling[names] = (
-                tuple([name for name in names if name not in SILENT]) if attributes.keys() >= SILENT else names
-            )
-        return names if len(known) < len(names) and any(silent_values(attributes)) else known
+            has_all = attributes.keys() >= EMPTY_BY_DEFAULT
+            known = tuple([name for name in names if name not in EMPTY_BY_DEFAULT]) if has_all else names
+            self._compared_names[names] = known
+        return names if len(known) < len(names) and any(default_values(attributes)) else known
 
     def _describe(self, value: Any, parts: list[object], seen: ComparedState, states: ObjectStates) -> None:
         kind = type(value)
@@ -219,8 +219,8 @@ class LayerComparison:
         elif kind in COMPARED:
             parts += (kind, value or repr(value))
         elif kind is FakeTensor:
-            if value._known is not None or value._node is not None:
-                raise NotComparable  # the second: computed or written to by the program
+            if value._determined is not None or value._node is not None:
+                raise NotComparable  # the latter: computed or written to by the program
             parts += (seen.position(value), value._spec, value.requires_grad)
             if is_marked(value) or value._kind is not None:
                 parts += _marks(value, states)
@@ -263,7 +263,7 @@ class LayerComparison:
         parts.append(END)
 
     def _state_of_code(self, kind: type, seen: ComparedState, states: ObjectStates) -> Key:
-        """What the code of a layer finds in globals, closures, classes and objects: counters and tables are kept there."""
+        """The state that the code of a layer reads from globals, closures, classes and objects."""
         reach = self._reaches.get(kind)
         if reach is None or reach.is_stale:
             reach = self._reaches[kind] = ReachableCode()
@@ -283,7 +283,7 @@ class LayerComparison:
 
 
 def _marks(tensor: FakeTensor, states: ObjectStates) -> list[object]:
-    """What a program may ask of a stand-in besides its spec."""
+    """The attributes of a stand-in that a program may read, besides its spec."""
     marks = [(name, value) for name, value in vars(tensor).items() if name not in OWN_ATTRIBUTES]
     if any(isinstance(value, MethodType) for _, value in marks):
         raise NotComparable

@@ -1,7 +1,6 @@
-"""What classes are made to do while their modules are traced: tell of calls of `forward`, and of attributes that are read.
+"""Interception of calls of `forward`, and of reads of attributes, while modules are traced.
 
-Both are changes of the class, for a time, and not of the module: its `__dict__`, which a program may look into and copy,
-stays as it is.
+Both temporarily change the class, not the module: its `__dict__`, which a program may inspect and copy, is untouched.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Any
 import torch
 
 from understudy.capture.repeated_layers.object_state import COMPARED, NotComparable
-from understudy.capture.repeated_layers.reachable_code import DESCRIBING, names_in
+from understudy.capture.repeated_layers.reachable_code import TEXT_METHODS, names_in
 from understudy.graph.borrowed_state import EVERY_MODULE_HAS
 
 MISSING = object()
@@ -24,16 +23,16 @@ Handler = Callable[..., Any]
 
 
 class ReplacedAttributes:
-    """Attributes of classes that are replaced as long as somebody needs it, in any thread."""
+    """Replaces attributes of classes while at least one user, in any thread, needs it."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._originals: dict[tuple[type, str], tuple[Any, Any]] = {}
-        """Class and name → what was there, and what is there now."""
+        """Class and name → the original and the replacement."""
         self._users: dict[tuple[type, str], dict[int, object]] = {}
 
     def replace(self, user: object, kind: type, name: str, make: Callable[[object], object]) -> None:
-        """`make` is given what the class itself holds under this name (MISSING for nothing), and gives what replaces it."""
+        """`make` gets the attribute of the class itself (MISSING if it has none), and returns the replacement."""
         place = kind, name
         with self._lock:
             self._users.setdefault(place, {})[id(user)] = user
@@ -43,7 +42,7 @@ class ReplacedAttributes:
             setattr(kind, name, self._originals[place][1])
 
     def restore(self, user: object) -> None:
-        """This user needs nothing any more. May be called again, after an interrupt."""
+        """Drop a user. An interrupt may cause a second call."""
         with self._lock:
             for place in list(self._users):
                 users = self._users[place]
@@ -56,7 +55,7 @@ class ReplacedAttributes:
     def _restore_one(self, kind: type, name: str) -> None:
         original, ours = self._originals.get((kind, name), (MISSING, MISSING))
         if vars(kind).get(name, MISSING) is not ours or ours is MISSING:
-            return  # the program has put something else there
+            return  # the program has replaced it
         if original is MISSING:
             delattr(kind, name)
         else:
@@ -76,7 +75,7 @@ class InterceptedCalls:
         self._modules: list[torch.nn.Module] = []
 
     def intercept(self, module: torch.nn.Module, handler: Handler) -> None:
-        """A module with a `forward` of its own, or whose calls go to a handler already, is left alone."""
+        """A module with an instance attribute `forward`, or with a handler, is skipped."""
         owner = _owner_of_forward(type(module))
         if owner is None or "forward" in vars(module) or id(module) in _HANDLERS:
             return
@@ -85,22 +84,22 @@ class InterceptedCalls:
         _REPLACED.replace(self, owner, "forward", functools.partial(_make_forward, owner))
 
     def release(self) -> None:
-        """May be called again, after an interrupt."""
+        """An interrupt may cause a second call."""
         for module in self._modules:
             _HANDLERS.pop(id(module), None)
         _REPLACED.restore(self)
 
 
 _HANDLERS: dict[int, tuple[type, Handler]] = {}
-"""By the identity of a module: the class in which its `forward` stands, and who is to be called. The modules are borrowed
-for a trace, by one thread at a time; calls from another thread find no recorder, and run as usual."""
+"""By the identity of a module: the class that defines its `forward`, and the handler. Modules are borrowed for a trace
+by one thread at a time; calls from another thread find no recorder, and run as usual."""
 
 
 def _make_forward(owner: type, original: FunctionType) -> Callable[..., object]:
     @functools.wraps(original)
     def forward(self: torch.nn.Module, *args: object, **kwargs: object) -> Any:
         known_owner, handler = _HANDLERS.get(id(self), (None, None))
-        if handler is None or known_owner is not owner:  # the latter: called by `super().forward(...)`
+        if handler is None or known_owner is not owner:  # the latter: a call of `super().forward(...)`
             return original(self, *args, **kwargs)
         return handler(functools.partial(original, self), *args, **kwargs)
 
@@ -112,11 +111,11 @@ def _owner_of_forward(kind: type) -> type | None:
     return owner if owner is not None and isinstance(vars(owner)["forward"], FunctionType) else None
 
 
-# --- attributes in which layers differ, such as the number of a layer -----------------------------------------------------
+# --- attributes in which layers differ, such as the index of a layer -----------------------------------------------------
 
 
 class WatchedAttribute:
-    """In a class: a plain attribute of its modules, which tells those who want to know when it is used."""
+    """A descriptor for a plain attribute of modules that reports each use."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -147,8 +146,7 @@ class WatchedAttribute:
 
 
 class WatchedMethod:
-    """In a class: a method that may look at all attributes of a module, which tells those who want to know when it is
-    called."""
+    """A descriptor for a method that may read all attributes of a module, which reports each call."""
 
     def __init__(self, original: Any) -> None:
         self._original = original
@@ -164,7 +162,7 @@ class WatchedMethod:
 
 
 class AttributeReads:
-    """Which of a layer's attributes are used while it runs."""
+    """Collects the watched attributes of a layer that are used while it runs."""
 
     def __init__(self, layer: torch.nn.Module, watched: dict[int, frozenset[str]]) -> None:
         self._modules = list(layer.modules())
@@ -174,7 +172,7 @@ class AttributeReads:
         self.names: set[str] = set()
 
     def note(self, instance: object, name: str) -> None:
-        """A module that does not belong to the layer may be a copy of one that does."""
+        """A module that does not belong to the layer may be a copy of one of its modules."""
         is_watched = id(instance) not in self._known or name in self._watched.get(id(instance), ())
         if is_watched and threading.get_ident() == self._thread:
             self.names.add(name)
@@ -185,7 +183,7 @@ class AttributeReads:
                 self.note(instance, name)
 
     def __enter__(self) -> AttributeReads:
-        self._methods = [place for kind in set(map(type, self._modules)) for place in _methods_that_look_inside(kind)]
+        self._methods = [place for kind in set(map(type, self._modules)) for place in _introspecting_methods(kind)]
         for owner, name in self._methods:
             _REPLACED.replace(self, owner, name, WatchedMethod)
             vars(owner)[name].readers[id(self)] = self
@@ -208,14 +206,14 @@ LOOKING_INSIDE = frozenset(
     {"__dict__", "vars", "dir", "__dir__", "__getattribute__", "__getstate__", "__reduce__", "__reduce_ex__",
      "getattr_static"}
 )  # fmt: skip
-"""How code finds attributes without asking for them."""
+"""Names with which code reads attributes without naming them."""
 
 
-def _methods_that_look_inside(kind: type) -> list[tuple[type, str]]:
-    """Methods that describe a module of this class as text by all of its attributes, as that of transformers' `Conv1D`."""
+def _introspecting_methods(kind: type) -> list[tuple[type, str]]:
+    """Methods that format a module as text from all of its attributes, as in transformers' `Conv1D`."""
     found = []
     for owner in kind.__mro__:
-        for name in DESCRIBING & vars(owner).keys() if owner not in (torch.nn.Module, object) else ():
+        for name in TEXT_METHODS & vars(owner).keys() if owner not in (torch.nn.Module, object) else ():
             method = vars(owner)[name]
             code = getattr(method, "__code__", None)
             if isinstance(method, WatchedMethod) or (code and not LOOKING_INSIDE.isdisjoint(names_in(code)[0])):
@@ -224,32 +222,32 @@ def _methods_that_look_inside(kind: type) -> list[tuple[type, str]]:
 
 
 class LayerFamily:
-    """Layers of one kind. If they are not alike, the attributes in which they differ can be watched: what no run of a
-    layer uses makes no difference."""
+    """Layers of one kind. If they are not alike, the attributes in which they differ can be watched: attributes that no
+    run uses can be ignored."""
 
     def __init__(self, layers: list[torch.nn.Module]) -> None:
         self._layers = layers
         self.is_recorded = False
         self.misses = 0
-        """Layers that were run although one like them should have been known."""
+        """How many layers were run although a similar one had been recorded."""
         self.watched: dict[int, frozenset[str]] = {}
-        """By the identity of a module: the attributes that are not compared."""
+        """The attributes that are not compared, by the identity of the module."""
         self._was_watched = False
 
     def watch(self, names: set[str]) -> bool:
-        """Watch the attributes in which the layers differ. Says whether there are any; only once. `names`: those that the
-        code of the layers uses."""
+        """Watch the attributes in which the layers differ, once. Returns whether there are any. `names`: the names that
+        the code of the layers uses."""
         if self._was_watched or not LOOKING_INSIDE.isdisjoint(names):
             return False
         self._was_watched = True
         for modules in zip(*(layer.modules() for layer in self._layers), strict=True):
-            differing = frozenset(_differing(modules))
+            differing = frozenset(_find_differing_attributes(modules))
             if differing:
                 self.watched.update(dict.fromkeys(map(id, modules), differing))
         return bool(self.watched)
 
     def run(self, layer: torch.nn.Module, forward: Callable[[], object]) -> tuple[set[str], Any]:
-        """Run a layer that is recorded. Gives the watched attributes that it has used, and its result."""
+        """Run a layer. Returns the watched attributes that it used, and its result."""
         self.misses += self.is_recorded
         self.is_recorded = True
         if not self.watched:
@@ -259,21 +257,21 @@ class LayerFamily:
         return reads.names, result
 
     def check_unread(self, names: Iterable[str]) -> None:
-        """After a run: what was used makes a difference from now on."""
+        """After a run: attributes that were used are compared from now on."""
         used = frozenset(names)
         if used:
             self.watched = {identity: rest for identity, some in self.watched.items() if (rest := some - used)}
             raise NotComparable
 
 
-def _differing(modules: tuple[torch.nn.Module, ...]) -> list[str]:
-    """The plain attributes that all of them have and that are not the same in all."""
+def _find_differing_attributes(modules: tuple[torch.nn.Module, ...]) -> list[str]:
+    """The plain attributes that all modules have and that differ between them."""
     tables = list(map(vars, modules))
     names = [
         name
         for name, value in tables[0].items()
         if name not in EVERY_MODULE_HAS and type(value) in COMPARED and all(name in table for table in tables)
-        and not any(hasattr(type(module), name) for module in modules)  # it would be found there
+        and not any(hasattr(type(module), name) for module in modules)  # a class attribute would be found first
     ]  # fmt: skip
     return [
         name for name in names if len({(type(table[name]), table[name]) for table in tables}) > 1

@@ -1,14 +1,14 @@
-"""Layers that repeat: what one layer of a model has recorded, the next ones like it record without being run.
+"""Layers that repeat: the nodes of one layer are replayed for later layers like it, which are not run.
 
 A layer is a module among siblings in a `ModuleList` or `Sequential`. Two siblings are alike if they have the same class,
 the same attributes, and tensors of the same specs all the way down, and if what their code refers to is unchanged. If one
-has run on inputs of the same specs, the next is written into the graph with its own parameters in their place; if it
-reads tensors besides its inputs and its own, two runs have to agree first. A layer is run as usual wherever that could
-make a difference: gradients, hooks, other modes, autocast, writes in place, data-dependent sizes, changed attributes,
-globals and settings, random numbers, files, tensors that somebody kept. `docs/repeated-layers.md` tells it in full.
+has run on inputs of the same specs, the nodes of the next are written with its own parameters; if it reads tensors
+besides its inputs and its own, two runs have to agree first. A layer is run as usual wherever that could make a
+difference: gradients, hooks, other modes, autocast, writes in place, data-dependent sizes, changed attributes, globals
+and settings, random numbers, files, tensors that are kept alive elsewhere. See `docs/repeated-layers.md`.
 
-The module holds the entry (`RepeatedLayers`, `run_every_layer`), what is kept of a run (`LayerRecording`), and the handlers
-that are called in the place of layers (`LayerHandlers`).
+This module has the entry points (`RepeatedLayers`, `run_every_layer`), the recording of a run (`LayerRecording`), and
+the handlers that are called in the place of `forward` (`LayerHandlers`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from torch.fx.node import map_aggregate
 
 from understudy import _torch
 from understudy.capture.lazy_state import LazyParameter, resolve_parameters
-from understudy.capture.module_stack import ACTIVE, LayerPlace
+from understudy.capture.module_stack import ACTIVE, LayerPosition
 from understudy.capture.repeated_layers.comparison import (
     ComparedState,
     Key,
@@ -53,12 +53,12 @@ if TYPE_CHECKING:
     from understudy.capture.recorder import ProxyTorchDispatchMode
     from understudy.capture.tracer import PythonKeyTracer
 
-LEAST = 2
-"""Siblings below which it does not pay."""
-FEWEST = 5
-"""Modules in a layer below which it does not pay, either."""
-TRIES = 4
-"""Layers of a family that were run for nothing, until the others are run without being looked at."""
+LEAST_SIBLINGS = 2
+"""The least number of siblings for which comparing pays."""
+LEAST_MODULES = 5
+"""The least number of modules in a layer for which comparing pays."""
+MOST_FAILED_LAYERS = 4
+"""After this many layers of a family were compared in vain, the others are run without comparing."""
 CONTAINERS = (torch.nn.ModuleList, torch.nn.Sequential)
 NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
@@ -68,7 +68,7 @@ _REPEATS: ContextVar[bool] = ContextVar("layers are written down again", default
 
 @contextmanager
 def run_every_layer() -> Iterator[None]:
-    """Inside, `make_fx` runs every layer of a model, also those that look like one that it has recorded."""
+    """Inside, `make_fx` runs every layer of a model: no layer is replayed."""
     token = _REPEATS.set(False)
     try:
         yield
@@ -78,13 +78,13 @@ def run_every_layer() -> Iterator[None]:
 
 @dataclass
 class LayerGroup:
-    """Modules that are alike, and what was recorded of them for each kind of input."""
+    """Modules that are alike, with their recordings for each key of inputs."""
 
     last: dict[Key, LayerRecording] = field(default_factory=dict)
     known: dict[Key, LayerRecording] = field(default_factory=dict)
 
-    def keep(self, key: Key, recording: LayerRecording, family: LayerFamily) -> None:
-        """What was recorded last is known if it reads nothing besides, or if it reads the same as the one before."""
+    def add_recording(self, key: Key, recording: LayerRecording, family: LayerFamily) -> None:
+        """Add a recording. It can be replayed if it reads no outside tensors, or the same ones as the last recording."""
         last = self.last.get(key)
         if not recording.outside or (last is not None and last.canonical() == recording.canonical()):
             self.known[key] = recording
@@ -93,18 +93,18 @@ class LayerGroup:
 
 
 class RepeatedLayers:
-    """The layers of some modules that repeat. The one entry to this package:
+    """The repeated layers of some modules. The entry point of this package:
 
-        layers = RepeatedLayers(modules)        # `layers.later`: the modules that will probably not be run
-        layers.watch(tracer, mode, recorder)    # from now on, calls of layers are compared with earlier ones
+        layers = RepeatedLayers(modules)        # `layers.later`: the modules that will probably not run
+        layers.watch(tracer, mode, recorder)    # from now on, layers are compared, and replayed if possible
         layers.release()                        # at the end of the trace, also if it has failed
 
-    Inside of `run_every_layer`, there are none.
+    Inside `run_every_layer`, there are none.
     """
 
     def __init__(self, modules: Iterable[torch.nn.Module]) -> None:
         self.later: set[int] = set()
-        """The modules, by identity, that are in layers after the first of their family."""
+        """The modules, by identity, of all layers except the first of each family."""
         self._families: list[list[torch.nn.Module]] = []
         self._calls = InterceptedCalls()
         if _REPEATS.get():
@@ -121,13 +121,13 @@ class RepeatedLayers:
             if kind is not None:
                 by_kind.setdefault(kind, []).append(parts)
         for family in by_kind.values():
-            if len(family) >= LEAST:
+            if len(family) >= LEAST_SIBLINGS:
                 self._families.append([parts[0] for parts in family])
                 for parts in family[1:]:
                     self.later.update(map(id, parts))
 
     def watch(self, tracer: PythonKeyTracer, mode: FakeTensorMode, recorder: ProxyTorchDispatchMode) -> None:
-        """From now on, a layer that is like an earlier one is written into the graph of `tracer` without being run."""
+        """From now on, a layer like an earlier one is replayed into the graph of `tracer`."""
         handlers = LayerHandlers(tracer, mode, recorder)
         for layers in self._families:
             family = LayerFamily(layers)
@@ -135,32 +135,32 @@ class RepeatedLayers:
                 self._calls.intercept(layer, handlers.handler_of(layer, family))
 
     def release(self) -> None:
-        """Every class is as it was before. May be called again, after an interrupt."""
+        """Restore all classes. An interrupt may cause a second call."""
         self._calls.release()
 
 
 def _kind_of(parts: list[torch.nn.Module]) -> Key | None:
-    """What layers that consist of these must have in common, before they are looked at more closely. None for one that is
-    not worth it: a module of torch's, or a few of them, are run faster than they are compared."""
+    """A cheap key that equal layers share. None for layers that are not worth comparing: a few modules of torch run
+    faster than they can be compared."""
     if len(parts) == 1:
         kind = type(parts[0])
         return None if kind.__module__.startswith("torch.") else (kind,)
-    if len(parts) < FEWEST:
+    if len(parts) < LEAST_MODULES:
         return None
     return tuple([(type(part), *[p.shape for p in part._parameters.values() if p is not None]) for part in parts])
 
 
-# --- what a layer has recorded ----------------------------------------------------------------------------------------
+# --- recordings ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class LayerRecording:
-    """A stretch of the graph, the values that went in, and what came out."""
+    """The nodes of one run of a layer, its inputs and its results."""
 
     nodes: list[Node]
     inputs: list[Node]
     inputs_after: list[Node]
-    """By which nodes they are known when it has run: above autograd, `x.to(dtype)` is a call, and may give `x`."""
+    """The nodes of the inputs after the run: above autograd, `x.to(dtype)` is a call, and may return `x`."""
     own: list[Node | None]
     tensors: list[Any]
     result: Any
@@ -168,18 +168,18 @@ class LayerRecording:
     prefix: str
     counts: dict[Any, int]
     advance: dict[Any, int]
-    """How often torch functions had been called before, and are called in it."""
+    """How often each torch function was called before the run, and in it."""
     held: list[Any]
     appender: _torch.NodeAppender
     gradients: list[bool]
-    """Which of the results need a gradient."""
-    place: LayerPlace | None
-    """Where it was called, if nodes say in which modules they were made."""
+    """Which of the results require grad."""
+    place: LayerPosition | None
+    """The position of the call, if the module stack is recorded."""
     calls_inside: dict[str, int]
 
     @functools.cached_property
     def outside(self) -> list[FakeTensor]:
-        """Tensors that the layer reads and that are neither its inputs nor its own."""
+        """The tensors that the layer reads besides its inputs and its own."""
         inside = {*self.nodes, *self.inputs, *(node for node in self.own if node is not None)}
         vals = [
             read.meta.get("val") for node in self.nodes for read in node.all_input_nodes if read not in inside
@@ -188,11 +188,11 @@ class LayerRecording:
 
     @functools.cached_property
     def plan(self) -> LayerPlan:
-        """How to write it down again."""
+        """The plan that writes the nodes again."""
         return LayerPlan(self, self.appender)
 
     def canonical(self) -> list[Any]:
-        """Equal for recordings that differ in nothing but their inputs and own tensors."""
+        """A value that is equal for recordings that differ only in their inputs and own tensors."""
         numbers: dict[Node, Any] = {node: ("node", i) for i, node in enumerate(self.nodes)}
         numbers.update((node, ("input", i)) for i, node in enumerate(self.inputs))
         own = {node: ("own", i) for i, node in enumerate(self.own) if node is not None}
@@ -226,7 +226,7 @@ def _specs(val: Any) -> Any:
 
 @dataclass(frozen=True)
 class LayerRun:
-    """What was there before a layer ran, and the tensors that it has made."""
+    """The state before a run of a layer, and the tensors that it made."""
 
     before: Node
     random: Any
@@ -234,12 +234,12 @@ class LayerRun:
     counts: dict[Any, int]
     prefix: str
     made: list[weakref.ref[Any]]
-    place: LayerPlace | None
+    place: LayerPosition | None
 
 
 @dataclass(frozen=True)
 class LayerCall:
-    """A layer, what it was like before it ran, and what it was given."""
+    """A call of a layer: its signature before the run, and its arguments."""
 
     layer: torch.nn.Module
     signature: Key
@@ -248,36 +248,36 @@ class LayerCall:
     leaves: list[Any]
     structure: Any
     nodes: list[Node]
-    """Of the tensors among the leaves."""
+    """The nodes of the tensors among the leaves."""
 
 
 class LayerHandlers:
-    """What is called in the place of the layers of one trace."""
+    """The handlers that are called in the place of the layers of one trace."""
 
     def __init__(self, tracer: PythonKeyTracer, mode: FakeTensorMode, recorder: ProxyTorchDispatchMode) -> None:
         self._tracer = tracer
         self._mode = mode
         self._recorder = recorder
         self._allows_gradients = recorder.pre_dispatch
-        """Above autograd, nothing that is recorded depends on gradients."""
+        """Above autograd, the recorded nodes do not depend on gradients."""
         self._likeness = LayerComparison()
         self._groups: dict[Key, LayerGroup] = {}
 
     def handler_of(self, layer: torch.nn.Module, family: LayerFamily) -> Callable[..., Any]:
-        """Runs the layer, or writes down again what one like it has recorded."""
+        """A handler that runs the layer, or replays the recording of a similar one."""
 
         def handle(forward: Callable[..., object], *args: object, **kwargs: object) -> Any:
-            if family.misses >= TRIES or not self._can_be_repeated():
+            if family.misses >= MOST_FAILED_LAYERS or not self._can_be_repeated():
                 return forward(*args, **kwargs)
             try:
                 with _torch.NoFunctionModes():
                     signature, seen = self._signature(layer, family)
                     leaves, structure = flatten_call(args, kwargs)
                     key = key_of(self._tracer, self._mode, leaves, structure, self._allows_gradients)
-                    place = self._place_of(layer)
+                    place = self._position_of(layer)
                     if _is_trained(seen.tensors) and not self._allows_gradients:
                         raise NotComparable
-            except (NotComparable, TypeError):  # the latter: something that has no hash
+            except (NotComparable, TypeError):  # the latter: an unhashable value
                 family.misses += 1
                 return forward(*args, **kwargs)
             known = self._groups[signature].known.get(key)
@@ -292,11 +292,11 @@ class LayerHandlers:
                 except (NotComparable, TypeError):
                     family.misses += 1
                 else:
-                    self._groups[signature].keep(key, recording, family)
+                    self._groups[signature].add_recording(key, recording, family)
                 return result
             family.misses = 0
             with _torch.NoFunctionModes():
-                result = known.plan.follow(self._tracer, self._mode, given, seen.tensors, place)
+                result = known.plan.write_nodes(self._tracer, self._mode, given, seen.tensors, place)
             stack = ACTIVE.get()
             if place is not None and stack is not None:
                 stack.count_calls(place, known.calls_inside)
@@ -305,14 +305,14 @@ class LayerHandlers:
         return handle
 
     def _can_be_repeated(self) -> bool:
-        return self._tracer.keep_in_step is None and _torch.is_recorded_alone(self._mode, self._recorder)
+        return self._tracer.keep_in_step is None and _torch.has_only_recorder(self._mode, self._recorder)
 
-    def _place_of(self, layer: torch.nn.Module) -> LayerPlace | None:
-        """Where it is called, if nodes say in which modules they were made."""
+    def _position_of(self, layer: torch.nn.Module) -> LayerPosition | None:
+        """The position of the call, if the module stack is recorded."""
         stack = ACTIVE.get()
         if stack is None or self._tracer.node_meta.module_stack is None:
             return None
-        place = stack.place_of(layer)
+        place = stack.position_of_layer(layer)
         if place is None:
             raise NotComparable
         return place
@@ -329,8 +329,8 @@ class LayerHandlers:
 
     # --- running and comparing ---------------------------------------------------------------------------------
 
-    def _observe(self, forward: Callable[[], object], place: LayerPlace | None) -> tuple[LayerRun, Any]:
-        """Run a layer, and look at what happens meanwhile."""
+    def _observe(self, forward: Callable[[], object], place: LayerPosition | None) -> tuple[LayerRun, Any]:
+        """Run a layer, and observe its effects."""
         tracer = self._tracer
         run = LayerRun(
             next(iter(reversed(tracer.graph.nodes))), random.getstate(), _settings(), dict(tracer.torch_fn_counts),
@@ -343,18 +343,18 @@ class LayerHandlers:
             tracer.made = around
             if around is not None:
                 around += run.made
-        tracer.node_meta.stack_trace()  # lets go of the frames in which the layer ran, and so of their tensors
+        tracer.node_meta.stack_trace()  # drops the frames of the layer, and their tensors
         return run, result
 
     def _check_run(self, run: LayerRun, result: object, called: LayerCall, family: LayerFamily) -> LayerRecording:
-        """What was recorded, if writing it down again is as good as running the layer again."""
+        """The recording of a run, if replaying it is equivalent to running the layer; raises `NotComparable` otherwise."""
         after, seen = ComparedState(), called.seen
         seen.tensors = resolve_parameters(seen.tensors)
         if random.getstate() != run.random or _settings() != run.settings:
             raise NotComparable
         if self._likeness.signature(called.layer, after, family.watched) != called.signature:
             raise NotComparable
-        if after.calls != seen.calls:  # with arguments that were not seen
+        if after.calls != seen.calls:  # with unknown arguments
             raise NotComparable
         leaves, structure = _torch.tree_flatten(result)
         check_unchanged(called.arguments, called.leaves, called.structure)
@@ -364,11 +364,11 @@ class LayerHandlers:
             raise NotComparable
         tracer = self._tracer
         own = [tracer.constants.existing(tensor) for tensor in seen.tensors]
-        nodes = _after(run.before)
+        nodes = _nodes_after(run.before)
         recording = LayerRecording(
             [node for node in nodes if not _is_shared(node, own)], called.nodes, list(map(self._node, given)), own,
             [*given, *seen.tensors],
-            [self._node(leaf) if isinstance(leaf, torch.Tensor) else _plain(leaf) for leaf in leaves],
+            [self._node(leaf) if isinstance(leaf, torch.Tensor) else _require_plain(leaf) for leaf in leaves],
             structure, run.prefix, run.counts, _advance(run.counts, tracer.torch_fn_counts), seen.held,
             tracer.appender(), [isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves], run.place,
             {} if run.place is None else run.place.calls_inside(self._place_after(called.layer)),
@@ -378,13 +378,13 @@ class LayerHandlers:
         _check_calls(recording)
         return recording
 
-    def _place_after(self, layer: torch.nn.Module) -> LayerPlace:
-        place = self._place_of(layer)
+    def _place_after(self, layer: torch.nn.Module) -> LayerPosition:
+        place = self._position_of(layer)
         assert place is not None, "there was one before it ran"
         return place
 
     def _node(self, tensor: Any) -> Node:
-        """Of an input or a result."""
+        """The node of an input or a result."""
         node = self._tracer.find_node(tensor) or self._tracer.constants.existing(tensor)
         if node is None:
             raise NotComparable
@@ -404,18 +404,18 @@ def _is_trained(tensors: list[Any]) -> bool:
 
 
 def _is_determined(leaf: object, given: list[FakeTensor]) -> bool:
-    """Whether a layer gives a tensor with values that are known, other than one that it was given."""
-    return type(leaf) is FakeTensor and leaf._known is not None and not any(leaf is one for one in given)
+    """Whether a result has determined values, and is not one of the inputs."""
+    return type(leaf) is FakeTensor and leaf._determined is not None and not any(leaf is one for one in given)
 
 
 def _is_shared(node: Node, own: list[Node | None]) -> bool:
-    """Written down once and used by all: constants that are not a layer's own, and numbers made of sizes."""
+    """Whether a node is shared by all layers: constants that are not a layer's own, and numbers computed from sizes."""
     if node.op == "get_attr":
         return node not in own
     return type(node.meta.get("val")) in NUMBERS
 
 
-def _after(before: Node) -> list[Node]:
+def _nodes_after(before: Node) -> list[Node]:
     nodes = []
     node = before.next
     while node.op != "root":
@@ -424,14 +424,14 @@ def _after(before: Node) -> list[Node]:
     return nodes
 
 
-def _plain(leaf: object) -> Any:
+def _require_plain(leaf: object) -> Any:
     if type(leaf) not in COMPARED:
         raise NotComparable
     return leaf
 
 
 def _is_kept_elsewhere(made: list[weakref.ref[Any]], expected: list[Any]) -> bool:
-    """Whether somebody holds on to a tensor that was made inside."""
+    """Whether a tensor that was made inside is still referenced from elsewhere."""
     known = {id(tensor) for tensor in expected}
     alive = [reference for reference in made if id(reference()) not in known]
     with _torch.NoFunctionModes():
@@ -439,8 +439,8 @@ def _is_kept_elsewhere(made: list[weakref.ref[Any]], expected: list[Any]) -> boo
 
 
 def _check_pure(recording: LayerRecording, nodes: list[Node]) -> None:
-    """Nothing but calls that can be repeated: no writes to what was there before, no graphs inside, no sizes born here,
-    no results and parameters that were there before."""
+    """Raise unless all nodes can be replayed: no writes to existing tensors, no subgraphs, no new unbacked symbols, no
+    results that alias existing tensors."""
     if any("unbacked_bindings" in node.meta for node in nodes):
         raise NotComparable
     inside = {*recording.nodes, *recording.inputs}
@@ -464,7 +464,7 @@ def _check_pure(recording: LayerRecording, nodes: list[Node]) -> None:
 
 
 def _check_modules(recording: LayerRecording) -> None:
-    """That all calls were made in modules of the layer."""
+    """Raise unless all calls were made in modules of the layer."""
     place = recording.place
     for node in recording.nodes if place is not None else ():
         stack = node.meta.get("nn_module_stack")
@@ -473,7 +473,7 @@ def _check_modules(recording: LayerRecording) -> None:
 
 
 def _check_calls(recording: LayerRecording) -> None:
-    """That it is known which torch functions the nodes name: `x.real` and `x.shape` are both called `__get__`."""
+    """Raise unless the torch functions of the nodes are unambiguous: `x.real` and `x.shape` are both called `__get__`."""
     names = list(map(describe_function, recording.advance))
     shared = {name for name in names if names.count(name) > 1} if len(set(names)) < len(names) else set()
     for call in {node.meta.get("torch_fn") for node in recording.nodes} if shared else ():

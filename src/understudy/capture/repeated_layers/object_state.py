@@ -1,4 +1,4 @@
-"""What an object holds just now: compared before and after a layer runs, and from one layer to the next."""
+"""The state of objects: compared before and after a run of a layer, and between layers."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from understudy.capture.repeated_layers.reachable_code import functions_of
 COMPARED = frozenset(
     {int, float, bool, str, bytes, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format}
 )
-"""What is the same if it is equal."""
+"""Types whose values are compared by equality."""
 LARGEST = 4000
-"""Parts of objects that are looked at for one layer; more are not worth it."""
+"""The largest number of objects that are read for one layer."""
 UNCHANGING = (
     types.ModuleType, property, staticmethod, classmethod,
     re.Pattern, range, slice, type(...), type(NotImplemented), torch.finfo, torch.iinfo, types.GenericAlias,
     types.UnionType, types.MethodDescriptorType, types.WrapperDescriptorType,
     types.GetSetDescriptorType, types.MemberDescriptorType,
 )  # fmt: skip
-"""What is the same if it is the same object, and has no state that a forward would change."""
+"""Types whose objects are compared by identity, because a forward does not change their state."""
 WITH_STATE_OUTSIDE = (pathlib.Path, subprocess.Popen, threading.Thread, type(threading.RLock()))
-"""Whose methods answer by what is in files, processes and threads."""
+"""Types whose methods depend on files, processes and threads."""
 OPERATORS = ("torch._ops", "torch._C")
-"""Whose objects have attributes that torch itself sets as they are used."""
+"""Modules whose objects get attributes from torch itself when they are used."""
 NAMED_LIBRARIES = ("torch", "typing", "understudy")
 UNCHANGING_OF_NUMPY = frozenset({"generic", "ufunc", "dtype"})
 EMPTY: Mapping[str, Any] = types.MappingProxyType({})
@@ -48,40 +48,40 @@ class NotComparable(Exception):
 
 
 class ObjectStates:
-    """The states of objects, each looked at once."""
+    """Reads the states of objects, each once."""
 
     def __init__(self, readers: StateReaders, block: type) -> None:
         self.block = block
         self.held: list[Any] = []
-        """What is told apart by its identity: while it is held, nothing else has that identity."""
+        """Objects that are compared by id(): kept alive, so that the id is not reused."""
         self.functions: dict[int, Any] = {}
-        """Functions, and classes of objects, that were met."""
+        """The functions, and the classes of objects, that were visited."""
         self.calls: dict[int, int] = {}
-        """For functions that keep their results: how often they were called."""
+        """For cached functions: the number of calls."""
         self._readers = readers
         self._found: dict[int, Any] = {}
         self._left = LARGEST
 
     def state(self, value: object) -> Any:
-        """Which object it is, and what it holds just now, all the way down."""
+        """The identity of an object and its current state, recursively."""
         kind = value.__class__
         if kind in COMPARED:
             return kind, value or repr(value)
         identity = id(value)
-        if kind is dict and not value:  # as most functions' own
+        if kind is dict and not value:  # as the `__dict__` of most functions
             self.held.append(value)
             return identity
         found = self._found.get(identity)
         if found is None:
             self.held.append(value)
-            self._found[identity] = identity  # met again inside of itself
+            self._found[identity] = identity  # for cycles
             read = self._readers.of(kind)
             found = identity if read is None else (identity, *self._parts(read(self, value)))
             self._found[identity] = found
         return found
 
     def _parts(self, parts: Sequence[object]) -> list[object]:
-        """Parts that are the same objects are the same, but those that hold others are to be looked into."""
+        """The states of the parts. Parts are compared by identity, and containers also by their contents."""
         self.held.append(parts)
         self._left -= len(parts)
         if self._left < 0:
@@ -89,11 +89,11 @@ class ObjectStates:
         return [*map(id, parts), *[self.state(part) for part in parts if part.__class__ not in COMPARED]]
 
     def same(self, value: object) -> Any:
-        """One object for all equal values: of those that were made to be looked at."""
+        """One object for all equal values, for values that were made for the comparison."""
         return self._readers.values.setdefault(value, value)
 
     def contents(self, value: object) -> Any:
-        """The state of what an installed package keeps in its globals: one level of it."""
+        """The state of a global of an installed package, one level deep."""
         kind = value.__class__
         if kind in COMPARED:
             return kind, value or repr(value)
@@ -110,7 +110,7 @@ Reader = Callable[[ObjectStates, Any], Sequence[Any]]
 
 
 class StateReaders:
-    """How to look into objects, by type: None for those without state. Found once for a trace."""
+    """The reader of each type, None for types without state. Memoised for one trace."""
 
     def __init__(self) -> None:
         self._readers: dict[type, Reader | None] = dict(READERS)
@@ -180,7 +180,7 @@ def _of_cell(states: ObjectStates, value: types.CellType) -> Sequence[object]:
 
 
 def _of_module(states: ObjectStates, value: torch.nn.Module) -> Sequence[object]:
-    """An activation that all share. A layer that knows other modules may compare itself with them."""
+    """A shared module without submodules, such as an activation. Others raise: a layer may compare itself with them."""
     if value._parameters or value._buffers or value._modules or type(value) is states.block:
         raise NotComparable
     states.functions[id(type(value))] = type(value)
@@ -188,14 +188,14 @@ def _of_module(states: ObjectStates, value: torch.nn.Module) -> Sequence[object]
 
 
 def _of_plain_attributes(states: ObjectStates, value: object) -> Sequence[object]:
-    """Of an object of torch's: what a program may have put there to count with."""
+    """The plain attributes of an object of torch, which a program may have set."""
     items = [*vars(value).items()]
     plain = [part for _, part in items if type(part) in COMPARED]
     return [*(name for name, _ in items), *map(states.same, [(type(part), part or repr(part)) for part in plain])]
 
 
 def _of_logger(states: ObjectStates, value: logging.Logger) -> Sequence[object]:
-    """Levels, up to the root: what a logger lets through. Filters and handlers change nothing but what is written."""
+    """The levels of a logger and its parents. Filters and handlers affect only the output."""
     levels: list[Any] = [states.same(value.manager.disable), value.disabled]
     logger: logging.Logger | None = value
     while logger is not None:
@@ -249,7 +249,7 @@ BASES: dict[type, Reader] = {
     int: lambda states, value: (states.same(int.__int__(value)),),
     float: lambda states, value: (states.same(float.__float__(value)),),
 }
-"""What is inside of an object of a class that is made of one of these."""
+"""Readers for objects of subclasses of these."""
 
 
 def _reader_of(kind: type) -> Reader | None:
@@ -285,7 +285,7 @@ def _reader_of(kind: type) -> Reader | None:
 
 
 def _is_a_number(kind: type) -> bool:
-    """Of numpy's, or what computes with them: neither changes."""
+    """Whether it is a number or function of numpy, which are immutable."""
     return kind.__module__ == "numpy" and not UNCHANGING_OF_NUMPY.isdisjoint(
         base.__name__ for base in kind.__mro__
     )
@@ -301,6 +301,6 @@ def _slots_of(kind: type) -> list[str]:
 
 
 def _size_without_attributes(kind: type, base: type, slots: int) -> int:
-    """Of an object with nothing but its attributes and what is in its base. A larger one holds what Python can't see."""
+    """The size of an object without hidden C state: a larger object has state that Python can't read."""
     pointer = object.__basicsize__ // 2
     return base.__basicsize__ + pointer * (slots + (kind.__dictoffset__ > 0) + (kind.__weakrefoffset__ > 0))

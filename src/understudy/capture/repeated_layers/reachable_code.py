@@ -1,7 +1,7 @@
-"""What the code of a layer can reach besides its arguments and its module: functions, classes, and places of state.
+"""The functions, classes and state that the code of a layer can reach, besides its arguments and its module.
 
-Names decide: a function reaches the globals that it names, its closure and its defaults; in the modules and classes that
-it reaches, it reaches what some function that was met calls by that name.
+The search goes by names: a function reaches the globals that it names, its closure and its defaults; in modules and
+classes, it reaches the attributes that any visited function names.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from typing import Any
 import torch
 
 from understudy.capture.borrowed_modules import cell_contents
-from understudy.lines import is_the_users
+from understudy.lines import is_user_file
 
 Place = tuple[Any, Any]
 """A namespace, or a module, and a name in it; or a cell of a closure and None."""
 MEMBERS = (
     FunctionType, BuiltinFunctionType, ModuleType, type, property, staticmethod, classmethod, functools.cached_property,
 )  # fmt: skip
-"""What is the same if it is the same object, and is followed for what it reaches."""
+"""Types that are compared by identity, and searched for what they reach."""
 NOT_FOLLOWED = frozenset({"torch", "numpy", "understudy", "typing", "abc"})
 STATELESS: dict[str, frozenset[str] | None] = {
     **dict.fromkeys((
@@ -45,7 +45,7 @@ STATELESS: dict[str, frozenset[str] | None] = {
         "json", "keyword", "math", "numbers", "operator", "re", "reprlib", "statistics", "string", "struct", "textwrap",
         "types", "typing", "unicodedata", "weakref", "zlib", "__future__",
     )),
-    "warnings": None,  # what it keeps is among the compared
+    "warnings": None,  # its state is compared
     "os": frozenset({"path", "environ", "getenv", "fspath", "cpu_count", "PathLike"}),
     "posixpath": frozenset({"join", "basename", "dirname", "split", "splitext", "normpath", "isabs", "commonprefix"}),
     "sys": frozenset({"exc_info", "intern"}),
@@ -54,11 +54,11 @@ STATELESS: dict[str, frozenset[str] | None] = {
     "threading": frozenset({"Lock", "RLock", "local"}),
     "importlib": frozenset({"util", "metadata"}),
 }  # fmt: skip
-"""Modules of Python's own library → the functions and classes in it that neither keep nor read state, or whose state is
-compared; None for all of them. Code that uses any other can't be compared: it may read files, clocks, settings."""
-KEPT_BY = {"warnings": ("filters",), "os": ("environ",)}
-"""Modules of Python's own library → where their functions keep state."""
-HIDDEN: dict[str, frozenset[str] | None] = {
+"""Modules of Python's standard library → their functions and classes without state, or whose state is compared; None
+for all of them. Code that uses any other can't be compared: it may read files, clocks, settings."""
+STATE_OF = {"warnings": ("filters",), "os": ("environ",)}
+"""Modules of Python's standard library → the globals in which their functions store state."""
+UNREADABLE_NAMES: dict[str, frozenset[str] | None] = {
     "numpy": frozenset(
         {"random", "load", "save", "savez", "loadtxt", "savetxt", "fromfile", "memmap", "seterr", "geterr", "errstate"}
     ),
@@ -70,46 +70,46 @@ HIDDEN: dict[str, frozenset[str] | None] = {
     "torch.random": None,
     "torch.serialization": None,
 }  # fmt: skip
-"""Other modules that are not followed → the names in them that lead to state that can't be looked at; None for all."""
+"""Other modules that are not searched → the names in them whose state can't be read; None for all."""
 COMPARED_SETTINGS = frozenset(
     {"default_dtype", "float32_matmul_precision", "num_threads", "grad_enabled", "detect_anomaly", "anomaly_enabled",
      "default_device", "autocast_dtype", "autocast_gpu_dtype", "autocast_cpu_dtype", "autocast_enabled", "device",
      "device_module", "device_capability", "device_properties", "rank", "world_size"}
 )  # fmt: skip
-"""Torch has `get_` or `set_` functions for these. They are compared for every layer, are the same for a whole process, or
-keep layers from being repeated at all (autocast). A layer that uses another such function is run."""
-REVEALING = frozenset({"id", "hash", "globals", "eval", "exec", "compile", "__import__"})
-"""Built-in functions with which code finds what it does not name. A `__hash__` may call `hash` of its parts: who reads the
-result calls `hash` too, or looks something up in a dict or set."""
-OUTSIDE = frozenset({"open", "print", "input", "breakpoint"})
-"""Built-in functions that reach out of the program."""
+"""Torch has `get_` or `set_` functions for these. They are compared for every layer, are constant in a process, or
+disable the replay of layers (autocast). A layer that uses another such function is run."""
+REFLECTIVE_BUILTINS = frozenset({"id", "hash", "globals", "eval", "exec", "compile", "__import__"})
+"""Built-in functions with which code reaches objects that it does not name. `__hash__` may call `hash` on its parts:
+its result is only visible to code that calls `hash` too, or looks something up in a dict or set."""
+IO_BUILTINS = frozenset({"open", "print", "input", "breakpoint"})
+"""Built-in functions with input or output."""
 BY_NAME = frozenset({"setattr", "delattr", "vars", "__dict__"})
-"""How code reaches the attributes of a module without naming them; besides `getattr`, which most code has."""
-ASKING = frozenset({"LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR", "DELETE_ATTR"})
-MAKING = frozenset({"__init__", "__new__", "__post_init__"})
-"""What runs when an object is made. Objects that are met have been made."""
-DESCRIBING = frozenset({"__repr__", "__str__", "__format__", "extra_repr"})
-"""Methods that describe an object as text."""
+"""Names with which code reaches attributes of a module without naming them. Not `getattr`, which most code uses."""
+ATTRIBUTE_INSTRUCTIONS = frozenset({"LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR", "DELETE_ATTR"})
+CONSTRUCTORS = frozenset({"__init__", "__new__", "__post_init__"})
+"""Methods that run when an object is made. Visited objects have been made already."""
+TEXT_METHODS = frozenset({"__repr__", "__str__", "__format__", "extra_repr"})
+"""Methods that format an object as text."""
 CONSTANTS = (torch.dtype, torch.layout, torch.memory_format)
-"""What nobody gives another meaning to, among the attributes of torch."""
+"""Attributes of torch of these types are constants."""
 NOT_DATA = (
     *MEMBERS, *CONSTANTS, GetSetDescriptorType, MemberDescriptorType, MethodDescriptorType, WrapperDescriptorType,
     ClassMethodDescriptorType,
 )  # fmt: skip
 UNREADABLE = frozenset({"modules", "default_generator"})
-"""Data of libraries that are too large to be compared, or whose state does not show."""
+"""Data of libraries that is too large to be compared, or whose state can't be read."""
 PLAIN = (bool, int, float, str)
 BUILTINS = vars(builtins)
 IGNORED = frozenset(
     {"__name__", "__file__", "__qualname__", "__class__", "__spec__", "__builtins__", "__path__", "__doc__", "__module__",
      "__annotations__", "__dict__", "__weakref__", "_abc_impl", "__orig_bases__"}
 )  # fmt: skip
-"""What every module, class or function has."""
+"""Attributes of every module, class or function."""
 
 
 @functools.lru_cache(maxsize=8192)
 def names_in(code: CodeType) -> tuple[frozenset[str], bool]:
-    """The names that a function uses, those inside it too, as names or as text; and whether it can reach others."""
+    """The names and strings in a function, including nested ones; and whether it can reach objects that it does not name."""
     names, is_revealing = set(code.co_names), False
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
@@ -118,7 +118,7 @@ def names_in(code: CodeType) -> tuple[frozenset[str], bool]:
             is_revealing |= reveals
         elif type(constant) is str and constant.isidentifier():
             names.add(constant)
-    telling = (REVEALING | OUTSIDE) - ({"hash"} if code.co_name == "__hash__" else set())
+    telling = (REFLECTIVE_BUILTINS | IO_BUILTINS) - ({"hash"} if code.co_name == "__hash__" else set())
     if not telling.isdisjoint(code.co_names):
         is_revealing |= any(
             step.argval in telling and step.opname in ("LOAD_GLOBAL", "LOAD_NAME")
@@ -129,12 +129,12 @@ def names_in(code: CodeType) -> tuple[frozenset[str], bool]:
 
 @functools.lru_cache(maxsize=8192)
 def attributes_of(code: CodeType, name: str) -> frozenset[str]:
-    """What a function asks of the global of this name. All that it names, where that does not show."""
+    """The attributes of a global that a function reads. All names in the function, where the code does not show it."""
     found: set[str] = set()
     is_asked = False
     for step in dis.get_instructions(code):
         if is_asked:
-            if step.opname not in ASKING:
+            if step.opname not in ATTRIBUTE_INSTRUCTIONS:
                 return names_in(code)[0]
             found.add(step.argval)
         is_asked = step.argval == name and step.opname in ("LOAD_GLOBAL", "LOAD_NAME")
@@ -146,7 +146,7 @@ def attributes_of(code: CodeType, name: str) -> frozenset[str]:
 
 @functools.lru_cache(maxsize=8192)
 def imports_in(code: CodeType) -> frozenset[str]:
-    """The modules that a function imports when it runs, and those inside it too."""
+    """The modules that a function, or a nested one, imports when it runs."""
     found = {step.argval for step in dis.get_instructions(code) if step.opname == "IMPORT_NAME"}
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
@@ -155,22 +155,22 @@ def imports_in(code: CodeType) -> frozenset[str]:
 
 
 class ReachableCode:
-    """All that some classes and functions reach. It grows as more of them are met."""
+    """Everything that some classes and functions reach. Grows as more of them are added."""
 
     def __init__(self) -> None:
         self.names: set[str] = set()
         self.names_in_runs: set[str] = set()
-        """The same, without those of methods that describe a module as text: whether these are called can be watched."""
+        """The same without methods like `__repr__`, whose calls can be watched."""
         self.members: list[Place] = []
-        """Where functions, classes and modules are found."""
+        """Where functions, classes and modules were found."""
         self.states: list[Place] = []
-        """Where everything else is found."""
+        """Where everything else was found."""
         self.tables: list[Place] = []
         """The same, in the globals and classes of installed packages."""
         self.spaces: list[Any] = []
-        """Namespaces: what is added to one may be state, too."""
+        """Namespaces: names that are added to one may be state, too."""
         self.is_open = False
-        """Whether some of it can't be looked at."""
+        """Whether some of the state can't be read."""
         self._met: dict[int, Any] = {}
         self._found: set[tuple[int, Any]] = set()
         self._waiting: list[FunctionType] = []
@@ -181,14 +181,14 @@ class ReachableCode:
 
     @property
     def is_stale(self) -> bool:
-        """Whether there are names now that were not there before."""
+        """Whether names were added to a namespace since the search."""
         return self._sizes != list(map(len, self.spaces))
 
     def knows(self, value: object) -> bool:
         return id(value) in self._met
 
     def add(self, values: Iterable[type], *, is_module: bool = False) -> None:
-        """Follow functions, and the classes of objects that were met. Of a module's class, all of it is followed."""
+        """Search functions and classes. The class of an nn.Module is searched completely."""
         for value in values:
             if isinstance(value, type):
                 self._class(value, is_module)
@@ -211,7 +211,7 @@ class ReachableCode:
         if not self._meets(kind):
             return
         for owner in kind.__mro__:
-            if owner is torch.nn.Module or not is_followed(owner.__module__):
+            if owner is torch.nn.Module or not is_tracked(owner.__module__):
                 self._class_of_library(owner)
                 continue
             space = vars(owner)
@@ -220,20 +220,20 @@ class ReachableCode:
                 self._owners += [] if is_module else [space]
             for name, value in space.items():
                 is_implied = name.startswith("__") and isinstance(value, FunctionType)
-                if is_module and name in DESCRIBING:
+                if is_module and name in TEXT_METHODS:
                     self._describing.add(id(value))
-                if (is_module or is_implied) and name not in MAKING:
+                if (is_module or is_implied) and name not in CONSTRUCTORS:
                     self._reach(space, name, value)
 
     def _class_of_library(self, owner: type) -> None:
-        """Its methods are not followed; a program may keep data in it."""
+        """The methods of a library's class are not searched; a program may store data in it."""
         space = vars(owner)
         if owner is not object and self._meets(space):
             self.spaces.append(space)
             self._library_classes.append(space)
 
     def _meets(self, value: object) -> bool:
-        """Whether for the first time."""
+        """Whether the value is visited for the first time."""
         is_new = id(value) not in self._met
         self._met[id(value)] = value
         return is_new
@@ -241,14 +241,14 @@ class ReachableCode:
     def _function(self, function: Any) -> None:
         if not self._meets(function):
             return
-        if isinstance(function, FunctionType) and is_the_users(function.__code__.co_filename):
+        if isinstance(function, FunctionType) and is_user_file(function.__code__.co_filename):
             self._waiting.append(function)
         else:
             self.is_open |= is_stateful(getattr(function, "__module__", None) or "", function.__name__)
 
     def _follow(self, function: FunctionType) -> None:
         names, is_revealing = names_in(function.__code__)
-        self.names |= names - MAKING
+        self.names |= names - CONSTRUCTORS
         if id(function) not in self._describing:
             self.names_in_runs |= names
         self.is_open |= is_revealing
@@ -274,17 +274,17 @@ class ReachableCode:
             self.states.append((CellType(value), None))
 
     def _ask(self, value: object, asked: frozenset[str], names: frozenset[str]) -> None:
-        """A function uses these attributes of a module or class; `names`: all that it names."""
+        """A function reads these attributes of a module or class; `names`: all names in the function."""
         if is_own(value):
             self._follow_attributes(value, asked)
-        elif isinstance(value, ModuleType) and not is_followed(value.__name__):
-            is_whole = asked == names  # it is not seen which attributes are meant
+        elif isinstance(value, ModuleType) and not is_tracked(value.__name__):
+            is_whole = asked == names  # the code does not show which attributes are read
             self.is_open |= is_whole and not BY_NAME.isdisjoint(names)
             self._ask_library(value, asked, names)
 
     def _ask_library(self, module: ModuleType, asked: frozenset[str], names: frozenset[str]) -> None:
-        """What is asked of a module that is not followed: its data are compared, its functions are judged by tables. Of
-        a module in it, all is asked that the function names."""
+        """Attributes of a module that is not searched: its data is compared, its functions are looked up in tables. For
+        a submodule, all names in the function count."""
         key = (id(module), asked)
         if key in self._found:
             return
@@ -292,10 +292,10 @@ class ReachableCode:
         space = vars(module)
         if self._meets(space):
             self.spaces.append(space)
-        for name in (*(asked & space.keys()), *KEPT_BY.get(module.__name__, ())):
+        for name in (*(asked & space.keys()), *STATE_OF.get(module.__name__, ())):
             value = space[name]
-            if isinstance(value, ModuleType) and not is_followed(value.__name__):
-                self.is_open |= name in (HIDDEN.get(module.__name__) or ())
+            if isinstance(value, ModuleType) and not is_tracked(value.__name__):
+                self.is_open |= name in (UNREADABLE_NAMES.get(module.__name__) or ())
                 self._ask_library(value, names, names)
             elif isinstance(value, MEMBERS):
                 self.is_open |= is_stateful(module.__name__, name)
@@ -305,12 +305,12 @@ class ReachableCode:
                 self.is_open = True
             else:
                 self._compare(space, name)
-        if type(module) is not ModuleType:  # some have attributes that are computed, as torch.backends
+        if type(module) is not ModuleType:  # some compute their attributes, as torch.backends
             computed = [name for name in asked - space.keys() if type(getattr(module, name, None)) in PLAIN]
             self.states += [(module, name) for name in computed]
 
     def _compare(self, space: Any, name: str) -> None:
-        """Data of a library, under a name that some function uses."""
+        """Compare data of a library whose name a function uses."""
         value, key = space[name], (id(space), name)
         if not isinstance(value, NOT_DATA) and name not in IGNORED and key not in self._found:
             self._found.add(key)
@@ -342,7 +342,7 @@ class ReachableCode:
         elif isinstance(value, type):
             if is_own(value):
                 self._class(value, is_module=False)
-                self._follow_attributes(value, MAKING)
+                self._follow_attributes(value, CONSTRUCTORS)
             elif is_of_python(value.__module__):
                 self.is_open |= is_stateful(value.__module__, value.__name__)
         else:
@@ -352,12 +352,12 @@ class ReachableCode:
     def _module(self, module: ModuleType) -> None:
         if not self._meets(module):
             return
-        if is_followed(module.__name__):
+        if is_tracked(module.__name__):
             self.spaces.append(vars(module))
 
 
 def extras_of(function: FunctionType) -> list[object]:
-    """What a function carries with it, and may use as state: defaults and attributes."""
+    """The defaults and attributes of a function, which may be state."""
     extras = [
         value
         for value in function.__defaults__ or ()
@@ -367,7 +367,7 @@ def extras_of(function: FunctionType) -> list[object]:
 
 
 def functions_of(value: object) -> Iterator[object]:
-    """What is called when this is called, or asked for."""
+    """The functions that run when this is called, or read as an attribute."""
     if isinstance(value, (staticmethod, classmethod, MethodType)):
         yield from functions_of(value.__func__)
     elif isinstance(value, property):
@@ -393,25 +393,25 @@ def _read_place(place: Any, name: Any) -> Any:
 
 
 def is_of_python(module: str) -> bool:
-    """Whether a module belongs to Python's own library."""
+    """Whether a module belongs to Python's standard library."""
     top = module.partition(".")[0]
     return top in sys.stdlib_module_names or top.lstrip("_") in sys.stdlib_module_names
 
 
 def is_stateful(module: str, name: str) -> bool:
-    """Whether a function or class of a module that is not followed may keep or read state that is not compared."""
+    """Whether a function or class of a module that is not searched may have state that is not compared."""
     if is_of_python(module):
         bare = module if module in STATELESS else module.lstrip("_")
         stateless = STATELESS.get(bare, STATELESS.get(bare.partition(".")[0], frozenset()))
         return stateless is not None and name not in stateless
     if module.partition(".")[0] == "torch" and name.startswith(("get_", "set_")):
         return name[4:] not in COMPARED_SETTINGS
-    hidden = HIDDEN.get(module, frozenset())
+    hidden = UNREADABLE_NAMES.get(module, frozenset())
     return hidden is None or name in hidden
 
 
 def _owner_of(space: Any) -> str:
-    """The name of the module that a namespace, of a module or of a class, belongs to."""
+    """The name of the module to which a namespace (of a module or a class) belongs."""
     return str(space.get("__module__") or space.get("__name__"))
 
 
@@ -423,16 +423,16 @@ def is_own(value: object) -> bool:
 @functools.cache
 def _is_own(module: str) -> bool:
     found = sys.modules.get(module)
-    return is_followed(module) and "-packages" not in (getattr(found, "__file__", None) or "")
+    return is_tracked(module) and "-packages" not in (getattr(found, "__file__", None) or "")
 
 
 @functools.cache
-def is_followed(module: str) -> bool:
-    """Whether a module is the user's, or of a library that the user has chosen."""
+def is_tracked(module: str) -> bool:
+    """Whether a module belongs to the user's program or to a library that the user has chosen."""
     found = sys.modules.get(module)
     if found is None or module.partition(".")[0] in NOT_FOLLOWED:
         return found is None
     file = getattr(found, "__file__", None)
     if file is None:
         return module not in sys.builtin_module_names
-    return is_the_users(file)
+    return is_user_file(file)

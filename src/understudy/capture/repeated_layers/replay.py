@@ -1,7 +1,7 @@
-"""A recorded layer, prepared once to be written into the graph again and again.
+"""The plan of a recorded layer, which writes its nodes again for similar layers.
 
-    StepValues, ReplayedValues    the tensors that its nodes give: their specs and which of them share memory
-    LayerPlan                     its nodes, with slots for what differs from run to run; `follow` writes them down
+    StepValues, ReplayedValues    the values of its nodes: specs and aliasing
+    LayerPlan                     its nodes, with slots for what differs between runs; `write_nodes` writes them
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from torch.fx.node import map_aggregate
 
 from understudy import _torch
 from understudy.capture.lazy_state import LazyMeta, LazyParameter, Pending
-from understudy.capture.module_stack import LayerPlace, RelativeStack
+from understudy.capture.module_stack import LayerPosition, RelativeStack
 from understudy.fake.mode import FakeTensorMode
-from understudy.fake.realise import can_be_made_again, make_again, make_new, make_view
+from understudy.fake.realise import can_remake, make_new, make_view, remake
 from understudy.fake.tensor import FakeTensor
 from understudy.graph.node_values import snapshot
 from understudy.spec.call import flat
@@ -30,16 +30,16 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class TensorValue:
-    """A tensor that a node gives: its spec, and the number of its storage."""
+    """The value of a node that is a tensor: its spec, and the number of its storage."""
 
     spec: Any
     storage: int
     is_simple: bool
-    """Made the short way: on a storage that nobody but the layer's own values have."""
+    """Can be made by the fast path: on a storage that only values of the layer share."""
 
 
 class StepValues:
-    """What the steps of a layer give."""
+    """The values of the steps of a layer."""
 
     def __init__(self, tensors: list[Any], outside: list[FakeTensor]) -> None:
         self._numbers: dict[Any, int] = {}
@@ -48,38 +48,38 @@ class StepValues:
         self.from_before = {*self.of_tensors, *self.outside}
         self.steps: list[Any] = []
         self.first: dict[int, int] = {}
-        """The step that gives the first tensor on a storage, by the storage's number."""
+        """For each storage number, the step that makes the first tensor on it."""
 
     def _number(self, tensor: Any) -> int:
         key = tensor if type(tensor) is LazyParameter else _torch.storage_id(tensor)
         return self._numbers.setdefault(key, len(self._numbers))
 
     def __len__(self) -> int:
-        """How many storages there are."""
+        """The number of storages."""
         return len(self._numbers)
 
     def add(self, val: Any) -> bool:
-        """What the next step gives. Says whether it can be made at any time."""
+        """Add the value of the next step. Returns whether it can be made lazily."""
         if type(val) is FakeTensor:
             self.steps.append(self._describe(val))
-            return can_be_made_again(val._spec)
+            return can_remake(val._spec)
         tensors = flat(FakeTensor, (val,), {})
 
         def describe(part: object) -> Any:
             return self._describe(part) if type(part) is FakeTensor else part
 
         self.steps.append(map_aggregate(val, describe))
-        return val is not None and all(can_be_made_again(tensor._spec) for tensor in tensors)
+        return val is not None and all(can_remake(tensor._spec) for tensor in tensors)
 
     def _describe(self, tensor: FakeTensor) -> TensorValue:
         storage = self._number(tensor)
         self.first.setdefault(storage, len(self.steps))
-        is_simple = storage not in self.from_before and can_be_made_again(tensor._spec)
+        is_simple = storage not in self.from_before and can_remake(tensor._spec)
         return TensorValue(tensor._spec, storage, is_simple)
 
 
 class ReplayedValues:
-    """The values of one stretch of nodes that were written after a recorded layer, each made once."""
+    """The values of the nodes of one replayed layer, each made once."""
 
     def __init__(self, values: StepValues, mode: FakeTensorMode, given: list[FakeTensor], own: list[Any]) -> None:
         self._values = values
@@ -90,12 +90,12 @@ class ReplayedValues:
             self._bases[storage] = val
         for position, (storage, tensor) in enumerate(zip(values.of_tensors, (*given, *own), strict=True)):
             if storage in values.first:
-                # The inputs themselves are not held on to: who looks whether they are still used would be misled.
+                # The inputs are not referenced: checks of whether tensors are still alive would be misled.
                 self._bases[storage] = snapshot(tensor) if position < len(given) else tensor
         self._made: dict[int, Any] = {}
 
     def make(self, step: int) -> Any:
-        """What a step gives."""
+        """The value of a step."""
         if step not in self._made:
             if torch.is_inference_mode_enabled() is self._is_inference:
                 self._made[step] = self._all(step)
@@ -125,17 +125,17 @@ class ReplayedValues:
                 base = self._bases[val.storage]
         is_short = val.is_simple and not self._is_inference
         if base is None:
-            fake = make_again(self._mode, val.spec, None) if is_short else make_new(self._mode, val.spec)
+            fake = remake(self._mode, val.spec, None) if is_short else make_new(self._mode, val.spec)
             self._bases[val.storage] = fake
             return fake
-        return make_again(self._mode, val.spec, base) if is_short else make_view(self._mode, base, val.spec)
+        return remake(self._mode, val.spec, base) if is_short else make_view(self._mode, base, val.spec)
 
 
-# --- A recorded layer as a plan: what it takes to write it into the graph once more, prepared once ----------
+# --- The plan of a recorded layer ----------
 
 NONE = -1
 DIFFERING = frozenset({"val", "stack_trace", "torch_fn", "nn_module_stack"})
-"""What nodes say that differs from layer to layer."""
+"""Metadata of nodes that differs between layers."""
 set_meta = _torch.set_node_meta
 AGGREGATES = (list, tuple, dict, slice)
 PLAIN = frozenset({int, bool, float, type(None)})
@@ -143,13 +143,13 @@ PLAIN = frozenset({int, bool, float, type(None)})
 
 @dataclass(frozen=True, slots=True)
 class ArgumentSlot:
-    """Where a value of the recording is an argument: the number under which this run's node is found."""
+    """Marks an argument that is a node of the recording: the slot of this run's node."""
 
     slot: int
 
 
 class FunctionCall(NamedTuple):
-    """A call of a torch function: how many of its kind come before it in the layer."""
+    """A call of a torch function, and the number of calls of that function before it in the layer."""
 
     func: Any
     name: str
@@ -158,33 +158,33 @@ class FunctionCall(NamedTuple):
 
 
 class ReplayStep(NamedTuple):
-    """A node, without what differs from run to run."""
+    """A node, without what differs between runs."""
 
     slot: int
     own: int
-    """Which of the layer's own tensors it reads, NONE for a call."""
+    """The position of the layer's own tensor that it reads, NONE for a call."""
     name: str
     bucket: dict[Node, None]
-    """Where the graph keeps such calls."""
+    """The graph's table of calls of this target."""
     target: Any
     arguments: Callable[[list[Any]], tuple[Any, ...]]
-    """Picks the arguments of the call out of the values of a run."""
+    """Selects the arguments of the call from the values of a run."""
     kwargs: dict[str, Any]
     has_places: bool
-    """Whether there are any among the kwargs."""
+    """Whether the kwargs contain slots."""
     meta: dict[str, Any]
-    """With what differs from run to run pending."""
+    """The metadata, with pending entries for what differs between runs."""
     value: int
-    """Under which number the values of a run have what it gives, if that can't be made later; else NONE."""
+    """The number of its value in the values of a run, if that can't be made lazily; else NONE."""
 
 
 class ReplayedLayer:
-    """One run of a layer that was not run: knows what its nodes say, for the time when somebody reads it."""
+    """One replayed layer: makes the pending metadata of its nodes."""
 
     __slots__ = ("_calls", "_counts", "_place", "_plan", "_prefix", "_values")
 
     def __init__(
-        self, plan: LayerPlan, values: ReplayedValues, prefix: str, counts: dict[Any, int], place: LayerPlace | None
+        self, plan: LayerPlan, values: ReplayedValues, prefix: str, counts: dict[Any, int], place: LayerPosition | None
     ) -> None:
         self._plan = plan
         self._values = values
@@ -195,7 +195,7 @@ class ReplayedLayer:
     def make(self, pending: Pending) -> Any:
         if pending.kind == "val":
             return self._values.make(pending.number)
-        if pending.kind == "stack_trace":  # the lines around a layer are its own, those inside are the same each time
+        if pending.kind == "stack_trace":  # the lines outside of the layer differ, those inside are the same
             return self._prefix + self._plan.lines_inside[pending.number]
         if pending.kind == "nn_module_stack" and self._place is not None:
             return self._place.absolute(self._plan.stacks_inside[pending.number])
@@ -204,14 +204,14 @@ class ReplayedLayer:
 
 
 class LayerPlan:
-    """The steps of a layer, and how to follow them."""
+    """The steps of a layer, and how to replay them."""
 
     def __init__(self, known: LayerRecording, appender: _torch.NodeAppender) -> None:
         self._known = known
         self._appender = appender
         nodes = dict.fromkeys((*known.inputs, *filter(None, known.own), *known.nodes))
         self._slots = {node: ArgumentSlot(i) for i, node in enumerate(nodes)}
-        self._values: list[Any] = [None] * len(nodes)  # behind them, arguments that are the same in every run
+        self._values: list[Any] = [None] * len(nodes)  # followed by the arguments that are the same in every run
         self._gives = StepValues(known.tensors, known.outside)
         self._traces: dict[str, Pending] = {}
         self._stacks: dict[Any, Pending] = {}
@@ -265,7 +265,7 @@ class LayerPlan:
         return self._slots.get(part, part) if type(part) is Node else part
 
     def _pending(self, name: str, value: Any, number: int) -> Any:
-        """What a node says, or what stands for it if that differs from run to run."""
+        """A metadata entry of a node, or its placeholder if it differs between runs."""
         if value is None or name not in DIFFERING:
             return value
         if name == "val":
@@ -286,20 +286,20 @@ class LayerPlan:
         func = self._functions.get((name, call[1]))
         return FunctionCall(func, name, call[1], int(number) - self._known.counts.get(func, 0))
 
-    # --- following -----------------------------------------------------------------------------------------------
+    # --- replaying -----------------------------------------------------------------------------------------------
 
-    def follow(
+    def write_nodes(
         self, tracer: PythonKeyTracer, mode: FakeTensorMode, given: list[FakeTensor], tensors: list[Any],
-        place: LayerPlace | None,
+        place: LayerPosition | None,
     ) -> list[Any]:  # fmt: skip
-        """Write the layer down for these inputs and tensors of its own; gives the leaves of its result."""
+        """Write the nodes for these inputs and own tensors of the layer; returns the leaves of its result."""
         slots = self._values.copy()
         for node, fake in zip(self._known.inputs, given, strict=True):
             slots[self._slots[node].slot] = tracer.node_of_tensor(fake)
         constants = tracer.constants
 
         def node_of(tensor: Any) -> Node:
-            return constants.node_of_lent(tensor) if type(tensor) is LazyParameter else constants.node_of(tensor)
+            return constants.node_of_lazy(tensor) if type(tensor) is LazyParameter else constants.node_of(tensor)
 
         for slot, i in self._read_before:
             slots[slot] = node_of(tensors[i])
@@ -347,15 +347,15 @@ class LayerPlan:
 
 
 class GradientOfReplay(RuntimeError):
-    """A backward pass came to a layer that was written down without being run: it has to be run."""
+    """A backward pass reached a replayed layer: it has to be run."""
 
 
 class ReplayedGradient(torch.autograd.Function):
-    """What tells autograd that the result of a layer needs a gradient. There is nothing to compute one from."""
+    """Makes the result of a replayed layer require grad. The gradient itself can't be computed."""
 
     @staticmethod
     def forward(ctx: object, result: list[FakeTensor], source: torch.Tensor) -> FakeTensor:
-        return result.pop()  # in a list: it is no input, which could not be written to afterwards
+        return result.pop()  # passed in a list, so that autograd does not treat it as an input
 
     @staticmethod
     def backward(ctx: object, *gradients: object) -> Any:
@@ -366,7 +366,7 @@ class ReplayedGradient(torch.autograd.Function):
 
 
 def add_gradient(result: FakeTensor, source: torch.Tensor) -> FakeTensor:
-    """A result that needs a gradient because `source` does."""
+    """A result that requires grad because `source` does."""
     with _torch.no_modes():
         made: FakeTensor = _torch.apply_function(ReplayedGradient, [result], source)
     return made
@@ -378,7 +378,7 @@ def _source_of_gradient(given: list[FakeTensor], tensors: list[Any]) -> torch.Te
 
 
 def _fill_slots(arguments: Any, slots: list[Any]) -> Any:
-    """Arguments with the nodes of this run in their places."""
+    """Arguments with the nodes of this run in their slots."""
 
     def fill(part: object) -> Any:
         return slots[part.slot] if type(part) is ArgumentSlot else part
@@ -408,6 +408,6 @@ def _base_name(target: Any) -> str:
 
 
 def describe_function(func: object) -> tuple[str, str]:
-    """A torch function as nodes name it."""
+    """The name of a torch function in node metadata."""
     name = getattr(func, "__name__", str(func))
     return name, f"{type(func).__name__}.{name}"

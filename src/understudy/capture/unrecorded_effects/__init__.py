@@ -1,6 +1,6 @@
-"""What programs do without an operator that tells of it: the recorder hears of it here.
+"""Effects of a program that reach no dispatch mode; here they are recorded.
 
     global_state     random state, default dtype, generators, data of parameters, as nodes
     data_reads       tolist, numpy, torch.tensor of a list: reads without an operator; determined values of real tensors
-    torch_functions  the mode for torch functions that notices all of these; recurrent layers as one node
+    torch_functions  the function mode that sees all of these; recurrent layers as one node
 """

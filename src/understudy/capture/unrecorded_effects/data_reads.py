@@ -1,7 +1,7 @@
-"""Reads of data that no operator tells of, while real tensors are traced.
+"""Reads of data without an operator, while real tensors are traced.
 
-`x.tolist()`, `x.numpy()` and their like read memory in C++. The graph would hold what they found fixed; so they are
-refused as `x.item()` is, if what is read depends on what the graph is given, on its parameters or on chance.
+`x.tolist()`, `x.numpy()` and their like read memory in C++. The values would be constants of the graph; so they raise
+like `x.item()`, if the values depend on inputs, parameters or random numbers.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def refuse_read(what: OpOverload | str, tensors: Iterable[torch.Tensor], hint: s
     )
 
 
-# --- which functions read, and what ---------------------------------------------------------------------------------
+# --- functions that read data ---------------------------------------------------------------------------------
 
 
 def _first(args: Any, kwargs: dict[str, object]) -> list[torch.Tensor]:
@@ -56,7 +56,7 @@ def _within_lists(args: tuple[object, ...], kwargs: dict[str, object]) -> list[o
 
 
 def _past_dispatch(args: Any, kwargs: dict[str, object]) -> list[torch.Tensor]:
-    """C++ reads a number, for `torch.Tensor([x[0], x[1]])`; in a call of the program, an operator tells of it."""
+    """C++ reads a number, for `torch.Tensor([x[0], x[1]])`; if the program reads it itself, there is an operator."""
     return list(args[:1]) if _torch.is_past_dispatch() else []
 
 
@@ -86,11 +86,11 @@ READS: dict[Any, tuple[str, Callable[[Any, Any], list[Any]], str]] = {
     torch.Tensor.__bool__: ("a tensor made of a list of tensors", _past_dispatch, STACK),
     torch.Tensor.__complex__: ("a tensor made of a list of tensors", _past_dispatch, STACK),
 }
-"""Function → its name, the tensors whose values it reads, what to do."""
+"""Function → its name, the tensors whose values it reads, the hint of the error."""
 
 
 def check(tracer: PythonKeyTracer, func: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-    """Refuse a read of what is not determined."""
+    """Raise for a read of values that are not determined."""
     recorder = _torch.active_recorder()
     if _torch.active_fake_mode() is not None or not getattr(recorder, "_error_on_data_dependent_ops", False):
         return
@@ -101,8 +101,8 @@ def check(tracer: PythonKeyTracer, func: Callable[..., object], args: tuple[obje
 
 
 def varies(tracer: PythonKeyTracer, tensor: torch.Tensor) -> bool:
-    """Whether a run of the graph may find another value: it depends on inputs, parameters or chance."""
-    tensor = _torch.innermost(tensor)  # inside of a transform
+    """Whether the value depends on inputs, parameters or random numbers, so that another run may have another value."""
+    tensor = _torch.innermost(tensor)  # without the wrappers of torch.func
     node = tracer.find_node(tensor) if tensor.numel() else None
     todo = [] if node is None or tensor in tracer.known_values else [node]
     seen: set[Node] = set()
@@ -128,12 +128,12 @@ def _is_drawn(node: Node) -> bool:
 
 
 # --- Tensors that are made of lists with tensors or symbolic numbers in them: `torch.tensor([x[0], x[1]])` ---
-# C++ reads the values past every dispatch, and a graph would hold what it found fixed. Here they are stacked.
+# C++ reads the values without a dispatch, and they would be constants of the graph. Here they are stacked by operators.
 
 SYMBOLIC = (torch.SymInt, torch.SymFloat)
 OPTIONS = frozenset({"dtype", "device", "requires_grad"})
 MAKERS = {torch.tensor: 0, torch.as_tensor: 0, torch.asarray: 0, torch.Tensor.new_tensor: 1}
-"""Function → where its data stands among its arguments."""
+"""Function → the position of the data among its arguments."""
 
 
 def make_from_list(tracer: Any, func: Any, args: Any, kwargs: Any) -> object:
@@ -162,7 +162,7 @@ def _is_to_be_stacked(tracer: Any, data: object) -> bool:
 
 
 def _shape(data: object) -> tuple[int, ...] | None:
-    """The shape of nested lists of numbers and of tensors that are one; None if they are not that."""
+    """The shape of nested lists of numbers and 0-dimensional tensors; None if they are irregular."""
     if not isinstance(data, (list, tuple)):
         is_number = isinstance(data, (bool, int, float, complex, *SYMBOLIC))
         return () if is_number or (isinstance(data, torch.Tensor) and data.dim() == 0) else None
@@ -178,7 +178,7 @@ def _leaves(data: object) -> list[object]:
 
 
 def _example(func: Any, args: Any, kwargs: dict[str, object], data: object) -> torch.Tensor:
-    """What torch makes of such a list, with other values: it says the dtype, and refuses what it would refuse."""
+    """Call torch on such a list with zeros, to get the dtype, and the errors that torch raises."""
 
     def zeros(part: object) -> Any:
         if isinstance(part, (list, tuple)):
@@ -200,20 +200,20 @@ def _leaf(value: Any, dtype: torch.dtype) -> torch.Tensor:
     return torch.scalar_tensor(value, dtype=dtype)
 
 
-# --- Determined values while real tensors are traced: literals, and what is computed from nothing but literals ---
+# --- Determined values while real tensors are traced: literals, and values computed from literals only ------------
 
 LARGEST = 1
-"""Elements of a tensor whose value is followed."""
+"""Values are tracked for tensors up to this many elements."""
 
 
 class DeterminedRealValues:
-    """Values of small real tensors that do not depend on the inputs. The fake mode follows those of stand-ins itself."""
+    """Values of small real tensors that do not depend on the inputs. The fake mode tracks those of stand-ins itself."""
 
     def __init__(self, tracer: PythonKeyTracer) -> None:
         self._tracer = tracer
 
     def read(self, func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor], fake_mode: object) -> tuple[Any] | None:
-        """The answer to a question about data, if all of the data is determined."""
+        """The result of a data-dependent operator, if all values are determined."""
         values = self._tracer.known_values
         if not tensors or not all(type(t) is not FakeTensor and t in values for t in tensors):
             return None
@@ -222,7 +222,7 @@ class DeterminedRealValues:
             return (func(*args, **kwargs),)
 
     def before(self, func: Any, args: Any, kwargs: Any, tensors: Any) -> Any:
-        """The arguments with values in the place of tensors, None if one of them is not determined."""
+        """The arguments with copies of the values in the place of tensors; None if one of them is not determined."""
         values = self._tracer.known_values
         if not tensors or not all(t in values for t in tensors):
             if _torch.is_mutable(func):
@@ -249,7 +249,7 @@ class DeterminedRealValues:
                 values[tensor] = value
 
     def _forget(self, tensors: Any) -> None:
-        """What is written from elsewhere is not determined any more, nor is what shares memory with it."""
+        """Drop the values of written tensors, and of tensors that share memory with them."""
         values = self._tracer.known_values
         written = (
             {_torch.storage_id(tensor) for tensor in tensors if tensor.layout is torch.strided}

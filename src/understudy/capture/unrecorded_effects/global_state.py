@@ -1,12 +1,12 @@
-"""What programs do without an operator that tells: the recorder hears of it here.
+"""Changes of global state and of tensors without an operator, recorded as nodes.
 
 torch.get_rng_state, set_rng_state, manual_seed    become nodes: a checkpointed region that is run again puts the
                                                    generator's state back first, to draw the same numbers twice
-torch.set_default_dtype                            becomes one, too: operators that make tensors may leave it to that
+torch.set_default_dtype                            becomes a node: factories without dtype depend on it
 Parameter(x), x as one of a subclass               shares its memory with x
-torch.from_dlpack(x)                               so does that
-x.data = y                                         from then on x is what y is
-x.as_subclass(Kind)                                x, as an object of another class: what operators on such ones give
+torch.from_dlpack(x)                               shares its memory with x
+x.data = y                                         x becomes an alias of y
+x.as_subclass(Kind)                                the same value in an object of another class
 Function.apply(x)                                  x may be a real tensor that has a stand-in
 """
 
@@ -34,7 +34,7 @@ Function = Callable[..., object]
 
 
 def active_tracer() -> Any:
-    """The tracer of this thread; None if there is none, or it is not ours."""
+    """Our active tracer of this thread; None if there is none."""
     tracer = getattr(_torch.active_recorder(), "tracer", None)
     return tracer if hasattr(tracer, "append_call") else None
 
@@ -70,7 +70,7 @@ torch_set_default_dtype = torch.set_default_dtype
 
 
 def _record_calls(target: Function, original: Function) -> Function:
-    """`target`: the function as the graph names it."""
+    """`target`: the function that the node calls."""
 
     @functools.wraps(original)
     def call(*args: object, **kwargs: Any) -> Any:
@@ -90,8 +90,8 @@ def _record_calls(target: Function, original: Function) -> Function:
     return call
 
 
-def forget_needless_states(graph: Graph) -> None:
-    """Without a random number in the graph, the generator's state is of no interest."""
+def remove_unused_rng_states(graph: Graph) -> None:
+    """Remove nodes that read or write the generator's state, if the graph draws no random numbers."""
     states = [node for target in STATES for node in graph.find_nodes(op="call_function", target=target)]
     if not states or any(
         isinstance(node.target, _torch.OpOverload) and draws_numbers(node.target, node.args, node.kwargs)
@@ -103,7 +103,7 @@ def forget_needless_states(graph: Graph) -> None:
             graph.erase_node(node)
 
 
-# --- tensors that are others -----------------------------------------------------------------------------------
+# --- tensors that alias others -----------------------------------------------------------------------------------
 
 
 @patch("torch.Tensor._make_subclass", during=RECORDING)
@@ -143,7 +143,7 @@ def record_from_dlpack(original: Function) -> Function:
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether its memory can be handed on as it is."""
+    """Whether its memory can be exported as it is."""
     has_bits = tensor.is_conj() or tensor.is_neg()
     return tensor.layout is torch.strided and not has_bits and not tensor.requires_grad
 
@@ -196,7 +196,7 @@ def apply_to_fakes(original: Any) -> Any:
 
 @patch("torch.Tensor.tolist", during=RECORDING)
 def check_tolist(original: Function) -> Function:
-    """Functions of torch that are written in Python read lists, too, and of those a mode for functions does not hear."""
+    """Torch's own Python functions call `tolist` as well, which a function mode does not see."""
 
     @functools.wraps(original)
     def read(tensor: torch.Tensor) -> Any:
@@ -212,30 +212,30 @@ SET_DATA: Function = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 
 
 def set_data(tracer: PythonKeyTracer, tensor: torch.Tensor, data: torch.Tensor) -> None:
-    """An input is told as well, if it takes part in no gradient: a graph can't write to it otherwise."""
-    if type(tensor) is FakeTensor and not hasattr(tensor, "_spec"):  # it is being made
+    """`x.data = y`: an input that requires no grad is also written to in the graph."""
+    if type(tensor) is FakeTensor and not hasattr(tensor, "_spec"):  # still under construction
         SET_DATA(tensor, data)
         return
     before = tracer.find_node(tensor)
     tracer.symbols.read_all()
     node = tracer.node_of_tensor(data)
     SET_DATA(tensor, data)
-    is_told = before is not None and before.op == "placeholder" and not tensor.requires_grad
-    target, args = (aten.set_.source_Tensor, (before, node)) if is_told else (aten.detach.default, (node,))
+    cache_contiguity = before is not None and before.op == "placeholder" and not tensor.requires_grad
+    target, args = (aten.set_.source_Tensor, (before, node)) if cache_contiguity else (aten.detach.default, (node,))
     node = tracer.append_call(target, args, {})
     set_val(node, tensor)
     tracer.remember(tensor, node)
 
 
 # --- Random generators that a program makes itself: `torch.Generator().manual_seed(0)` ----------------------
-# Each run of the graph makes its own, as each run of the program does. Nothing tells of calls of a generator's methods, so
-# one that is made while a trace runs is of a class that says what was done to it.
+# Each run of the graph makes its own generator, as each run of the program does. No mode sees calls of a generator's
+# methods, so during a trace a generator is of a subclass that records them.
 
 NATIVE = torch.Generator
 
 
 class GeneratorType(type(NATIVE)):  # type: ignore[misc]
-    """Whatever is a generator is one of these, too: programs ask by the name under which they found the class."""
+    """Every generator is an instance: programs check `isinstance(x, torch.Generator)`."""
 
     def __instancecheck__(cls, value: Any) -> bool:
         return isinstance(value, NATIVE)
@@ -286,7 +286,7 @@ class RecordedGenerator(NATIVE, metaclass=GeneratorType):
 
 
 def node_of_generator(generator: Any, tracer: PythonKeyTracer) -> Node | None:
-    """The node that makes a generator; None if it was there before. C++ hands on others around the same state."""
+    """The node of a generator; None if it was made before the trace. C++ may wrap the same state in another object."""
     return tracer.generators.get(_torch.generator_id(generator), (None, None))[1]
 
 

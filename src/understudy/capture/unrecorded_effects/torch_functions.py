@@ -1,8 +1,8 @@
-"""Which call of torch's Python functions a node comes from; recurrent layers in graphs with symbolic sizes.
+"""The function mode of a capture: counts calls of torch functions for `torch_fn`; recurrent layers with symbolic sizes.
 
-`GRU`, `RNN` and the `LSTM`s that oneDNN does not take are loops over their steps. How many steps there are stays a
-symbol: the layer is one node, the composite operator, as eager is given it. Only its gradient writes the steps out, as
-many as the example has.
+`GRU`, `RNN` and the `LSTM`s that oneDNN does not support are loops over time steps. To keep the number of steps
+symbolic, the layer is one node, the composite operator that eager calls. Only its gradient unrolls the steps,
+specialised to the example.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from understudy.capture.constants import has_reals
 from understudy.capture.unrecorded_effects import data_reads
 from understudy.capture.unrecorded_effects.global_state import SET_DATA, set_data
 from understudy.fake.tensor import FakeTensor
-from understudy.fake.values.data_dependent import with_tensors_of_lengths
+from understudy.fake.values.data_dependent import convert_lengths_to_tensors
 from understudy.ops.nn import recurrent
 from understudy.patching import RECORDING, patch
 from understudy.spec.call import flat
@@ -54,8 +54,8 @@ def record_rnn_relu(original: Function) -> Function:
     return functools.wraps(original)(lambda *args, **kwargs: _call_layer(aten.rnn_relu.input, original, args, kwargs))
 
 
-def operator_called(tracer: PythonKeyTracer, op: Any, args: object, kwargs: object) -> Any:
-    """By a graph, in which the layer is one node."""
+def record_operator(tracer: PythonKeyTracer, op: Any, args: object, kwargs: object) -> Any:
+    """Record the operator of a recurrent layer as one node."""
     return _call_layer(op, op, args, kwargs)
 
 
@@ -80,14 +80,14 @@ def _call_layer(op: object, otherwise: Function, args: Any, kwargs: Any) -> Any:
         last.append(ends)
         return x
 
-    # One by one: what dropout drew in between is known to the gradient that way.
-    x = recurrent.layer_by_layer(x, num_layers, dropout, train, run)
+    # Layer by layer, so that the gradient knows the masks of the dropout between layers.
+    x = recurrent.run_layers(x, num_layers, dropout, train, run)
     ends = [torch.cat(parts, 0) for parts in zip(*last, strict=True)]
     return (x.transpose(0, 1) if batch_first else x, *ends)
 
 
 def _can_be_whole(recorder: Any, op: object, args: Any) -> bool:
-    """Whether the number of steps is a symbol, and nothing around asks for what the layer is made of."""
+    """Whether the number of steps is symbolic, and neither a transform nor a mode needs the inner operators."""
     x, state, weights, has_biases = args[:4]
     if type(has_biases) is not bool or not hasattr(recorder, "below_autograd") or x.dim() != 3:
         return False
@@ -99,7 +99,7 @@ def _can_be_whole(recorder: Any, op: object, args: Any) -> bool:
     if not isinstance(steps, torch.SymInt) or steps.node.is_constant():
         return False
     listeners = [mode for mode in _torch.dispatch_modes() if mode is not recorder and mode is not x.fake_mode]
-    if op is aten.lstm.input and recurrent.takes_onednn(args):
+    if op is aten.lstm.input and recurrent.uses_onednn_layers(args):
         return False
     is_plain = not listeners and not recorder.pre_dispatch and op not in recorder.decomposition_table
     is_plain = is_plain and not _torch.is_transformed() and not torch.is_autocast_enabled(x.device.type)
@@ -107,7 +107,7 @@ def _can_be_whole(recorder: Any, op: object, args: Any) -> bool:
 
 
 class WholeLayer(torch.autograd.Function):
-    """The layer as one node; its gradient by the steps."""
+    """The layer as one node; its gradient unrolls the steps."""
 
     @staticmethod
     def forward(ctx: Any, recorder: Any, op: Any, states: int, settings: object, *tensors: object) -> Any:
@@ -115,7 +115,7 @@ class WholeLayer(torch.autograd.Function):
         ctx.op, ctx.states, ctx.settings = op, states, settings
         args = _arguments(op, states, settings, tensors)
         with _torch.without_recorder():
-            result = _of_any_length(op, args)
+            result = _make_results(op, args)
         tracer = recorder.tracer
         node = tracer.append_call(op, tracer.argument(args), {}, op.overloadpacket.__name__)
         recorder.track(result, node)
@@ -123,21 +123,21 @@ class WholeLayer(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        is_followed = torch.is_grad_enabled()
+        is_tracked = torch.is_grad_enabled()
         with torch.enable_grad():
-            tensors = [_for_itself(tensor, is_followed) for tensor in ctx.saved_tensors]
+            tensors = [_make_leaf(tensor, is_tracked) for tensor in ctx.saved_tensors]
             with _torch.NoFunctionModes(), _torch.python_versions():
                 results = ctx.op(*_arguments(ctx.op, ctx.states, ctx.settings, tensors))
         wanted = [tensor for tensor in tensors if tensor.requires_grad]
         found = iter(
-            torch.autograd.grad(results, wanted, gradients, create_graph=is_followed, allow_unused=True)
+            torch.autograd.grad(results, wanted, gradients, create_graph=is_tracked, allow_unused=True)
         )
         return None, None, None, None, *(next(found) if tensor.requires_grad else None for tensor in tensors)
 
 
-def _for_itself(tensor: torch.Tensor, is_followed: bool) -> torch.Tensor:
-    """A tensor to differentiate by, whatever it and the others are made of."""
-    return tensor.view_as(tensor) if is_followed else tensor.detach().requires_grad_(tensor.requires_grad)
+def _make_leaf(tensor: torch.Tensor, is_tracked: bool) -> torch.Tensor:
+    """A separate leaf for a tensor, to differentiate with respect to it."""
+    return tensor.view_as(tensor) if is_tracked else tensor.detach().requires_grad_(tensor.requires_grad)
 
 
 def _arguments(op: object, states: int, settings: Any, tensors: Any) -> tuple[Any, ...]:
@@ -145,8 +145,8 @@ def _arguments(op: object, states: int, settings: Any, tensors: Any) -> tuple[An
     return x, state if op is aten.lstm.input else state[0], weights, *settings
 
 
-def _of_any_length(op: Any, args: Any) -> tuple[Any, ...]:
-    """What the layer gives: as for one step, which checks the sizes, and repeated along the steps."""
+def _make_results(op: Any, args: Any) -> tuple[Any, ...]:
+    """The results of the layer: computed for one step, which checks the sizes, and expanded to all steps."""
     x, batch_first = args[0], args[-1]
     dim = 1 if batch_first else 0
     with _torch.NoFunctionModes(), _torch.python_versions():
@@ -158,15 +158,15 @@ def _of_any_length(op: Any, args: Any) -> tuple[Any, ...]:
     return (output.new_empty_strided(sizes, strides), *ends)
 
 
-def _in_python(tracer: PythonKeyTracer, func: Any, args: Any, kwargs: Any) -> Any:
-    """C++ reads sizes as plain integers here, past every dispatch; torch has a Python version that does not."""
+def _run_python_version(tracer: PythonKeyTracer, func: Any, args: Any, kwargs: Any) -> Any:
+    """Call torch's Python version, because C++ reads sizes as plain integers here."""
     has_symbols = any(fake._spec.is_symbolic for fake in flat(FakeTensor, args, kwargs))
     with _torch.python_versions() if has_symbols else nullcontext():
         return func(*args, **kwargs)
 
 
 def _with_lengths(tracer: PythonKeyTracer, func: Any, args: Any, kwargs: Any) -> Any:
-    args, kwargs = with_tensors_of_lengths(args, kwargs)
+    args, kwargs = convert_lengths_to_tensors(args, kwargs)
     return func(*args, **kwargs)
 
 
@@ -181,22 +181,22 @@ def _read(tracer: PythonKeyTracer, func: Any, args: Any, kwargs: Any) -> Any:
 
 READS_ONLY = data_reads.READS.keys() - data_reads.MAKERS.keys()
 SPECIAL = {
-    torch.istft: _in_python,
+    torch.istft: _run_python_version,
     torch.ctc_loss: _with_lengths,
     torch.nn.functional.ctc_loss: _with_lengths,
     SET_DATA: _set_data,
-    **dict.fromkeys(recurrent.PADDED_LAYERS, operator_called),
+    **dict.fromkeys(recurrent.PADDED_LAYERS, record_operator),
     **dict.fromkeys(data_reads.READS, _read),
     **dict.fromkeys(data_reads.MAKERS, data_reads.make_from_list),
 }
-"""Functions that are not only called."""
+"""Functions with special handling."""
 
 
 class TorchFunctionMetadataMode(TorchFunctionMode):
     """Numbers the calls of each torch function: `("linear_2", "builtin_function_or_method.linear")`."""
 
     only_counts = only_records = True
-    """What it would hear of a call can be told without it."""
+    """Its effect on a replayed layer can be computed without it."""
 
     def __init__(self, tracer: PythonKeyTracer) -> None:
         self.tracer = tracer

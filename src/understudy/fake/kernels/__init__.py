@@ -1,7 +1,7 @@
-"""Kernels of ours on spare dispatch keys of torch.
+"""Our kernels on dispatch keys of torch that no backend uses.
 
-    autocast    autocast and device-specific composites for devices that are not here
-    recipes     composite operators on symbolic sizes, replayed from memory
+    autocast    autocast and device-specific composites for devices that this machine lacks
+    recipes     recorded decompositions of composite operators on symbolic sizes, replayed
     transforms  rules for torch.func on symbolic sizes
 """
 

@@ -1,9 +1,9 @@
-"""Autocast on devices that are not here.
+"""Autocast on devices that this machine lacks.
 
-C++ casts only tensors whose device it knows, and a stand-in for `cuda:0` is none of those. So stand-ins carry an
-autocast dispatch key of their own (one that belongs to a backend without users: `AutocastIPU`), on which the kernels of
-this file are registered. They ask torch whether autocast is on for the device that the tensors *say* they are on, cast
-as torch documents for that operator, and go on below the key.
+C++ selects autocast kernels by the native device of a tensor, and a stand-in for `cuda:0` is natively a meta tensor. So
+stand-ins carry the autocast dispatch key of a backend without users, `AutocastIPU`, on which the kernels of this file
+are registered. They ask torch whether autocast is enabled for the device that the stand-in reports, cast the arguments
+as torch documents for that operator, and redispatch below the key.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ _casts = threading.local()
 
 
 def register_kernels() -> None:
-    """Once, when the first device that is not here is named."""
+    """Called once, when a device that this machine lacks is first named."""
     with _registering:
         if not _libraries:
             _libraries.extend(_torch.kernel_libraries(_torch.SPARE_AUTOCAST))
             for name in dict.fromkeys([*casting, *accelerator_path]):
-                _libraries[0].impl(name, _kernel(_torch.operator_named(name)))
+                _libraries[0].impl(name, _make_kernel(_torch.operator_named(name)))
 
 
 Policy = Callable[[Any, str, Any, Any], tuple[Any, Any]]
 
 
-def _kernel(op: Any) -> Callable[..., Any]:
+def _make_kernel(op: Any) -> Callable[..., Any]:
     path = accelerator_path.of(op)
     how = casting.of(op)
-    policy = _as_they_are if how is None else POLICIES[how]
+    policy = _leave_arguments if how is None else POLICIES[how]
 
     def kernel(*args: object, **kwargs: object) -> Any:
         device_type = _casting_device(args, kwargs)
@@ -64,23 +64,23 @@ def _casting_device(args: Any, kwargs: Any) -> str | None:
     return None
 
 
-def _lower(op: object, device_type: str, args: object, kwargs: object) -> tuple[Any, Any]:
+def _cast_to_lower(op: object, device_type: str, args: object, kwargs: object) -> tuple[Any, Any]:
     dtype = torch.get_autocast_dtype(device_type)
     return _cast_all(args, kwargs, dtype)
 
 
-def _to_float32(op: object, device_type: str, args: object, kwargs: object) -> tuple[Any, Any]:
+def _cast_to_float32(op: object, device_type: str, args: object, kwargs: object) -> tuple[Any, Any]:
     return _cast_all(args, kwargs, torch.float32)
 
 
-def _by_dtype(op: object, device_type: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """These take dtype=: they compute in float32 without a copy of their input."""
+def _request_float32(op: object, device_type: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """For operators with a `dtype` argument: they compute in float32 without a copy of their input."""
     if args[0].dtype in _LOW and kwargs.get("dtype") is None:
-        return _with_dtype(op, args, kwargs)
+        return _set_dtype_argument(op, args, kwargs)
     return args, kwargs
 
 
-def _with_dtype(op: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+def _set_dtype_argument(op: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
     position = _torch.argument_names(op).index("dtype")
     if position < len(args):
         if args[position] is not None:
@@ -89,13 +89,13 @@ def _with_dtype(op: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
     return args, {**kwargs, "dtype": torch.float32}
 
 
-def _widest(op: object, device_type: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
+def _cast_to_widest(op: object, device_type: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
     tensors = flat(torch.Tensor, args, kwargs)
     wide = any(t.dtype is torch.float32 for t in tensors)
     return _cast_all(args, kwargs, torch.float32 if wide else torch.get_autocast_dtype(device_type))
 
 
-def _as_they_are(op: object, device_type: str, args: object, kwargs: object) -> tuple[Any, Any]:
+def _leave_arguments(op: object, device_type: str, args: object, kwargs: object) -> tuple[Any, Any]:
     return args, kwargs
 
 
@@ -104,17 +104,22 @@ def _refuse_banned(op: object, device_type: str, args: object, kwargs: object) -
 
 
 POLICIES: dict[Casting, Policy] = {
-    Casting.LOWER: _lower,
-    Casting.FLOAT32: _to_float32,
-    Casting.FLOAT32_BY_DTYPE: _by_dtype,
-    Casting.WIDEST: _widest,
+    Casting.LOWER: _cast_to_lower,
+    Casting.FLOAT32: _cast_to_float32,
+    Casting.FLOAT32_BY_DTYPE: _request_float32,
+    Casting.WIDEST: _cast_to_widest,
     Casting.REFUSED: _refuse_banned,
 }
 
 
 def _cast_all(args: Any, kwargs: Any, dtype: torch.dtype) -> tuple[Any, Any]:
-    result: tuple[Any, Any] = map_structure(lambda t: _cast(t, dtype), torch.Tensor, (tuple(args), dict(kwargs)))
-    return result
+    """From the last argument to the first, as torch's C++ does: memory is allocated in that order."""
+
+    def cast(value: object) -> Any:
+        return map_structure(lambda t: _cast(t, dtype), torch.Tensor, value)
+
+    named = {name: cast(value) for name, value in reversed(dict(kwargs).items())}
+    return tuple(reversed([cast(value) for value in reversed(tuple(args))])), named
 
 
 def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -128,7 +133,7 @@ def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _cast_once(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Weights are cast once in an autocast region, as torch's own cache does."""
+    """Cast a weight once in an autocast region, as torch's own cache does."""
     is_stand_in = type(weight) is FakeTensor or _torch.is_traceable_wrapper_subclass(weight)
     if not torch.is_autocast_cache_enabled() or not is_stand_in:
         return weight.to(dtype)
@@ -141,8 +146,8 @@ def _cast_once(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return cast
 
 
-def forget_casts() -> None:
-    """At the end of the outermost autocast region, and when a mode is left."""
+def clear_cast_cache() -> None:
+    """Called at the end of the outermost autocast region, and when a mode is left."""
     _casts.__dict__.pop("cache", None)
 
 

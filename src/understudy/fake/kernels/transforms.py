@@ -1,8 +1,8 @@
-"""Operators that C++ computes with plain sizes where a transform of `torch.func` is around them.
+"""Rules for operators that C++ computes with plain integers inside a transform of `torch.func`.
 
-While a transform runs on stand-ins with symbolic sizes, rules of our own stand in the place of torch's: for every thread,
-to the same effect. Batching rules (`ops/shared/batching.py`) are for one level of vmap; those here hear of a call before
-any transform does.
+While a transform runs on stand-ins with symbolic sizes, our rules replace torch's, in all threads, with the same
+results. Batching rules (`ops/shared/batching.py`) handle one level of vmap; the rules here are called before any
+transform.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ Function = Callable[..., Any]
 aten = torch.ops.aten
 
 
-def _by_steps(name: str, function: Function) -> Function:
-    """By the steps that stand-ins take without a transform."""
+def _by_decomposition(name: str, function: Function) -> Function:
+    """A rule that runs the decomposition for symbolic sizes."""
     op = _torch.operator_named(name)
 
     def rule(keys: object, *args: object, **kwargs: object) -> Any:
@@ -43,14 +43,14 @@ def _by_steps(name: str, function: Function) -> Function:
 RULES: dict[str, dict[str, Function]] = {
     "FuncTorchBatched": dict(batching_rule.items()),
     "FuncTorchDynamicLayerFrontMode": {
-        name: _by_steps(name, function) for name, function in under_transforms.items()
+        name: _by_decomposition(name, function) for name, function in under_transforms.items()
     },
 }
 """By dispatch key and the name of the operator."""
 
 
 class _TransformRules:
-    """The rules, for as long as any transform needs them. torch takes them back when nobody holds the library any more."""
+    """Registers the rules while any transform needs them. torch removes them when the library object is freed."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -62,11 +62,11 @@ class _TransformRules:
             self._count += 1
             if self._count == 1:
                 library = self._library = torch.library.Library("aten", "IMPL")
-                with warnings.catch_warnings():  # that there was a rule before is known
+                with warnings.catch_warnings():  # about overriding a rule of torch
                     warnings.simplefilter("ignore")
                     for key, rules in RULES.items():
                         for name, rule in rules.items():
-                            _put(library, name, rule, key)
+                            _register_rule(library, name, rule, key)
 
     def end(self) -> None:
         with self._lock:
@@ -75,18 +75,18 @@ class _TransformRules:
                 self._library = None
 
 
-def _put(library: torch.library.Library, name: str, rule: Function, key: str) -> None:
+def _register_rule(library: torch.library.Library, name: str, rule: Function, key: str) -> None:
     try:
         library.impl(name, rule, key, with_keyset=True, allow_override=False)
-    except RuntimeError as error:  # the program has put one there itself, and keeps it
+    except RuntimeError as error:  # the program has registered its own
         log.debug("no rule for %s inside of transforms: %s", name, error)
 
 
-REGISTERED = _TransformRules()
+RULES_IN_USE = _TransformRules()
 
 
-def with_rules(original: Function) -> Function:
-    """Of the context in which torch runs a transform."""
+def add_rules_to_transform(original: Function) -> Function:
+    """Wrap the context manager in which torch runs a transform."""
 
     @contextmanager
     def level(*args: object, **kwargs: object) -> Iterator[Any]:
@@ -95,11 +95,11 @@ def with_rules(original: Function) -> Function:
             with original(*args, **kwargs) as depth:
                 yield depth
             return
-        REGISTERED.begin()
+        RULES_IN_USE.begin()
         try:
             with original(*args, **kwargs) as depth:
                 yield depth
         finally:
-            REGISTERED.end()
+            RULES_IN_USE.end()
 
     return level

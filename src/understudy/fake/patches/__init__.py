@@ -1,7 +1,7 @@
-"""What torch answers otherwise while a fake mode is active. `understudy.patching` applies it.
+"""Functions of torch that are replaced while a fake mode is active. `understudy.patching` applies the patches.
 
-Each function takes the object of torch and gives the one that replaces it: an answer for threads in which a fake mode is
-active, or for fakes, and torch's own answer for all others.
+Each function takes the original object and returns its replacement, which changes the behaviour for fakes, or in
+threads in which a fake mode is active, and calls the original otherwise.
 
     devices         questions about devices, and the data of real tensors
     modules         initial values of layers, encoders, data loaders

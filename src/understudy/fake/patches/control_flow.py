@@ -1,4 +1,4 @@
-"""Functions that torch runs, compiles, scripts or traces in a way of its own."""
+"""Patches of compilation, higher-order operators, TorchScript and torch.func."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ Function = Callable[..., Any]
 
 @patch("torch.compile", during=ANY_MODE)
 def skip_compilation(original: Function) -> Function:
-    """torch's compiler does not know fakes, and there is nothing to win: the function runs as it is. Higher-order operators
-    that are called eagerly compile themselves."""
+    """torch's compiler does not support our fakes, and would gain nothing: the function runs uncompiled. Higher-order
+    operators that are called eagerly compile themselves."""
 
     def compile(model: object = None, **options: object) -> object:
         if active_fake_mode() is None and not _records_branches(_torch.active_recorder()):
@@ -41,8 +41,8 @@ def skip_compilation(original: Function) -> Function:
 
 @patch("torch._ops.HigherOrderOperator.dispatch", during=ANY_MODE)
 def run_higher_order_operators(original: Function) -> Function:
-    """torch makes graphs of the functions that such an operator is given, with its own mode and tracer. Under a fake mode of
-    ours they run as plain code; a recorder of ours records them itself."""
+    """torch traces the functions passed to such an operator with its own mode and tracer. Under our fake mode they run
+    as plain code; our recorder records them itself."""
 
     def dispatch(self: Any, key: object, /, *args: object, **kwargs: object) -> object:
         key = _torch.key_without_spare(self, key, args, kwargs)
@@ -64,13 +64,13 @@ def run_higher_order_operators(original: Function) -> Function:
 
 
 def _records_branches(recorder: object) -> bool:
-    """Whether this is a recorder of ours: it is asked about a higher-order operator before autograd is."""
+    """Whether this is our recorder: higher-order operators reach it before autograd."""
     return hasattr(type(recorder), "call_higher_order")
 
 
 @patch("torch._higher_order_ops.cond.validate_subgraph_args_types", during=RECORDING)
 def accept_structures_in_cond(original: Function) -> Function:
-    """Operands of `cond` may be structures: torch's compiler flattens them before, our recorder does it itself."""
+    """Operands of `cond` may be nested: torch's compiler flattens them first, our recorder flattens them itself."""
 
     def validate(operands: Sequence[object]) -> None:
         if not _records_branches(_torch.active_recorder()):
@@ -84,7 +84,7 @@ ENGINE.begin_with_modes(SCRIPTED, once=_torch.has_scripted_functions)
 
 @patch("torch.jit._script._set_jit_function_cache", during=ANY_MODE)
 def notice_scripted_functions(original: Function) -> Function:
-    """TorchScript keeps what it has compiled: in a mode, this may be the first."""
+    """TorchScript has compiled a function inside a mode: from now on modes need the patches for scripted functions."""
 
     def keep(*args: object) -> None:
         original(*args)
@@ -95,11 +95,11 @@ def notice_scripted_functions(original: Function) -> Function:
 
 @patch("torch.jit.ScriptFunction.__call__", during=SCRIPTED)
 def run_python_of_scripted_function(original: Function) -> Function:
-    """TorchScript knows sizes as integers only, and makes real tensors of numbers. The Python function does neither."""
+    """TorchScript reads sizes as integers, and makes real tensors of numbers. The Python function is run instead."""
 
     def call(self: object, *args: object, **kwargs: object) -> Any:
         is_watched = active_fake_mode() is not None or _torch.active_recorder() is not None
-        written = _torch.function_behind(self) if is_watched else None
+        written = _torch.python_function_of_script(self) if is_watched else None
         return original(self, *args, **kwargs) if written is None else written(*args, **kwargs)
 
     return call
@@ -135,7 +135,7 @@ def refuse_jit_traces(original: Function) -> Function:
 )
 def add_batching_rules(original: Function) -> Function:
     """C++ batching rules read sizes as integers. Ours are registered while a transform of torch.func runs."""
-    return transforms.with_rules(original)
+    return transforms.add_rules_to_transform(original)
 
 
 @patch(
@@ -148,7 +148,7 @@ def trace_fakes_with_our_make_fx(original: Function) -> Function:
         mode = active_fake_mode()
         if mode is None or type(mode) is _torch.torch_fake_mode_class():
             return original(f, *args, **options)
-        public = importlib.import_module("understudy")  # the room that records is loaded by whoever needs it
+        public = importlib.import_module("understudy")  # imported late: this package must not import `capture`
         traced: Function = public.make_fx(f, *args, **{"_allow_fake_constant": True, **options})
         return traced
 
@@ -157,8 +157,8 @@ def trace_fakes_with_our_make_fx(original: Function) -> Function:
 
 @patch("torch._functorch.eager_transforms.lazy_dynamo_disallow", during=ANY_MODE)
 def keep_our_functions_from_dynamo(original: Function) -> Function:
-    """`linearize` tells dynamo to leave its tracer alone. Dynamo takes only functions of torch there, and does not look into
-    ours anyway."""
+    """`linearize` tells dynamo not to trace its tracer. Dynamo accepts only functions of torch there, and skips ours
+    anyway."""
 
     def disallow(function: Callable[..., object]) -> Callable[..., object]:
         is_ours = str(getattr(function, "__module__", "")).startswith("understudy.")

@@ -1,4 +1,4 @@
-"""Questions about devices that are not here, and real tensors beside fakes."""
+"""Patches for devices that this machine lacks, and for real tensors beside fakes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def allow_bfloat16_on_cuda(original: Function) -> Function:
 
 @patch("torch.backends.cudnn.is_acceptable", during=ABSENT_DEVICES)
 def do_not_ask_for_cudnn(original: Function) -> Function:
-    """torch warns, for every recurrent module on a CUDA device, that this build has no cuDNN."""
+    """torch warns for every recurrent module on a CUDA device that this build has no cuDNN."""
     return _answer_in_mode(original, False)
 
 
@@ -55,14 +55,14 @@ def forget_casts_of_region(original: Callable[[], None]) -> Callable[[], None]:
 
     def clear_autocast_cache() -> None:
         original()
-        autocast.forget_casts()
+        autocast.clear_cast_cache()
 
     return clear_autocast_cache
 
 
 @patch("torch._C._group_tensors_by_device_and_dtype", during=ABSENT_DEVICES)
 def group_by_simulated_device(original: Function) -> Function:
-    """Optimizers and the clipping of gradients choose their kernels by the device of each group."""
+    """Optimizers and gradient clipping choose their kernels by the device of each group."""
 
     def group(*args: object, **kwargs: object) -> object:
         meant = _torch.stand_in_devices
@@ -89,7 +89,7 @@ def copy_real_tensors_outside_of_mode(original: Function) -> Function:
 
 @patch("torch.Tensor.device", during=ABSENT_DEVICES)
 def report_simulated_device(original: Any) -> Any:
-    """The wrappers of torch.func are plain tensors: C++ answers for them with the device that stands for another."""
+    """Wrappers of torch.func are plain tensors: C++ returns the meta device that stands for the real one."""
 
     def device(tensor: torch.Tensor) -> torch.device:
         answer = original.__get__(tensor)
@@ -109,23 +109,7 @@ def report_simulated_cuda(original: Any) -> Any:
     return property(is_cuda)
 
 
-# --- other ways to the memory of a fake -----------------------------------------------------------------------------
-
-
-@patch("torch.Tensor.as_subclass", during=ANY_MODE)
-def claim_subclass(original: Function) -> Function:
-    """A fake can't be an object of another class; it can claim to be one. torch also calls this for the results of operators
-    on tensors of a class without a dispatch of its own."""
-
-    @functools.wraps(original)
-    def as_subclass(tensor: torch.Tensor, kind: Any) -> object:
-        if type(tensor) is FakeTensor and not issubclass(FakeTensor, kind):
-            claimed: Any = torch.ops.aten.alias.default(tensor)
-            if claimed.claim(kind):
-                return claimed
-        return original(tensor, kind)
-
-    return as_subclass
+# --- other functions that reach the memory of a fake --------------------------------------------------------------
 
 
 @patch("torch.to_dlpack", "torch.utils.dlpack.to_dlpack", during=ANY_MODE)
@@ -147,7 +131,7 @@ def resize_storages_of_fakes(original: Function) -> Function:
     def resize_(storage: Any, size: Any) -> Any:
         if not hasattr(storage, "is_of_fake"):
             return original(storage, size)
-        known = getattr(storage, "known", None)
+        known = getattr(storage, "determined", None)
         if known is not None and size < storage.nbytes():
             known.forget()
         _torch.resize_handed_out(FakeTensor, storage, int(size))

@@ -1,22 +1,23 @@
-"""Modules, their initial values, how data is loaded, and what of files and storages needs data."""
+"""Patches of modules, their initialisation, data loading, files and storages."""
 
 from __future__ import annotations
 
 import functools
 import math
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 
 from understudy import _torch
-from understudy.contexts import contextmanager, to_the_end
+from understudy.contexts import contextmanager, run_to_the_end
 from understudy.errors import MixedTensorsError, NoDataError, UnderstudyError, UnsupportedFakeTensorException
 from understudy.fake import initial_values
 from understudy.fake.tensor import FakeTensor
 from understudy.ops.nn.attention import drops_padding, encode
 from understudy.patching import ANY_MODE, DATA_PARALLEL, ENGINE, STORAGES, patch
+from understudy.spec.call import map_structure
 from understudy.spec.error_context import with_line
 
 Function = Callable[..., Any]
@@ -24,7 +25,8 @@ Function = Callable[..., Any]
 
 @patch("torch.nn.TransformerEncoder.forward", during=ANY_MODE)
 def encode_padded_batch(original: Function) -> Function:
-    """Eager leaves padding out of the batch by a nested tensor, whose sizes are data. The whole batch gives the same."""
+    """Eager removes padding with a nested tensor, whose sizes are data-dependent. The padded batch gives the same
+    metadata."""
 
     @functools.wraps(original)
     def forward(
@@ -41,7 +43,7 @@ def encode_padded_batch(original: Function) -> Function:
 
 @patch("torch.nn.init._no_grad_trunc_normal_", during=ANY_MODE)
 def draw_truncated_normal_once(original: Function) -> Function:
-    """torch draws again until no value is outside of the bounds, and asks the values whether there is one."""
+    """torch draws again until all values are in bounds, which reads the values."""
 
     def draw(tensor: Any, mean: float, std: float, a: float, b: float, generator: object = None) -> object:
         if not _torch.is_stand_in(tensor):
@@ -90,8 +92,8 @@ _kaiming, _uniform = torch.nn.init.kaiming_uniform_, torch.nn.init.uniform_
 
 @patch("torch.nn.Linear.reset_parameters", "torch.nn.modules.conv._ConvNd.reset_parameters", during=ANY_MODE)
 def initialise_layer_at_once(original: Function) -> Function:
-    """A layer draws from an interval that its sizes give; without values, there is no need to compute it. Functions of
-    torch.nn.init that the user has replaced (to skip initialisation, say) are called."""
+    """A layer computes the bounds of its random values from its sizes; without values, that can be skipped. Functions
+    of torch.nn.init that the user has replaced (to skip initialisation, say) are still called."""
 
     def reset_parameters(self: Any) -> None:
         init, weight, bias = torch.nn.init, self.weight, self.bias
@@ -113,18 +115,18 @@ def initialise_layer_at_once(original: Function) -> Function:
     return reset_parameters
 
 
-# --- Which examples a `DataLoader` takes, and in which order, is decided for real ---------------------------
-# It draws them, and reads what was drawn. No tensor of the program takes part in that: in a fake mode, the draws are those
-# of a run without it, and the data that is loaded is what the data set gives inside of the mode.
+# --- The samples of a `DataLoader`, and their order, are drawn for real -------------------------------------
+# A sampler draws random indices and reads them. No tensor of the program takes part in that: in a fake mode the indices
+# are those of a run without it, and the samples are what the data set returns inside the mode.
 
 
 SAMPLING: weakref.WeakKeyDictionary[Any, tuple[torch.Tensor, torch.Tensor]] = weakref.WeakKeyDictionary()
-"""For each mode: the state of the default generator, and the one that draws of orders inside of the mode have come to."""
+"""For each mode: the state of the program's default generator, and the state after the last draw of indices."""
 
 
 @contextmanager
 def draw_for_real() -> Iterator[None]:
-    """Draws go on from where those of the mode were, or from a new seed; the generator of the program stays as it is."""
+    """Outside of the mode, continue the mode's own stream of random numbers; the program's generator is left unchanged."""
     mode = _torch.active_fake_mode()
     with _torch.without_fake_mode():
         real = torch.get_rng_state()
@@ -134,7 +136,7 @@ def draw_for_real() -> Iterator[None]:
         def restore() -> None:
             torch.set_rng_state(real)
 
-        with to_the_end(restore):
+        with run_to_the_end(restore):
             torch.set_rng_state(own)
             yield
             SAMPLING[mode] = real, torch.get_rng_state()
@@ -143,27 +145,7 @@ def draw_for_real() -> Iterator[None]:
 DRAWN_FOR_REAL = "Which examples are taken, and in which order, is drawn and read: in a fake mode as in a run without it."
 
 
-@patch(
-    "torch.utils.data.RandomSampler.__iter__", "torch.utils.data.SubsetRandomSampler.__iter__",
-    "torch.utils.data.DistributedSampler.__iter__", during=ANY_MODE, reason=DRAWN_FOR_REAL,
-)  # fmt: skip
-def list_order_outside_of_mode(original: Function) -> Function:
-    @functools.wraps(original)
-    def __iter__(self: object) -> Iterator[Any]:
-        if _torch.active_fake_mode() is None:  # asked when the first example is
-            yield from original(self)
-            return
-        with draw_for_real():
-            order = list(original(self))
-        yield from order
-
-    return __iter__
-
-
-@patch(
-    "torch.utils.data.dataloader._BaseDataLoaderIter.__init__", "torch.utils.data.dataset.randperm",
-    during=ANY_MODE, reason=DRAWN_FOR_REAL,
-)  # fmt: skip
+@patch("torch.utils.data.dataset.randperm", during=ANY_MODE, reason=DRAWN_FOR_REAL)
 def draw_outside_of_mode(original: Function) -> Function:
     @functools.wraps(original)
     def call(*args: object, **kwargs: object) -> Any:
@@ -175,9 +157,45 @@ def draw_outside_of_mode(original: Function) -> Function:
     return call
 
 
+class RealOrder:
+    """The indices of a sampler, drawn outside of the mode. Tensors among them become stand-ins with known values."""
+
+    def __init__(self, sampler: Iterable[object]) -> None:
+        self.sampler = sampler
+
+    def __iter__(self) -> Iterator[object]:
+        indices = iter(self.sampler)
+        end = object()
+        while True:
+            if _torch.active_fake_mode() is None:
+                index = next(indices, end)
+            else:
+                with draw_for_real():
+                    index = next(indices, end)
+                index = map_structure(torch.ops.aten.lift_fresh, torch.Tensor, index)
+            if index is end:
+                return
+            yield index
+
+
+@patch("torch.utils.data.dataloader._BaseDataLoaderIter.__init__", during=ANY_MODE, reason=DRAWN_FOR_REAL)
+def draw_order_for_real(original: Function) -> Function:
+    @functools.wraps(original)
+    def __init__(self: Any, loader: object) -> None:
+        if _torch.active_fake_mode() is None:
+            original(self, loader)
+            return
+        with draw_for_real():
+            original(self, loader)
+        self._index_sampler = RealOrder(self._index_sampler)
+        self._sampler_iter = iter(self._index_sampler)
+
+    return __init__
+
+
 @patch("torch.utils.data.DataLoader._get_iterator", during=ANY_MODE)
 def load_in_this_process(original: Function) -> Function:
-    """Workers are for what takes time, and fakes take none. No process knows the fakes of another."""
+    """Fakes can't be sent between processes, and loading them takes no time: samples are loaded in this process."""
 
     @functools.wraps(original)
     def _get_iterator(self: Any) -> object:
@@ -193,12 +211,12 @@ def load_in_this_process(original: Function) -> Function:
     return _get_iterator
 
 
-# --- files and storages: what needs data ---------------------------------------------------------------------------------
+# --- files and storages ---------------------------------------------------------------------------------
 
 
 @patch("torch.asarray", "torch.as_tensor", during=ANY_MODE)
 def take_storages(original: Function) -> Function:
-    """C++ asks a storage for its sizes inside of a mode; `safetensors` reads files by it."""
+    """C++ fails on storages inside a mode; `safetensors` reads files this way."""
     _torch.collect_device_constructors()
 
     @functools.wraps(original)
@@ -215,7 +233,7 @@ def take_storages(original: Function) -> Function:
 
 @patch("torch.storage._StorageBase.__repr__", during=STORAGES)
 def print_storage_without_data(original: Function) -> Function:
-    """torch prints the bytes, and a stand-in has none."""
+    """torch prints the bytes of a storage; a stand-in has none."""
 
     @functools.wraps(original)
     def text(self: Any) -> Any:
@@ -229,7 +247,7 @@ def print_storage_without_data(original: Function) -> Function:
 
 @patch("torch.UntypedStorage.data_ptr", during=STORAGES)
 def refuse_pointers(original: Function) -> Function:
-    """C++ speaks of an invalid storage; `safetensors` asks for it when a file is written."""
+    """C++ raises an unclear error about an invalid storage; `safetensors` calls this when it writes a file."""
 
     @functools.wraps(original)
     def data_ptr(self: Any) -> Any:
@@ -249,7 +267,7 @@ def refuse_pointers(original: Function) -> Function:
     "torch.nn.parameter.UninitializedParameter.__new__", "torch.nn.parameter.UninitializedBuffer.__new__", during=ANY_MODE
 )
 def refuse_lazy_parameters(original: Function) -> Function:
-    """A parameter without sizes is a class of its own over a tensor, and there is no stand-in for it."""
+    """A lazy parameter is a subclass without sizes, for which there is no stand-in."""
 
     @functools.wraps(original)
     def make(cls: Any, *args: object, **kwargs: object) -> Any:
@@ -266,14 +284,14 @@ def refuse_lazy_parameters(original: Function) -> Function:
 
 
 def name_device(value: Any) -> Any:
-    """The CUDA device of a number; anything else as it is."""
+    """The CUDA device for an integer; any other value unchanged."""
     return torch.device("cuda", value) if type(value) is int else value
 
 
 @patch("torch.nn.Module.to", "torch.nn.Module.cuda", during=ANY_MODE)
 def explain_real_modules(original: Function) -> Function:
-    """A build without the device asks for it before any mode hears of a real tensor that is moved there, the others after;
-    and if the device is a number, any build for its accelerator."""
+    """Moving a real module inside a mode fails in C++, with errors that depend on the build: this one names the
+    parameter."""
 
     @functools.wraps(original)
     def move(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -297,7 +315,7 @@ def explain_real_modules(original: Function) -> Function:
     return move
 
 
-# --- DistributedDataParallel: what it does to the data of parameters in C++ -----------------------------------------------
+# --- DistributedDataParallel, which reads the data of parameters in C++ -----------------------------------------------
 
 SENT_IN_CPP = "DistributedDataParallel compares and sends the data of parameters in C++, and stand-ins have none."
 
@@ -315,7 +333,7 @@ def send_no_data(original: Function) -> Function:
 
 @patch("torch.distributed._compute_bucket_assignment_by_size", during=ANY_MODE)
 def notice_data_parallel(original: Function) -> Function:
-    """DistributedDataParallel begins here with the parameters that it is given."""
+    """DistributedDataParallel is being constructed: if its parameters are fakes, its other patches are needed."""
 
     @functools.wraps(original)
     def assign(tensors: Any, *args: object, **kwargs: object) -> Any:
@@ -328,8 +346,8 @@ def notice_data_parallel(original: Function) -> Function:
 
 @patch("torch.nn.parallel.distributed.DistributedDataParallel._passing_sync_batchnorm_handle", during=DATA_PARALLEL)
 def reduce_with_nobody(original: Function) -> Function:
-    """The reducer waits for results of the process group in C++. Of stand-ins, each bucket is its own sum. This is called
-    when there is a reducer."""
+    """The reducer waits in C++ for results of the process group. For stand-ins, each bucket is its own sum: a
+    communication hook returns it. Installed here, because this is called once the reducer exists."""
 
     @functools.wraps(original)
     def prepare(self: Any, module: Any) -> None:
@@ -348,7 +366,7 @@ def _keep_bucket(state, bucket):  # type: ignore[no-untyped-def]  # torch compar
 
 @patch("torch.distributed.Reducer._rebuild_buckets", during=DATA_PARALLEL)
 def keep_buckets(original: Function) -> Function:
-    """After the first step DistributedDataParallel orders its buckets anew, and sends the order to the others in C++."""
+    """After the first step DistributedDataParallel reorders its buckets, and broadcasts the order in C++."""
 
     def rebuild(self: object) -> object:
         return original(self) if _torch.active_fake_mode() is None else False

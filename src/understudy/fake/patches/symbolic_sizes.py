@@ -1,4 +1,4 @@
-"""Functions of torch whose C++ or Python side reads sizes as plain integers, or lengths from memory."""
+"""Patches of functions that read sizes as plain integers, or lengths from memory."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ import torch
 
 from understudy import _torch
 from understudy._torch import active_fake_mode
+from understudy.errors import OperatorError
 from understudy.fake.tensor import FakeTensor
-from understudy.fake.values.data_dependent import with_tensors_of_lengths
+from understudy.fake.values.data_dependent import convert_lengths_to_tensors
 from understudy.ops import factories
-from understudy.ops.indexing.advanced import among_classes, is_plain_one_hot, written_classes
+from understudy.ops.indexing.advanced import can_scatter_one_hot, compare_one_hot, scatter_one_hot
 from understudy.ops.nn import pooling, recurrent
-from understudy.ops.nn.losses import loss_of_classes
+from understudy.ops.nn.losses import linear_cross_entropy_of_classes
 from understudy.ops.nn.upsampling import UPSAMPLINGS, UPSAMPLINGS_WITH_CORNERS, upsample_to_symbols
 from understudy.patching import ANY_MODE, RECORDING, SYMBOLS, patch
 from understudy.shapes.node import SymNode
@@ -26,12 +27,12 @@ Function = Callable[..., Any]
 
 @patch("torch.ctc_loss", during=ANY_MODE)
 def pass_lengths_as_tensors(original: Function) -> Function:
-    """C++ makes lists of lengths out of tensors, by reading their memory."""
+    """C++ reads the memory of tensors of lengths."""
 
     @functools.wraps(original)
     def loss(*args: object, **kwargs: object) -> Any:
         if active_fake_mode() is not None:
-            args, kwargs = with_tensors_of_lengths(args, kwargs)
+            args, kwargs = convert_lengths_to_tensors(args, kwargs)
         return original(*args, **kwargs)
 
     return loss
@@ -39,8 +40,8 @@ def pass_lengths_as_tensors(original: Function) -> Function:
 
 @patch("torch.SymInt.__hash__", during=SYMBOLS)
 def hash_as_number(original: Function) -> Function:
-    """A size that is the key of a dict, or of a `functools.lru_cache`, has to be a number: it is the one at hand from there
-    on, and a guard says so."""
+    """A size that is hashed, as the key of a dict or of a `functools.lru_cache`, has to be a number: it is specialised
+    to its hint, with a guard."""
 
     def __hash__(self: Any) -> int:
         return hash(int(self)) if type(self.node) is SymNode and self.node.has_hint() else original(self)
@@ -50,8 +51,8 @@ def hash_as_number(original: Function) -> Function:
 
 @patch("torch.masked._ops._input_mask", during=SYMBOLS)
 def broadcast_if_ranks_differ(original: Function) -> Function:
-    """torch.masked compares the shapes of mask and input. Python compares their sizes one by one before it looks how many
-    there are, which asks of symbols whether they are equal where no answer matters."""
+    """torch.masked compares the shapes of mask and input, size by size, even if their ranks differ: that would add
+    guards that nothing needs."""
 
     def input_mask(input: Any, *args: object, **kwargs: object) -> object:
         mask = kwargs.get("mask")
@@ -64,12 +65,12 @@ def broadcast_if_ranks_differ(original: Function) -> Function:
 
 @patch("torch.nn.functional.linear_cross_entropy", during=SYMBOLS)
 def compare_ranks_of_loss(original: Function) -> Function:
-    """torch compares shapes of input and target, where only their ranks matter: symbols would become equal or different."""
+    """torch compares the shapes of input and target where only their ranks matter: that would add guards."""
 
     def linear_cross_entropy(*args: object, **kwargs: Any) -> object:
         mode = active_fake_mode()
         if mode is not None and mode.shape_env is not None and len(args) == 3:
-            loss = loss_of_classes(*args, **kwargs)
+            loss = linear_cross_entropy_of_classes(*args, **kwargs)
             if loss is not NotImplemented:
                 return loss
         return original(*args, **kwargs)
@@ -79,7 +80,7 @@ def compare_ranks_of_loss(original: Function) -> Function:
 
 @patch("torch._lowrank.min", "torch.nn.functional.min", during=(SYMBOLS, RECORDING))
 def take_symbolic_minimum(original: Function) -> Function:
-    """For `q <= min(m, n)` Python's own `min` asks which of the two is smaller. Nothing depends on it, and it is a guard."""
+    """For `q <= min(m, n)`, Python's `min` would add a guard on which of the two is smaller."""
     return lambda *numbers: functools.reduce(torch.sym_min, numbers if len(numbers) > 1 else numbers[0])
 
 
@@ -105,8 +106,8 @@ def run_python_version_of_lstm(original: Function) -> Function:
     @functools.wraps(original)
     def lstm(*args: Any, **kwargs: object) -> tuple[torch.Tensor, ...]:
         is_whole = kwargs or _torch.is_recorded_above_autograd()
-        if not is_whole and _takes_symbols(args) and recurrent.takes_onednn(args):
-            return recurrent.by_onednn(*args)
+        if not is_whole and _takes_symbols(args) and recurrent.uses_onednn_layers(args):
+            return recurrent.run_onednn_layers(*args)
         return in_python(*args, **kwargs)
 
     return lstm
@@ -114,7 +115,7 @@ def run_python_version_of_lstm(original: Function) -> Function:
 
 @patch("torch._decomp.decompositions._rnn_helper", during=(SYMBOLS, RECORDING))
 def add_dropout_between_layers(original: Function) -> Function:
-    """Between the layers of a recurrent module there is dropout in training; torch's Python version leaves it out. Here the
+    """In training a recurrent module has dropout between its layers, which torch's Python version leaves out. Here the
     layers are called one by one, with dropout between them."""
 
     def layers(
@@ -134,7 +135,7 @@ def add_dropout_between_layers(original: Function) -> Function:
             return output
 
         input = input.transpose(0, 1) if batch_first else input
-        input = recurrent.layer_by_layer(input, num_layers, dropout, train, run)
+        input = recurrent.run_layers(input, num_layers, dropout, train, run)
         return input.transpose(0, 1) if batch_first else input, found
 
     return layers
@@ -147,7 +148,7 @@ def _takes_symbols(args: tuple[object, ...]) -> bool:
 
 
 def _has_symbols(args: Any) -> bool:
-    if _torch.is_transformed():  # stand-ins are inside of wrappers
+    if _torch.is_transformed():  # the stand-ins are inside wrappers of torch.func
         sizes = [size for tensor in flat(torch.Tensor, args, {}) for size in tensor.shape]
         return any(isinstance(size, torch.SymInt) for size in (*sizes, *flat(torch.SymInt, args, {})))
     return any(
@@ -236,7 +237,7 @@ def _keep_symbolic_shares(dims: int, original: Function) -> Function:
         **kwargs: object,
     ) -> object:
         if output_size is None and output_ratio is not None and active_fake_mode() is not None:
-            output_size = pooling.share_of(input, output_ratio, dims)
+            output_size = pooling.scale_sizes(input, output_ratio, dims)
         return original(input, kernel_size, output_size, output_ratio, *args, **kwargs)
 
     return fractional_max_pool
@@ -244,7 +245,7 @@ def _keep_symbolic_shares(dims: int, original: Function) -> Function:
 
 @patch("torch.tensor_split", "torch.Tensor.tensor_split", during=ANY_MODE)
 def split_at_numbers(original: Function) -> Function:
-    """C++ reads a tensor of split points from memory, past every dispatch."""
+    """C++ reads a tensor of split points from memory, without a dispatch."""
 
     def tensor_split(input: object, indices_or_sections: object = None, *args: object, **kwargs: object) -> object:
         points = kwargs.pop("tensor_indices_or_sections", indices_or_sections)
@@ -258,26 +259,41 @@ def split_at_numbers(original: Function) -> Function:
 
 @patch("torch.nn.functional.one_hot", during=ANY_MODE)
 def take_symbolic_classes(original: Function) -> Function:
-    """C++ takes other steps for subclasses, and reads the number of classes as a plain integer: eager's steps, if no values
-    are asked; where it is a symbol, or only data tells, the same steps as C++."""
+    """C++ takes another path for subclasses, and reads the number of classes as a plain integer. With a given number of
+    classes the operators are those of eager; with a symbolic or data-dependent one, those of that other path."""
 
     def one_hot(tensor: Any, num_classes: Any = -1) -> object:
         mode = active_fake_mode()
-        is_static = type(tensor) is FakeTensor and mode is not None and mode.shape_env is None
-        if is_static and is_plain_one_hot(tensor, num_classes):
-            return written_classes(tensor, num_classes)
+        if type(tensor) is FakeTensor and mode is not None and can_scatter_one_hot(tensor, num_classes):
+            return scatter_one_hot(tensor, num_classes)
+        if type(num_classes) is int and num_classes <= 0 and num_classes != -1:
+            raise OperatorError(f"one_hot: no class is smaller than num_classes={num_classes}")
         is_open = type(tensor) is FakeTensor and mode is not None and mode.allow_scalar_outputs
-        if not is_open or (type(num_classes) is int and num_classes != -1) or tensor.dtype is not torch.int64:
+        is_asked = type(num_classes) is torch.SymInt or num_classes == -1
+        if not is_open or not is_asked or tensor.dtype is not torch.int64:
             return original(tensor, num_classes)
-        return among_classes(tensor, tensor.max().item() + 1 if type(num_classes) is int else num_classes)
+        return compare_one_hot(tensor, tensor.max().item() + 1 if type(num_classes) is int else num_classes)
 
     return one_hot
 
 
+@patch("torch.max_pool1d", during=ANY_MODE)
+def refuse_integers_without_indices(original: Function) -> Function:
+    """Of plain CPU tensors, eager computes it by a kernel of its own, which takes floats only; of subclasses by that of
+    images, which takes integers."""
+
+    def max_pool1d(input: Any, *args: object, **kwargs: object) -> object:
+        pooling.check_pooled_dtype(input)
+        return original(input, *args, **kwargs)
+
+    return max_pool1d
+
+
 @patch("torch.SymInt.__torch_function__", during=SYMBOLS, is_new=True)
 def say_symbols_have_no_function(original: None) -> Callable[..., object]:
-    """C++ asks every symbol among the arguments of a call for this. A symbol has none, and finding that out costs a fifth
-    of the call: Python writes the message of an error each time, which nobody reads. This one says the same at once."""
+    """C++ looks this attribute up on every symbol among the arguments of a call. Symbols lack it, and the
+    AttributeError that Python makes each time costs a fifth of the call. A disabled `__torch_function__` means the
+    same, and is found at once."""
     return _torch.no_torch_function
 
 
@@ -307,8 +323,8 @@ def pad_sequences_of_symbolic_length(original: Function) -> Function:
 
 @patch("torch.linspace", during=SYMBOLS)
 class SymbolicLinspace:
-    """C++ reads the number of points as a plain integer. Equal to `torch.linspace`: `torch.device("cuda")`, as a context,
-    looks up functions that make tensors."""
+    """C++ reads the number of points as a plain integer. Compares equal to `torch.linspace`, because
+    `torch.device("cuda")`, as a context manager, looks up the functions that make tensors."""
 
     def __init__(self, original: Function) -> None:
         functools.update_wrapper(self, original)
@@ -316,7 +332,7 @@ class SymbolicLinspace:
 
     def __call__(self, start: object, end: object, steps: object = None, *args: object, **kwargs: Any) -> Any:
         is_symbolic = type(steps) is torch.SymInt and not args and active_fake_mode() is not None
-        result = factories.linspace_of_symbols(start, end, steps, **kwargs) if is_symbolic else NotImplemented
+        result = factories.symbolic_linspace(start, end, steps, **kwargs) if is_symbolic else NotImplemented
         if result is not NotImplemented:
             return result
         return self._original(start, end, *(() if steps is None else (steps,)), *args, **kwargs)

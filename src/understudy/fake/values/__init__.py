@@ -1,8 +1,8 @@
 """Values of tensors without data.
 
-    determined        values that follow from the program alone, computed when somebody asks
-    ranges            between which numbers values lie that are not determined
-    answers           what is answered to a read of data that is not there: the policy, and the list of answers
-    data_dependent    answers that lie in the data: from determined values, or as new symbols
-    sizes_in_tensors  tensors of integers that are made of sizes; x[n] where n is symbolic
+    determined        values that follow from the program alone, computed when they are read
+    ranges            bounds of values that are not determined
+    answers           the policy for reads of missing data, and the list of the answers given
+    data_dependent    data-dependent operators: answered from determined values, or with unbacked symbols
+    sizes_in_tensors  tensors of integers that are computed from sizes; x[n] where n is symbolic
 """

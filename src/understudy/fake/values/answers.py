@@ -1,14 +1,14 @@
-"""Answers to reads of data that is not there: one policy for `.item()`, `bool()`, `tolist()`, `.numpy()`, sizes of masks.
+"""Reads of data that a stand-in lacks: one policy for `.item()`, `bool()`, `tolist()`, `.numpy()`, sizes of masks.
 
-What follows from the program (determined values, ranges) is answered without one. For the rest, a mode has
+Determined values and ranges are answered without a policy. For the rest, a mode has
 
-    answers="error"      nothing is made up: a read raises (the default of a plain mode)
+    answers="error"      a read raises (the default of a plain mode)
     answers="symbol"     numbers and sizes become symbols of the mode's shape environment
-    answers="plausible"  what an ordinary run would read: losses are positive and fall, nothing overflows, checks pass
+    answers="plausible"  values of an ordinary run: losses are positive and fall, nothing overflows, checks pass
     answers="worst"      as plausible, and masks select everything
-    answers=policy       an object of one's own: `policy.answer(read)` gives the answer, or NotImplemented
+    answers=policy       your own object: `policy.answer(read)` returns the answer, or NotImplemented
 
-Every answer that was made up is kept in `mode.answers.given`, with its line.
+Every answer from a policy is listed in `mode.answers.given`, with its line.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import functools
 import linecache
 import os
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import CodeType, FrameType
@@ -26,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from understudy import _torch
+from understudy.contexts import contextmanager
 from understudy.errors import ArgumentError
 from understudy.fake.values.ranges import range_of
 from understudy.lines import user_line
@@ -42,11 +44,12 @@ POLICIES = ("error", "symbol", "plausible", "worst")
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """A question to data that is not there.
+    """A read of missing data.
 
-    `what` is asked ("item", "tolist", "numpy", "equal", or the name of an operator whose result has a data-dependent
-    size), of a tensor like `spec`, whose elements are in `values`. `wanted`: the answer with which a check at that place
-    passes (an `assert`, an `if` that raises), None if it is none. `least`, `most`: bounds of a size.
+    `what` is read ("item", "tolist", "numpy", "equal", or the name of an operator whose result has a data-dependent
+    size) from a tensor with this `spec`, whose elements are in the range `values`. `wanted`: the answer with which a
+    check on that line passes (an `assert`, an `if` that raises), None if it is not part of a check. `least`, `most`:
+    bounds of a size.
     """
 
     what: str
@@ -57,7 +60,7 @@ class Read:
     least: int = 0
     most: int | None = None
     repeats: int = 0
-    """How often this was asked at this line before."""
+    """How often this was read on this line before."""
 
     @property
     def is_size(self) -> bool:
@@ -66,12 +69,12 @@ class Read:
 
 class AnswerPolicy(Protocol):
     def answer(self, read: Read) -> Any:
-        """A number (for `tolist` and `numpy`, that of every element), or NotImplemented to leave the read refused."""
+        """A number (for `tolist` and `numpy`, the value of every element), or NotImplemented: then the read raises."""
 
 
 @dataclass(slots=True)
-class Given:
-    """An answer that was made up: what was read where, what was said first, and how often."""
+class GivenAnswer:
+    """An answer of a policy: the line, what was read, the first answer, and the number of reads."""
 
     line: str
     what: str
@@ -90,9 +93,9 @@ class Given:
 
 @dataclass
 class Plausible:
-    """What an ordinary run would read.
+    """Values that an ordinary run would read.
 
-    `worst_case`: masks select everything, so that what is sized by data is as large as it can be.
+    `worst_case`: masks select everything, so that data-dependent sizes are as large as possible.
     """
 
     worst_case: bool = False
@@ -100,25 +103,25 @@ class Plausible:
     def answer(self, read: Read) -> Any:
         if read.is_size:
             return self._count(read)
-        dtype = torch.bool if read.what == "equal" else read.spec.dtype  # of `allclose`, the result is asked
+        dtype = torch.bool if read.what == "equal" else read.spec.dtype  # for `allclose`, the answer is a bool
         if dtype is torch.bool:
             if read.wanted is not None:
                 return read.wanted
             return (read.values.likely or 0) >= 0.5
         if dtype.is_floating_point or dtype.is_complex:
-            number = self._decreasing(read) if read.values.likely is None else float(read.values.likely)
+            number = self._next_loss(read) if read.values.likely is None else float(read.values.likely)
             return complex(number) if dtype.is_complex else number
         return self._integer(read.values)
 
     def _count(self, read: Read) -> int:
-        """How many elements a mask selects, how many distinct values there are."""
+        """A data-dependent size: how many elements a mask selects, how many distinct values there are."""
         most = max(read.least, 1) if read.most is None else read.most
         share = 1.0 if self.worst_case or read.values.likely is None else min(abs(read.values.likely), 1.0)
         if read.values.likely is None and not self.worst_case and read.spec.dtype is torch.bool:
             share = 0.5
         return min(max(read.least, round(share * most)), most)
 
-    def _decreasing(self, read: Read) -> float:
+    def _next_loss(self, read: Read) -> float:
         """A loss: positive, and a little smaller each time."""
         number = 1 + 1.5 * 0.99**read.repeats
         return min(max(number, read.values.low), read.values.high)
@@ -131,7 +134,7 @@ class Plausible:
 
 
 def make_policy(answers: Any) -> AnswerPolicy | None:
-    """The policy that was named; None if nothing is to be made up."""
+    """The policy with this name; None if reads raise."""
     if answers is None or answers in ("error", "symbol"):
         return None
     if answers in ("plausible", "worst"):
@@ -145,11 +148,11 @@ def make_policy(answers: Any) -> AnswerPolicy | None:
 
 @dataclass
 class Answers:
-    """A policy, and the answers that it gave."""
+    """A policy, and the list of the answers it gave."""
 
     policy: AnswerPolicy
-    given: list[Given] = field(default_factory=list)
-    _index: dict[tuple[str, str, str], Given] = field(default_factory=dict)
+    given: list[GivenAnswer] = field(default_factory=list)
+    _index: dict[tuple[str, str, str], GivenAnswer] = field(default_factory=dict)
 
     def ask(
         self, what: str, spec: TensorSpec, values: ValueRange, *, least: int = 0, most: int | None = None
@@ -157,7 +160,7 @@ class Answers:
         line = user_line()
         key = (line, what, str(spec))
         before = self._index.get(key)
-        wanted = wanted_here() if spec.dtype is torch.bool or what == "equal" else None
+        wanted = value_for_check() if spec.dtype is torch.bool or what == "equal" else None
         read = Read(what, spec, values, line, wanted, least, most, before.count if before else 0)
         answer = self.policy.answer(read)
         if answer is not NotImplemented:
@@ -165,7 +168,7 @@ class Answers:
         return answer
 
     def record(self, what: str, spec: TensorSpec, answer: Number) -> None:
-        """An answer that was given without asking the policy."""
+        """List an answer that did not come from the policy."""
         self._add((user_line(), what, str(spec)), answer)
 
     def _add(self, key: tuple[str, str, str], answer: Number) -> None:
@@ -173,15 +176,39 @@ class Answers:
         if before is not None:
             before.count += 1
         else:
-            made = self._index[key] = Given(*key, answer)
+            made = self._index[key] = GivenAnswer(*key, answer)
             self.given.append(made)
+
+
+class _Composites(threading.local):
+    """How many composite operators this thread is running on placeholders for their inputs. What they read there must be
+    refused: the answer would become part of a plan. The operator is then run on the tensors themselves."""
+
+    depth = 0
+
+
+_composites = _Composites()
+
+
+@contextmanager
+def refuse_in_composite() -> Iterator[None]:
+    _composites.depth += 1
+    try:
+        yield
+    finally:
+        _composites.depth -= 1
+
+
+def answers_of(mode: FakeTensorMode) -> Answers | None:
+    """What answers the reads of a mode here; None if nothing is made up."""
+    return None if _composites.depth else mode.answers
 
 
 # --- the reads -------------------------------------------------------------------------------------------------------
 
 
-def sure_number(fake: FakeTensor) -> Number | None:
-    """The one number that all elements of a tensor are, where that follows from the program."""
+def number_from_program(fake: FakeTensor) -> Number | None:
+    """The value of all elements of a tensor, if its range is a single number."""
     dtype = fake._spec.dtype
     if fake._spec.is_symbolic or dtype.is_complex:
         return None
@@ -192,17 +219,18 @@ def sure_number(fake: FakeTensor) -> Number | None:
 
 
 def answer_item(mode: FakeTensorMode, fake: FakeTensor, what: str = "item") -> Any:
-    """The value of a tensor's elements: sure or made up; NotImplemented if the mode makes up nothing."""
-    sure = sure_number(fake)
+    """The value of a tensor's elements, from its range or from the policy; NotImplemented without a policy."""
+    sure = number_from_program(fake)
     if sure is not None:
         return sure
-    if mode.answers is None or fake._spec.is_symbolic:
+    answers = answers_of(mode)
+    if answers is None or fake._spec.is_symbolic:
         return NotImplemented
-    answer = mode.answers.ask(what, fake._spec, range_of(fake))
-    return answer if answer is NotImplemented else _of_kind(answer, fake._spec.dtype)
+    answer = answers.ask(what, fake._spec, range_of(fake))
+    return answer if answer is NotImplemented else _to_python_number(answer, fake._spec.dtype)
 
 
-def _of_kind(answer: Any, dtype: torch.dtype) -> Number:
+def _to_python_number(answer: Any, dtype: torch.dtype) -> Number:
     if dtype is torch.bool:
         return bool(answer)
     if dtype.is_complex:
@@ -211,11 +239,11 @@ def _of_kind(answer: Any, dtype: torch.dtype) -> Number:
 
 
 LARGEST_ARRAY = 1 << 26
-"""Bytes up to which values that are made up are written out; beyond, all elements are one and the same."""
+"""Arrays of answers up to this size in bytes are written out; larger ones are one expanded element."""
 
 
 def answer_values(mode: FakeTensorMode, fake: FakeTensor, what: str) -> torch.Tensor | None:
-    """A real tensor with the values that a program reads from this one; None if the mode makes up nothing."""
+    """A real tensor with the values that a program reads from this one; None without a policy."""
     spec = fake._spec
     if spec.is_symbolic or spec.sparse is not None:
         return None
@@ -235,46 +263,48 @@ def answer_equal(mode: FakeTensorMode, a: FakeTensor, b: FakeTensor) -> Any:
         return True
     if a._spec.numel and (first.high < second.low or second.high < first.low):
         return False
-    if mode.answers is None:
+    answers = answers_of(mode)
+    if answers is None:
         return NotImplemented
-    return mode.answers.ask("equal", a._spec, ValueRange(0, 1, False, float(is_same)))
+    return answers.ask("equal", a._spec, ValueRange(0, 1, False, float(is_same)))
 
 
 def answer_size(mode: FakeTensorMode, func: Any, fake: FakeTensor, least: int, most: int | None) -> Any:
-    """The size of what a data-dependent operator gives."""
-    if mode.answers is None or fake._spec.is_symbolic:
+    """A data-dependent size, by the policy."""
+    answers = answers_of(mode)
+    if answers is None or fake._spec.is_symbolic:
         return NotImplemented
     name = func.overloadpacket.__name__
-    return mode.answers.ask(name, fake._spec, range_of(fake), least=least, most=most)
+    return answers.ask(name, fake._spec, range_of(fake), least=least, most=most)
 
 
-# --- checks: what the program wants to read ----------------------------------------------------------------------------
+# --- checks in the user's program: which answer passes ------------------------------------------------------------
 
-_OURS = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
+_OUR_SOURCE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
 _METHODS = os.path.join("torch", "_tensor.py")
-LEAVING = ("exit", "_exit", "abort", "fail")
+EXIT_FUNCTIONS = ("exit", "_exit", "abort", "fail")
 
 
-def wanted_here() -> bool | None:
-    """With which truth value the check passes that is being made; None if the read is part of no check.
+def value_for_check() -> bool | None:
+    """The truth value with which the check on the user's current line passes; None if the read is not part of a check.
 
     A check is an `assert`, or an `if` whose body raises.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
-        if not file.startswith(_OURS) and not file.endswith(_METHODS):
-            return _wanted_at(frame.f_code, frame.f_lasti, frame.f_lineno)
+        if not file.startswith(_OUR_SOURCE) and not file.endswith(_METHODS):
+            return _value_for_check_at(frame.f_code, frame.f_lasti, frame.f_lineno)
         frame = frame.f_back
     return None
 
 
 @functools.lru_cache(maxsize=4096)
-def _wanted_at(code: CodeType, instruction: int, line: int) -> bool | None:
+def _value_for_check_at(code: CodeType, instruction: int, line: int) -> bool | None:
     for statement in _checks_in(code.co_filename):
         if not statement.test.lineno <= line <= (statement.test.end_lineno or 0):
             continue
-        leaves = list(_leaves(statement.test, isinstance(statement, ast.Assert)))
+        leaves = list(_conditions(statement.test, isinstance(statement, ast.Assert)))
         for where in _positions(code, instruction, line):
             for leaf, wanted in leaves:
                 if _covers(leaf, where):
@@ -287,8 +317,9 @@ Span = tuple[int, int, int | None, int | None]
 
 
 def _positions(code: CodeType, instruction: int, line: int) -> Iterator[Span]:
-    """Where the code of an instruction is, then of those before it: a jump is at the whole statement, and what it asks for
-    its truth was computed just before. Python tells since 3.11; before, there is only the line."""
+    """The source positions of an instruction and of those before it: a jump has the position of the whole statement,
+    and its condition was computed by the instructions before. Python has positions since 3.11; before, there is only
+    the line."""
     if not hasattr(code, "co_positions"):
         yield line, line, None, None
         return
@@ -305,33 +336,33 @@ MOST_STEPS_BACK = 16
 def _checks_in(file: str) -> tuple[ast.Assert | ast.If, ...]:
     try:
         tree = ast.parse("".join(linecache.getlines(file)))
-    except SyntaxError:  # no Python source
+    except SyntaxError:  # not Python source
         return ()
     return tuple(
         node
         for node in ast.walk(tree)
-        if isinstance(node, ast.Assert) or (isinstance(node, ast.If) and any(map(_leaves_function, node.body)))
+        if isinstance(node, ast.Assert) or (isinstance(node, ast.If) and any(map(_exits, node.body)))
     )
 
 
-def _leaves_function(statement: ast.stmt) -> bool:
-    """Whether a statement raises, or ends the program."""
+def _exits(statement: ast.stmt) -> bool:
+    """Whether a statement raises, or exits the program."""
     if isinstance(statement, ast.Raise):
         return True
     call = statement.value if isinstance(statement, ast.Expr) else None
     function = call.func if isinstance(call, ast.Call) else None
     name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
-    return name in LEAVING
+    return name in EXIT_FUNCTIONS
 
 
-def _leaves(test: ast.expr, wanted: bool) -> Iterator[tuple[ast.expr, bool]]:
-    """The parts of a condition whose truth is asked, and what each is to be."""
+def _conditions(test: ast.expr, wanted: bool) -> Iterator[tuple[ast.expr, bool]]:
+    """The parts of a condition that are evaluated as bool, each with the value that makes the condition `wanted`."""
     if isinstance(test, ast.BoolOp):
         for value in test.values:
-            yield from _leaves(value, wanted)
+            yield from _conditions(value, wanted)
     elif isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-        yield from _leaves(test.operand, not wanted)
-        yield test, not wanted  # at a negation, its operand is asked
+        yield from _conditions(test.operand, not wanted)
+        yield test, not wanted  # a negation evaluates its operand
     else:
         yield test, wanted
 

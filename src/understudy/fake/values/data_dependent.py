@@ -1,8 +1,8 @@
-"""Calls whose answer lies in the data: from determined values, or as new symbols.
+"""Data-dependent operators: answered from determined values, or with unbacked symbols.
 
-Inference refuses them: it sees specs only. What the mode then asks here is whether the tensors that decide have determined
-values. If so, the answer is as sure as any: `x[torch.tensor([True, False, True])]` has two rows. If not, and the mode has a
-shape environment, the answer is an unbacked symbol.
+Inference sees only specs, and raises for them. The mode then calls `answer`: if the tensors that matter have determined
+values, the result is computed: `x[torch.tensor([True, False, True])]` has two rows. If not, and the mode has a shape
+environment, the size is an unbacked symbol.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from understudy.errors import ArgumentError, DimensionError, DtypeError, ShapeMi
 from understudy.fake.inputs import handler
 from understudy.fake.realise import make_new
 from understudy.fake.tensor import FakeTensor
-from understudy.fake.values.answers import answer_item, answer_size
+from understudy.fake.values.answers import answer_item, answer_size, answers_of
 from understudy.fake.values.ranges import range_of
 from understudy.ops.indexing.advanced import check_masks
 from understudy.ops.nn.losses import ctc_losses
@@ -35,7 +35,7 @@ from understudy.ops.shared.dtypes import (
     check_any_dtype,
     check_cpu_dtype,
 )
-from understudy.shapes.sizes import from_torch, to_torch
+from understudy.shapes.sizes import from_torch, has_unbacked, to_torch
 from understudy.shapes.torch_api.names import constrain_range
 from understudy.spec import TensorSpec, broadcast_shapes, contiguous_strides, product, same_shape
 from understudy.spec.call import flat, map_structure
@@ -51,46 +51,52 @@ answer_from_values: Trait[Callable[..., Any]] = Trait("what it gives, from the d
 
 
 def answer(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
-    """What the call gives, or `NotImplemented` if values that nobody knows decide."""
+    """The result of the call, or `NotImplemented` if it depends on values that are not determined."""
     inputs = flat(FakeTensor, args, kwargs)
     if inputs and all(is_known(fake) for fake in inputs) and not _torch.written_arguments(func):
         return _compute_on_values(mode, func, args, kwargs, inputs)
     special = answer_from_values.of(func)
-    return NotImplemented if special is None else special(mode, *args, **kwargs)
+    if special is not None:
+        return special(mode, *args, **kwargs)
+    can_answer = answers_of(mode) is not None or mode.shape_env is not None
+    if can_answer and _torch.has_composite_kernel(func):  # it arrives whole in inference mode
+        with mode:
+            return func.decompose(*args, **kwargs)
+    return NotImplemented
 
 
 def is_known(fake: FakeTensor) -> bool:
-    return fake._known is not None and fake._known.content is not None
+    return fake._determined is not None and fake._determined.content is not None
 
 
 def _compute_on_values(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any, inputs: list[FakeTensor]) -> object:
-    """Run the operator on the values."""
+    """Run the operator on the determined values."""
     real_args, real_kwargs = map_structure(mode.value_of, FakeTensor, (tuple(args), dict(kwargs)))
     with _torch.no_modes(), torch.no_grad():
         result = func(*real_args, **real_kwargs)
     device = inputs[0]._spec.device
-    return map_structure(lambda real: _with_value(mode, real, device), torch.Tensor, result)
+    return map_structure(lambda real: _make_determined(mode, real, device), torch.Tensor, result)
 
 
-def _with_value(mode: FakeTensorMode, real: torch.Tensor, device: torch.device) -> FakeTensor:
+def _make_determined(mode: FakeTensorMode, real: torch.Tensor, device: torch.device) -> FakeTensor:
     spec = TensorSpec(tuple(real.shape), real.stride(), dtype=real.dtype, device=device)
     fake = make_new(mode, spec)
     mode.remember_literal(fake, real)
     return fake
 
 
-# --- calls in which only some of the tensors decide -------------------------------------------------------------
+# --- calls whose result size depends on only some of the tensors --------------------------------------------------
 
 
-def _positions(mode: FakeTensorMode, mask: FakeTensor) -> list[FakeTensor] | None:
-    """A mask as one list of positions for each of its dimensions."""
+def _find_true_positions(mode: FakeTensorMode, mask: FakeTensor) -> list[FakeTensor] | None:
+    """The positions at which a mask is true: one tensor for each dimension."""
     if not is_known(mask):
         return None
     found = answer(mode, aten.nonzero.default, (mask,), {})
     return list(aten.unbind.int(found, 1))
 
 
-def check_masks_of(func: object, fake: FakeTensor, indices: Any) -> None:
+def check_masks_of_fakes(func: object, fake: FakeTensor, indices: Any) -> None:
     specs = [None if entry is None else entry._spec for entry in indices]
     try:
         check_masks(str(func), fake._spec, specs)
@@ -101,13 +107,13 @@ def check_masks_of(func: object, fake: FakeTensor, indices: Any) -> None:
 @answer_from_values("index.Tensor")
 def _index(mode: FakeTensorMode, x: FakeTensor, indices: list[FakeTensor | None]) -> torch.Tensor:
     """Masks among the indices become positions."""
-    check_masks_of(aten.index.Tensor, x, indices)
+    check_masks_of_fakes(aten.index.Tensor, x, indices)
     expanded: list[FakeTensor | None] = []
     for index in indices:
         if index is None or index.dtype not in (torch.bool, torch.uint8):
             expanded.append(index)
             continue
-        positions = _positions(mode, index)
+        positions = _find_true_positions(mode, index)
         if positions is None:
             return NotImplemented
         expanded.extend(positions)
@@ -143,7 +149,7 @@ def _pack_padded_sequence(mode: FakeTensorMode, x: FakeTensor, lengths: FakeTens
     spec = x._spec
     known = mode.value_of(lengths)
     if known is None:
-        if mode.answers is None:
+        if answers_of(mode) is None:
             return NotImplemented
         longest = int(spec.shape[1 if batch_first else 0])
         answer = answer_size(mode, aten._pack_padded_sequence.default, lengths, 1, longest)
@@ -157,7 +163,7 @@ def _pack_padded_sequence(mode: FakeTensorMode, x: FakeTensor, lengths: FakeTens
 
 
 def readable(mode: FakeTensorMode, real: torch.Tensor) -> FakeTensor:
-    """A stand-in on real data: C++ reads the sizes of packed sequences past every dispatch."""
+    """A stand-in with real memory: C++ reads the sizes of packed sequences without a dispatch."""
     with _torch.PastDispatch():
         fake: Any = _torch.make_subclass(FakeTensor, real.clone())
     fake._spec = TensorSpec(tuple(real.shape), dtype=real.dtype, device=real.device)
@@ -166,9 +172,9 @@ def readable(mode: FakeTensorMode, real: torch.Tensor) -> FakeTensor:
     return fake
 
 
-def with_tensors_of_lengths(args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[Any, Any]:
-    """The arguments of `torch.ctc_loss` with tensors in the place of lists of lengths: of these, C++ makes tensors past
-    every dispatch, which nobody could tell what is in them."""
+def convert_lengths_to_tensors(args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[Any, Any]:
+    """The arguments of `torch.ctc_loss` with tensors in the place of lists of lengths: C++ would make tensors of the
+    lists without a dispatch, and their values would be lost."""
 
     def as_tensor(value: object) -> object:
         is_list = isinstance(value, (list, tuple)) and all(type(part) is int for part in value)
@@ -185,29 +191,29 @@ def _ctc_loss(
     counts = [
         len(x) if isinstance(x, (list, tuple)) else x._spec.numel for x in (input_lengths, target_lengths)
     ]
-    of_inputs, of_targets = (_numbers_of(mode, lengths) for lengths in (input_lengths, target_lengths))
+    of_inputs, of_targets = (_read_lengths(mode, lengths) for lengths in (input_lengths, target_lengths))
     if of_targets is None:
         return NotImplemented
     losses = ctc_losses(log_probs._spec, targets._spec, counts, of_inputs or (), of_targets, blank)
     return tuple(make_new(mode, spec) for spec in losses)
 
 
-def _numbers_of(mode: FakeTensorMode, lengths: object) -> Any:
-    """None if nobody knows them."""
+def _read_lengths(mode: FakeTensorMode, lengths: object) -> Any:
+    """None if they are not determined."""
     if not isinstance(lengths, FakeTensor):
         return lengths
     return mode.tolist(lengths) if is_known(lengths) else None
 
 
-# --- Operators whose answer is in the data, for modes that have a shape environment: the answer is a symbol ---
-# Asking the same question of the same tensor twice gives the same symbol, until the tensor is written to or the mode's
-# epoch moves on (`FakeTensor.nonzero_memo` and its siblings).
+# --- Data-dependent operators in modes with a shape environment: the answer is a symbol -------------------------
+# The same read of the same tensor gives the same symbol, until the tensor is written to or the mode's epoch changes
+# (`FakeTensor.nonzero_memo` and its siblings).
 
 MASKS = (torch.bool, torch.uint8)
 
 
 def symbolic_item(mode: FakeTensorMode, func: OpOverload, fake: FakeTensor) -> Any:
-    """`.item()`: a symbol of the tensor's kind, NotImplemented if the mode makes none."""
+    """`.item()`: a symbol of the tensor's kind; NotImplemented if the mode has no symbols."""
     env = mode.shape_env
     if env is None or not env.settings.allow_scalar_outputs:
         return NotImplemented
@@ -225,17 +231,17 @@ def symbolic_item(mode: FakeTensorMode, func: OpOverload, fake: FakeTensor) -> A
     return fake.item_memo
 
 
-def _makes_sizes(mode: FakeTensorMode) -> bool:
-    """Whether sizes that depend on data are made up, as numbers or as symbols."""
+def _answers_sizes(mode: FakeTensorMode) -> bool:
+    """Whether data-dependent sizes are answered, by a policy or as symbols."""
     return mode.shape_env is not None or mode.answers is not None
 
 
 def fresh_size(
     mode: FakeTensorMode, func: object, fake: FakeTensor, *question: object, low: int = 0, high: object = None
 ) -> Any:
-    """The size that a data-dependent operator gives on this tensor: a node, NotImplemented if the mode makes none.
+    """The data-dependent size of an operator's result on this tensor; NotImplemented if the mode answers none.
 
-    `question` names what is counted: the same question of the same tensor has the same answer.
+    `question` names what is counted: the same question on the same tensor has the same answer.
     """
     env = mode.shape_env
     most = high if type(high) is int else None
@@ -258,7 +264,7 @@ def fresh_size(
 
 @contextmanager
 def add_context(func: object, *fakes: FakeTensor | None) -> Iterator[None]:
-    """Refusals inside get their context: the call, and the line that made it."""
+    """Add the call and the user's line to errors raised inside."""
     try:
         yield
     except UnderstudyError as error:
@@ -286,7 +292,7 @@ def masked_select(mode: FakeTensorMode, func: object, args: Any, kwargs: object)
         if mask._spec.dtype is not torch.bool:
             raise DtypeError(f"masked_select: a mask is of b8, not {mask._spec}")
         shape = broadcast_shapes(fake._spec.shape, mask._spec.shape)
-    # A mask that is repeated has its Trues as often.
+    # If the mask is broadcast, its true elements are repeated.
     times = () if same_shape(shape, mask._spec.shape) else (shape,)
     count = fresh_size(mode, func, mask, "nonzero", *times, high=product(shape))
     return NotImplemented if count is NotImplemented else make_new(mode, fake._spec.like((count,)))
@@ -294,13 +300,13 @@ def masked_select(mode: FakeTensorMode, func: object, args: Any, kwargs: object)
 
 @handler("aten::index.Tensor", "aten::index_put", "aten::index_put_", "aten::_unsafe_index.Tensor")
 def index(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
-    """A mask among the indices stands for the positions where it is true."""
+    """Masks among the indices are replaced by the positions at which they are true."""
     indices = args[1]
-    if not _makes_sizes(mode) or not any(i is not None and i.dtype in MASKS for i in indices):
+    if not _answers_sizes(mode) or not any(i is not None and i.dtype in MASKS for i in indices):
         return NotImplemented
-    check_masks_of(func, args[0], indices)
+    check_masks_of_fakes(func, args[0], indices)
     expanded: list[Any] = []
-    # What is put into a tensor is nowhere in the result: how many positions there are is then nobody's concern.
+    # `index_put` returns the shape of its input: the number of positions does not matter.
     is_put = "index_put" in func.name()
     has_symbols = is_put and mode.shape_env is not None
     births = mode.shape_env.ignore_fresh_unbacked_symbols() if has_symbols else nullcontext()
@@ -323,11 +329,11 @@ def unique(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> tuple[obj
             if not spec.ndim:
                 raise DimensionError(f"unique: {spec} has no dimension {dim}")
             dim = wrap_dim(dim, spec.ndim)
-    if _makes_sizes(mode) and dim is not None and spec.shape[dim] == 0:
-        # There is nothing to compare: the kernel makes a fresh tensor, and does not move its dimensions.
+    if _answers_sizes(mode) and dim is not None and not has_unbacked(spec.shape[dim]) and spec.shape[dim] == 0:
+        # Without elements, the kernel returns a new contiguous tensor.
         integers = spec.like((0,), dtype=torch.int64)
         return make_new(mode, spec.like()), make_new(mode, integers), make_new(mode, integers)
-    if _makes_sizes(mode) and dim is not None and any(type(size) is int and size == 0 for size in spec.shape):
+    if _answers_sizes(mode) and dim is not None and any(not has_unbacked(size) and size == 0 for size in spec.shape):
         raise with_line(ShapeMismatch(f"{func}: there is nothing in the slices of {spec} to compare"), str(func), spec)
     among = spec.numel if dim is None else spec.shape[dim]
     if mode.answers is not None and dim is None and not spec.is_symbolic and spec.dtype in INTEGERS | BOOL | UNSIGNED:
@@ -337,11 +343,11 @@ def unique(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> tuple[obj
     if count is NotImplemented:
         return NotImplemented
     fake.unique_memo = to_torch(count)
-    distinct = spec.like((count,)) if dim is None else _with_slices(spec, dim % spec.ndim, count)
+    distinct = spec.like((count,)) if dim is None else _replace_dim(spec, dim % spec.ndim, count)
     inverse_shape = spec.shape if dim is None else (spec.shape[dim],)
     integers = spec.like((0,), dtype=torch.int64)
     is_flat = dim is None or (func.name() == "aten::unique_consecutive" and spec.ndim == 1)
-    gives_all = not is_flat and spec.device.type == "cpu"  # the kernel has them anyway
+    gives_all = not is_flat and spec.device.type == "cpu"  # even if they were not requested
     results = (
         make_new(mode, distinct),
         make_new(mode, integers.like(inverse_shape) if gives_all or given.get("return_inverse") else integers),
@@ -350,8 +356,8 @@ def unique(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> tuple[obj
     return results[:2] if func.name() == "aten::_unique" else results
 
 
-def _with_slices(spec: TensorSpec, dim: int, count: Any) -> TensorSpec:
-    """So many slices along a dimension, which the kernel stacks in front and then moves to their place."""
+def _replace_dim(spec: TensorSpec, dim: int, count: Any) -> TensorSpec:
+    """The spec with `count` slices along `dim`: the kernel stacks them in front, then moves the dimension."""
     others = [i for i in range(spec.ndim) if i != dim]
     stacked = contiguous_strides((count, *(spec.shape[i] for i in others)))
     shape, stride = list(spec.shape), list(stacked[1:])
@@ -368,14 +374,17 @@ def repeat_interleave(mode: FakeTensorMode, func: object, args: Any, kwargs: Any
             raise ShapeMismatch(f"repeat_interleave: how often is told by one dimension, not by {repeats._spec}")
         check_any_dtype("repeat_interleave", repeats._spec, (torch.int64, torch.int32))
     size = kwargs.get("output_size")
-    count = from_torch(size) if size is not None else fresh_size(mode, func, repeats, "sum", high=_total(mode, repeats))
+    if size is not None:
+        count = from_torch(size)
+    else:
+        count = fresh_size(mode, func, repeats, "sum", high=_largest_total(mode, repeats))
     return NotImplemented if count is NotImplemented else make_new(mode, repeats._spec.like((count,)))
 
 
-def _total(mode: FakeTensorMode, repeats: FakeTensor) -> int | None:
-    """How many elements there are at most if each is repeated as often as is known, or once."""
+def _largest_total(mode: FakeTensorMode, repeats: FakeTensor) -> int | None:
+    """The largest possible sum of `repeats`, None if there is no bound."""
     high = range_of(repeats).high
-    if mode.answers is None or repeats._spec.is_symbolic:
+    if answers_of(mode) is None or repeats._spec.is_symbolic:
         return None
     return int(repeats._spec.numel) * (int(high) if high < 1 << 20 else 1)
 
@@ -387,7 +396,7 @@ def bincount(mode: FakeTensorMode, func: object, args: Any, kwargs: Any) -> Any:
     least = args[2] if len(args) > 2 else kwargs.get("minlength", 0)
     with add_context(func, fake, weights):
         _check_counted(fake._spec, None if weights is None else weights._spec, least)
-    if fake._spec.shape[0] == 0:  # eager looks no further
+    if fake._spec.shape[0] == 0:  # eager skips the other checks
         return make_new(mode, fake._spec.like((least,), dtype=torch.int64))
     count = fresh_size(mode, func, fake, "bins", least, low=least)
     if count is NotImplemented:
@@ -410,9 +419,9 @@ def _check_counted(spec: TensorSpec, weights: TensorSpec | None, least: int) -> 
 
 @handler("aten::_ctc_loss.Tensor")
 def ctc_loss(mode: FakeTensorMode, func: object, args: Any, kwargs: object) -> Any:
-    """The losses, and a table of two columns for each step of the longest target, and one more."""
+    """Returns the losses, and a table with 2n + 1 columns, n being the longest target."""
     log_probs, _, input_lengths, target_lengths = args[:4]
-    if not _makes_sizes(mode) or is_known(target_lengths) or log_probs._spec.ndim != 3:
+    if not _answers_sizes(mode) or is_known(target_lengths) or log_probs._spec.ndim != 3:
         return NotImplemented
     with add_context(func, *args[:4]):
         for lengths in (input_lengths._spec, target_lengths._spec):
@@ -428,8 +437,8 @@ def ctc_loss(mode: FakeTensorMode, func: object, args: Any, kwargs: object) -> A
     return make_new(mode, spec.like((batch,))), make_new(mode, spec.like((batch, length, columns)))
 
 
-def symbolic_list(mode: FakeTensorMode, fake: FakeTensor) -> Any:
-    """`tolist()`: a symbol for each element. A list has a length, so sizes have to be what they are in the example."""
+def make_symbolic_list(mode: FakeTensorMode, fake: FakeTensor) -> Any:
+    """`tolist()`: a symbol for each element. Lists have a length, so symbolic sizes are specialised."""
     if mode.shape_env is None:
         return NotImplemented
     for size in fake._spec.shape:
@@ -444,7 +453,7 @@ def _nested_list(fake: torch.Tensor) -> Any:
 
 @handler("aten::sym_constrain_range")
 def constrain_number(mode: FakeTensorMode, func: OpOverload, args: Any, kwargs: Any) -> Any:
-    """A promise about a number that data decides."""
+    """The program promises a range for a data-dependent number."""
     if isinstance(args[0], (int, torch.SymInt)):
         constrain_range(args[0], min=kwargs.get("min"), max=kwargs.get("max"))
 

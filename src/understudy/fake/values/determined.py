@@ -1,20 +1,20 @@
 """Values that follow from the program alone: literals, `arange`, `zeros`, … and what is computed from them.
 
-Nothing is computed until somebody asks. Each storage with determined contents has one `DeterminedContents`, shared by the
-tensors on it; its `content` is an expression that never changes once made, so a later write can't spoil an earlier
-answer: a write gives the storage a new expression, or, if what is written is not determined, none.
+Values are computed lazily, when they are read. Each storage with determined contents has one `DeterminedContents`,
+shared by the tensors on it; its `content` is an immutable expression, so a later write can't change an earlier answer:
+a write gives the storage a new expression, or None if the written values are not determined.
 
-    content = LiteralStorage(real)               a real tensor's storage
+    content = LiteralStorage(real)               the storage of a real tensor
             | FilledStorage(spec, value)         a storage that holds one number everywhere
-            | CallResult(event, position, spec)  the storage of a tensor that a call gave, or wrote to
+            | CallResult(event, position, spec)  the storage of a tensor that a call returned, or wrote to
     event   = DeterminedCall(op, args, …)        an operator call on tensors with such contents
 
-A storage of which nothing is known has no `DeterminedContents`, and never gets one: memory as it was found stays unknown,
-even if a write fills all of it.
+A storage with unknown contents has no `DeterminedContents`, and never gets one, even if a write fills all of it.
 """
 
 from __future__ import annotations
 
+import itertools
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -31,25 +31,35 @@ if TYPE_CHECKING:
     from understudy.fake.tensor import FakeTensor
 
 default_dtype = torch.get_default_dtype
-DEEPEST = 48
-"""Expressions deeper than this are computed at once, so that a counter in a long loop stays small. Of larger tensors, and of
-gradients (those of a sum are ones, and so on), nothing is known from there on."""
+DEEPEST_EXPRESSION = 48
+"""Expressions deeper than this are computed at once, so that a counter in a long loop stays small. Large tensors and
+gradients (those of a sum are ones, and so on) are no longer tracked at this depth."""
 MOST_COMPUTED = 1 << 16
 
 
 class DeterminedContents:
-    """What is known of one storage. `content` is None once something undetermined was written to it."""
+    """The contents of one storage. `content` is None once undetermined values were written to it."""
 
-    __slots__ = ("content", "literal")
+    __slots__ = ("content", "literal", "watch")
     is_zeros = False
-    """Whether it is of one of the tensors without memory that stand for zeros (`DeterminedZeros`)."""
+    """Whether these are the contents of a ZeroTensor (`DeterminedZeros`)."""
 
     def __init__(self, content: Any, literal: bool = False) -> None:
         self.content = content
         self.literal = literal
+        self.watch: int | None = None
+        """While a range of values goes by it: a number of its own, until the next write."""
 
     def forget(self) -> None:
-        self.content = None
+        self.content = self.watch = None
+
+    def begin_watch(self) -> int:
+        """For tensors made for inference, which count no writes: see `ranges.py`."""
+        self.watch = next(_watches)
+        return self.watch
+
+
+_watches = itertools.count()
 
 
 class LiteralStorage:
@@ -82,8 +92,14 @@ class FilledStorage:
         return self._real
 
 
+class NumberStorage(FilledStorage):
+    """The storage of a tensor without dimensions; `value` is exactly what is read from it."""
+
+    __slots__ = ()
+
+
 class StoragePart:
-    """A tensor on known contents, as it was when it was used. `owner` tells storages apart."""
+    """A tensor on determined contents, as it was when a call used it. `owner` identifies the storage."""
 
     __slots__ = ("content", "owner", "spec")
 
@@ -96,20 +112,20 @@ class StoragePart:
         return on_storage(self.content.storage(), self.spec)
 
     def copy_on(self, storages: dict[int, torch.Tensor]) -> torch.Tensor:
-        """On a copy of the storage, one for all tensors that share it."""
+        """The real tensor on a copy of the storage; tensors that share a storage share the copy."""
         storage = storages.get(self.owner)
         if storage is None:
-            storage = storages[self.owner] = copied_storage(self.content.storage())
+            storage = storages[self.owner] = copy_storage(self.content.storage())
         return on_storage(storage, self.spec)
 
 
 class UnreadPart(StoragePart):
-    """A tensor whose values are not read."""
+    """A tensor whose values the call does not read."""
 
     __slots__ = ()
 
     def __init__(self, spec: TensorSpec) -> None:
-        super().__init__(NOTHING, spec)
+        super().__init__(EMPTY_STORAGE, spec)
 
     def real(self) -> torch.Tensor:
         return torch.empty((), dtype=self.spec.dtype, device=CPU).expand(self.spec.numbers.shape)
@@ -119,63 +135,61 @@ class UnreadPart(StoragePart):
 
 
 CPU = torch.device("cpu")
-PLAIN: dict[type, type] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
-SYMBOLIC = tuple(PLAIN)
-NOTHING = LiteralStorage(torch.empty(0))
+PLAIN_TYPE_OF: dict[type, type] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
+SYMBOLIC = tuple(PLAIN_TYPE_OF)
+EMPTY_STORAGE = LiteralStorage(torch.empty(0))
 _computing = threading.RLock()
 
 
 class DeterminedCall:
-    """An operator call on parts. What it gives is computed once, for all that ask, and then how is forgotten."""
+    """An operator call on `StoragePart`s. Its results are computed once; the arguments are then dropped."""
 
     __slots__ = ("_tensors", "args", "default_dtype", "depth", "is_write", "kwargs", "op")
 
-    def __init__(self, op: Any, args: Any, kwargs: Any, is_write: bool, has_parts: bool = True) -> None:
+    def __init__(self, op: Any, args: Any, kwargs: Any, is_write: bool, depth: int = 1) -> None:
         self.op, self.args, self.kwargs, self.is_write = op, args, kwargs, is_write
         self.default_dtype = default_dtype()
-        self.depth = 1
-        if has_parts:
-            self.depth += max((part.content.depth for part in flat(StoragePart, args, kwargs)), default=0)
+        self.depth = depth
         self._tensors: list[torch.Tensor] | None = None
 
     def tensors(self) -> list[torch.Tensor]:
-        """What the call returned; if it wrote in place, its inputs as they were afterwards."""
+        """The results of the call; if it writes in place, its inputs after the call."""
         if self._tensors is None:
             with _computing, _torch.ReplayOnRealTensors(self.default_dtype):
                 if self._tensors is None:
-                    self._tensors = self._written() if self.is_write else self._results()
+                    self._tensors = self._run_in_place() if self.is_write else self._run()
                     self.op = self.args = self.kwargs = None
                     self.depth = 0
         return self._tensors
 
     def _arguments(self) -> object:
-        """With the numbers that symbols stand for: where a tensor may be, C++ takes a symbol for any number."""
+        """The arguments with the numbers that symbols stand for: C++ accepts no symbols where a tensor is expected."""
         return map_structure(_number, SYMBOLIC, (self.args, self.kwargs))
 
-    def _results(self) -> list[torch.Tensor]:
+    def _run(self) -> list[torch.Tensor]:
         args, kwargs = map_structure(lambda part: part.real(), StoragePart, self._arguments())
-        return [output.detach() for output in flat(torch.Tensor, (self.op(*args, **_on_cpu(kwargs)),), {})]
+        return [output.detach() for output in flat(torch.Tensor, (self.op(*args, **_with_cpu_device(kwargs)),), {})]
 
-    def _written(self) -> list[torch.Tensor]:
+    def _run_in_place(self) -> list[torch.Tensor]:
         storages: dict[int, torch.Tensor] = {}
         targets: list[torch.Tensor] = []
 
-        def own(part: StoragePart) -> torch.Tensor:
+        def copy_part(part: StoragePart) -> torch.Tensor:
             targets.append(part.copy_on(storages))
             return targets[-1]
 
-        args, kwargs = map_structure(own, StoragePart, self._arguments())
-        self.op(*args, **_on_cpu(kwargs))
+        args, kwargs = map_structure(copy_part, StoragePart, self._arguments())
+        self.op(*args, **_with_cpu_device(kwargs))
         return targets
 
 
 def _number(symbol: object) -> Any:
-    """From here on, it is what it is at hand, and the guards say so."""
-    return PLAIN[type(symbol)](symbol)
+    """Specialise a symbol to its hint, with a guard."""
+    return PLAIN_TYPE_OF[type(symbol)](symbol)
 
 
 class CallResult:
-    """The storage of one of the tensors of an event, laid out as its spec says."""
+    """The storage of one of the tensors of a call, with the layout of its spec."""
 
     __slots__ = ("_real", "event", "position", "spec")
 
@@ -194,16 +208,62 @@ class CallResult:
             if not self.event.is_write:
                 check_result(op, tensor, self.spec)
             with _torch.PastDispatch():
-                self._real = tensor if self.event.is_write else _laid_out(tensor, self.spec)
+                self._real = tensor if self.event.is_write else _lay_out(tensor, self.spec)
         return self._real
 
 
-def _on_cpu(kwargs: dict[str, object]) -> dict[str, Any]:
+COUNTED: dict[tuple[object, ...], Any] = {}
+"""Memoised results of in-place operators on single numbers: all step counters of an optimizer have the same value."""
+MOST_COUNTED = 1 << 12
+
+
+def read_number(known: DeterminedContents, spec: TensorSpec) -> Any:
+    """The number in a 0-dimensional tensor that in-place operators computed from a literal; None for other contents."""
+    content = known.content
+    if type(content) is NumberStorage and content.spec is spec:
+        return content.value
+    if type(content) is not CallResult or not content.event.is_write or content.event.op is None:
+        return None
+    event = content.event
+    part, *others = event.args
+    if event.kwargs or not isinstance(part, StoragePart) or part.spec is not spec or content.position:
+        return None
+    before = _number_before(part)
+    if before is None or before != before or not all(type(number) in (int, float) for number in others):
+        return None
+    # Zeros have a sign, and True equals 1: the text and the type tell them apart.
+    numbers = [(type(number), number or repr(number)) for number in (before, *others)]
+    key = (event.op, spec.dtype, event.default_dtype, *numbers)
+    after = COUNTED.get(key)
+    if after is None:
+        tensor = event.tensors()[0]
+        with _torch.PastDispatch():
+            after = tensor.item()
+        if len(COUNTED) >= MOST_COUNTED:
+            COUNTED.clear()
+        COUNTED[key] = after
+    known.content = NumberStorage(spec, after)
+    return after
+
+
+def _number_before(part: StoragePart) -> Any:
+    content, spec = part.content, part.spec
+    if type(content) is NumberStorage:
+        return content.value if content.spec is spec else None
+    if type(content) is not LiteralStorage or content.real.dtype is not spec.dtype:  # unpickled storages are bytes
+        return None
+    if content.real.untyped_storage().nbytes() == spec.itemsize:
+        with _torch.PastDispatch():
+            return part.real().item()
+    return None
+
+
+def _with_cpu_device(kwargs: dict[str, object]) -> dict[str, Any]:
     return {name: CPU if isinstance(v, torch.device) else v for name, v in kwargs.items()}
 
 
-def copied_storage(real: torch.Tensor) -> torch.Tensor:
-    """A tensor on a copy of the storage of `real`, with the same geometry."""
+def copy_storage(real: torch.Tensor) -> torch.Tensor:
+    """A tensor on a copy of the storage of `real`, with the same sizes and strides."""
     if real.untyped_storage().nbytes() == real.numel() * real.itemsize:
         return real.clone()
     fresh = torch.empty(0, dtype=real.dtype, device=CPU)
@@ -212,7 +272,7 @@ def copied_storage(real: torch.Tensor) -> torch.Tensor:
 
 
 def check_result(op: object, real: torch.Tensor, spec: TensorSpec) -> None:
-    """A value of another dtype or shape than was said must not be viewed as what was said: that reads beyond it."""
+    """Raise if the computed value does not match the inferred spec: viewing it by the spec would read out of bounds."""
     if real.dtype is not spec.dtype or tuple(real.shape) != spec.shape:
         name = str(op) if op is not None else "an operator"
         shown = f"{str(real.dtype).removeprefix('torch.')}{list(real.shape)}"
@@ -220,13 +280,13 @@ def check_result(op: object, real: torch.Tensor, spec: TensorSpec) -> None:
 
 
 def on_storage(real: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
-    """The real tensor with this spec's geometry on the storage of `real`."""
+    """A real tensor with the sizes and strides of the spec on the storage of `real`."""
     with _torch.PastDispatch():
         if spec.dtype is real.dtype:
             view = real.as_strided(*spec.numbers)
         else:
             view = torch.empty(0, dtype=spec.dtype, device=CPU)
-            if spec.numel and (end := _end_of(spec)) > real.untyped_storage().nbytes():
+            if spec.numel and (end := _end_in_bytes(spec)) > real.untyped_storage().nbytes():
                 raise MetadataMismatchError(f"{spec} reaches to byte {end} of {real.untyped_storage().nbytes()}")
             shape, stride, offset = spec.numbers
             view.set_(real.untyped_storage(), offset, shape, stride)
@@ -237,14 +297,14 @@ def on_storage(real: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
         return view
 
 
-def _end_of(spec: TensorSpec) -> Any:
-    """Where its last element ends, in bytes from the start of the storage."""
+def _end_in_bytes(spec: TensorSpec) -> Any:
+    """The end of its last element, in bytes from the start of the storage."""
     last = sum((size - 1) * step for size, step in zip(spec.shape, spec.stride, strict=True))
     return (spec.offset + last + 1) * spec.itemsize
 
 
-def _laid_out(real: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
-    """`real`, on a storage laid out as the spec says."""
+def _lay_out(real: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
+    """A copy of `real` with the strides of the spec."""
     if real.stride() == spec.stride and real.storage_offset() == spec.offset:
         return real
     fresh = torch.empty_strided(*spec.numbers[:2], dtype=real.dtype, device=CPU)
@@ -257,74 +317,82 @@ def _laid_out(real: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
 def start_contents(
     op: OpOverload, args: tuple[object, ...], kwargs: dict[str, object], spec: TensorSpec
 ) -> DeterminedContents | None:
-    """What is known of the one tensor that a call without tensors gives."""
-    if _has_numbers_of_data(args, kwargs):
+    """The contents of the result of a factory: a call without tensor arguments."""
+    if _has_unbacked_numbers(args, kwargs):
         return None
-    return DeterminedContents(CallResult(DeterminedCall(op, args, kwargs, False, has_parts=False), 0, spec))
+    return DeterminedContents(CallResult(DeterminedCall(op, args, kwargs, is_write=False), 0, spec))
 
 
-def before_call(plan: Plan, args: Any, kwargs: Any, inputs: list[object]) -> tuple[object, ...] | None:
-    """The arguments with each tensor replaced by its contents as they are now; None if not all are determined."""
+def freeze_arguments(plan: Plan, args: Any, kwargs: Any, inputs: list[Any]) -> tuple[Any, Any, int] | None:
+    """The arguments with each tensor replaced by its current contents, and the depth of the result's expression; None if not
+    all are determined."""
     unread = plan.count_unread() if plan.determined else None
+    depth = 0
     for position, fake in enumerate(inputs):
-        if _content(fake) is None and (unread is None or plan.written or position >= unread):
-            _drop_parameters(inputs)
+        content = _content(fake)
+        if content is not None:
+            depth = max(depth, content.depth)
+        elif unread is None or plan.written or position >= unread:
+            _stop_tracking_parameters(inputs)
             return None
-    if unread is None or _has_numbers_of_data(args, kwargs):
+    has_symbols = bool(inputs) and inputs[0].fake_mode.shape_env is not None
+    if unread is None or (has_symbols and _has_unbacked_numbers(args, kwargs)):
         return None
-    return map_structure(_part, torch.Tensor, (tuple(args), dict(kwargs)))
+    return *map_structure(_part, torch.Tensor, (tuple(args), dict(kwargs))), depth + 1
 
 
-def _has_numbers_of_data(args: Any, kwargs: Any) -> bool:
+def _has_unbacked_numbers(args: Any, kwargs: Any) -> bool:
     return any(not symbol.node.has_hint() for symbol in flat(SYMBOLIC, args, kwargs))
 
 
 def _content(fake: Any) -> Any:
-    known = fake._known
+    known = fake._determined
     if known is None:
         return None
-    if known.content is None:
-        fake._known = None  # from now on the hot path need not ask
+    if known.content is None and known.watch is None:
+        fake._determined = None  # the hot path need not track it any more
     return known.content
 
 
 def _part(fake: FakeTensor) -> StoragePart:
-    known = fake._known
-    return UnreadPart(fake._spec) if known is None else StoragePart(known.content, fake._spec, id(known))
+    known = fake._determined
+    if known is None or known.content is None:
+        return UnreadPart(fake._spec)
+    return StoragePart(known.content, fake._spec, id(known))
 
 
-def _drop_parameters(inputs: list[Any]) -> None:
-    """A parameter that meets undetermined values is in use, and its first values are of no interest any more.
+def _stop_tracking_parameters(inputs: list[Any]) -> None:
+    """Stop tracking the initial values of parameters that are used with undetermined values.
 
-    Following them would send every call that it takes part in past the hot path.
+    Tracking them would keep every call that they take part in off the hot path.
     """
     for fake in inputs:
-        if fake._known is not None and getattr(fake, "_is_param", False):
-            fake._known.forget()
-            fake._known = None
+        if fake._determined is not None and getattr(fake, "_is_param", False):
+            fake._determined.forget()
+            fake._determined = None
 
 
-def after_call(op: object, plan: Plan, before: Any, inputs: list[Any], results: list[Any]) -> None:
-    """Keep account of what is known: of inputs that were written to, and of results on storages of their own."""
-    event = None if before is None else DeterminedCall(op, before[0], before[1], bool(plan.written))
-    if event is not None and event.depth > DEEPEST:
+def update_contents(
+    op: object, plan: Plan, before: tuple[Any, Any, int] | None, inputs: list[Any], results: list[Any]
+) -> None:
+    """Update the contents of the inputs that were written to, and set those of new results."""
+    event = None if before is None else DeterminedCall(op, before[0], before[1], bool(plan.written), before[2])
+    if event is not None and event.depth > DEEPEST_EXPRESSION:
         if _torch.is_in_backward() or any(fake._spec.numel > MOST_COMPUTED for fake in (*inputs, *results)):
             event = None
         else:
             event.tensors()
     if event is None:
         for position in plan.written:
-            fake = inputs[position]
-            if fake._known is not None:
-                fake._known.forget()
-                fake._known = None
+            if inputs[position]._determined is not None:
+                inputs[position]._determined.forget()
         return
     if plan.written:
         for position in plan.written:
             fake = inputs[position]
-            fake._known.content = CallResult(event, position, fake._spec)
+            fake._determined.content = CallResult(event, position, fake._spec)
         return
-    is_literal = bool(inputs) and all(fake._known is not None and fake._known.literal for fake in inputs)
+    is_literal = bool(inputs) and all(fake._determined is not None and fake._determined.literal for fake in inputs)
     for position, fake in enumerate(results):
-        if fake._known is None:
-            fake._known = DeterminedContents(CallResult(event, position, fake._spec), is_literal)
+        if fake._determined is None:
+            fake._determined = DeterminedContents(CallResult(event, position, fake._spec), is_literal)

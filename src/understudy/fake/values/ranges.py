@@ -1,7 +1,8 @@
 """Ranges of values: `torch.rand([]) < 0.0` is False whatever is drawn, `isnan` of integers too.
 
 Kept beside determined values, for results of which these are not known: masks, single numbers, random ones. A range holds
-until its tensor is written to. A tensor made for inference counts no writes: of it, only the guess is kept.
+until its tensor is written to. A tensor made for inference counts no writes: the record of what its storage holds is
+watched, which all of its aliases share. Without such a record, of a tensor that is written in place only the guess is kept.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ import torch
 
 from understudy import _torch
 from understudy.fake.tensor import FakeTensor
+from understudy.fake.values.determined import CallResult, DeterminedContents, StoragePart
 from understudy.infer.plan import Plan
-from understudy.ops.traits.ranges import Operand, ValueRange, exactly, range_of_dtype, value_range
+from understudy.ops.traits.ranges import Operand, ValueRange, range_of_dtype, single_value, value_range
+from understudy.spec import TensorSpec
 from understudy.spec.call import map_structure
 
 MOST_COMPUTED = 1 << 12
@@ -21,7 +24,7 @@ MOST_COMPUTED = 1 << 12
 
 
 def range_of(fake: FakeTensor) -> ValueRange:
-    """What is sure about the values of a tensor, and likely."""
+    """The range of the values of a tensor, and a likely value."""
     known = _range_of_determined(fake)
     if known is not None:
         return known
@@ -31,7 +34,7 @@ def range_of(fake: FakeTensor) -> ValueRange:
     found, version = fake._range
     if version is None:
         return limits.expect(found.likely)
-    if fake.is_inference() or version != fake._version:
+    if version != (fake._determined and fake._determined.watch if fake.is_inference() else fake._version):
         return limits
     low, high = max(found.low, limits.low), min(found.high, limits.high)
     return ValueRange(low, high, found.may_be_nan and limits.may_be_nan, found.likely)
@@ -39,19 +42,37 @@ def range_of(fake: FakeTensor) -> ValueRange:
 
 def _range_of_determined(fake: FakeTensor) -> ValueRange | None:
     spec = fake._spec
-    is_real = spec.dtype.is_floating_point or spec.dtype is torch.bool or not spec.dtype.is_complex
-    if fake._known is None or spec.is_symbolic or not is_real or not 0 < spec.numel <= MOST_COMPUTED:
+    if spec.layout is not torch.strided:
         return None
-    value = fake.fake_mode.value_at_hand(fake)
+    is_real = spec.dtype.is_floating_point or spec.dtype is torch.bool or not spec.dtype.is_complex
+    if fake._determined is None or spec.is_symbolic or not is_real or not spec.numel:
+        return None
+    if spec.numel > MOST_COMPUTED:
+        return _range_of_event(fake._determined.content, spec)
+    value = fake.fake_mode.value_without_guards(fake)
     if value is None:
         return None
     with _torch.PastDispatch():
         plain = value.to(torch.float64) if value.dtype.is_floating_point else value.to(torch.int64)
         if value.numel() == 1:
-            return exactly(plain.item())
+            return single_value(plain.item())
         has_nan = bool(plain.isnan().any())
         likely = float(plain.to(torch.float64).mean())
         return ValueRange(plain.min().item(), plain.max().item(), has_nan, likely) if not has_nan else ValueRange()
+
+
+def _range_of_event(content: Any, spec: TensorSpec) -> ValueRange | None:
+    """Of many values that a call gives: what the call itself tells, as `zeros` does."""
+    if not isinstance(content, CallResult) or content.spec.dtype is not spec.dtype:
+        return None
+    event, rule = content.event, None if content.event.op is None else value_range.of(content.event.op)
+    if rule is None or event.is_write:
+        return None
+    args, kwargs = map_structure(
+        lambda part: Operand(ValueRange(), part.spec, part.owner), StoragePart, (event.args, event.kwargs)
+    )
+    found = rule(*args, **{name: value for name, value in kwargs.items() if name not in OPTIONS_OF_FACTORIES})
+    return found if isinstance(found, ValueRange) else None
 
 
 def operand(fake: FakeTensor) -> Operand:
@@ -59,11 +80,12 @@ def operand(fake: FakeTensor) -> Operand:
     return Operand(range_of(fake), fake._spec, storage)
 
 
-def ranges_by_plan(
+def infer_ranges_by_plan(
     func: Any, plan: Plan, args: Any, kwargs: Any, inputs: list[FakeTensor]
 ) -> tuple[ValueRange, ...] | ValueRange | None:
-    """What the values of a call's results will be. Of one input of which nothing is known, that is inferred once."""
-    if len(inputs) > 1 or (inputs and (inputs[0]._range is not None or inputs[0]._known is not None)):
+    """The ranges of a call's results. For a single input without a known range, they are inferred once, and kept in the
+    plan."""
+    if len(inputs) > 1 or (inputs and (inputs[0]._range is not None or inputs[0]._determined is not None)):
         return infer_ranges(func, args, kwargs)
     if plan.bounds is None:
         plan.bounds = (infer_ranges(func, args, kwargs),)
@@ -71,7 +93,7 @@ def ranges_by_plan(
 
 
 def infer_ranges(func: Any, args: Any, kwargs: Any) -> tuple[ValueRange, ...] | ValueRange | None:
-    """What the values of a call's results will be: asked before the call, which may write to its inputs."""
+    """The ranges of a call's results. Must be called before the call, which may write to its inputs."""
     rule = value_range.of(func)
     if rule is None:
         return None
@@ -83,8 +105,14 @@ def infer_ranges(func: Any, args: Any, kwargs: Any) -> tuple[ValueRange, ...] | 
 OPTIONS_OF_FACTORIES = frozenset({"layout", "device", "pin_memory", "non_blocking", "memory_format"})
 
 
-def keep_ranges(values: tuple[ValueRange, ...] | ValueRange, targets: list[FakeTensor], is_written: bool) -> None:
-    """For the results of a call, or for what it writes to: the write is counted when the call returns."""
+def store_ranges(values: tuple[ValueRange, ...] | ValueRange, targets: list[FakeTensor], is_written: bool) -> None:
+    """Set the ranges of a call's results, or of the tensors it writes to. The version counter is bumped when the call
+    returns."""
     pairs = zip(values, targets, strict=False) if isinstance(values, tuple) else ((values, targets[-1]),)
     for value, target in pairs:
-        target._range = value, None if target.is_inference() else target._version + is_written
+        if not target.is_inference():
+            target._range = value, target._version + is_written
+            continue
+        if target._determined is None and not is_written:
+            target._determined = DeterminedContents(None)
+        target._range = value, None if target._determined is None else target._determined.begin_watch()

@@ -21,10 +21,10 @@ from understudy.errors import (
     ShapeMismatch,
 )
 from understudy.ops.registry import rule
-from understudy.ops.shared.decompositions import broadcast, decomposition
+from understudy.ops.shared.decompositions import broadcast, decomposition, has_symbolic_sizes
 from understudy.ops.shared.dtypes import BOOL, COMPLEX_HALF, FLOAT8, NUMBERS, check_cpu_dtype
 from understudy.ops.shared.layouts import expand_strides, view_strides
-from understudy.shapes.sizes import lies_in_data
+from understudy.shapes.sizes import has_unbacked
 from understudy.spec import (
     Same,
     TensorSpec,
@@ -44,7 +44,7 @@ INDEX_DTYPES = frozenset({torch.int64, torch.int32, torch.uint8, torch.bool})
 WRITTEN_DTYPES = NUMBERS | BOOL | COMPLEX_HALF | FLOAT8
 MASK_DTYPES = frozenset({torch.uint8, torch.bool})
 
-# Kernels there take indices of one layout only, so differing ones are made contiguous.
+# Kernels of these devices need indices of the same strides; different ones are made contiguous.
 UNIFORM_INDEX_DEVICES = frozenset({"cuda", "xpu", "mps"})
 Indices = Sequence[TensorSpec | None]
 
@@ -106,17 +106,17 @@ def _common_shape(indices: Sequence[TensorSpec]) -> tuple[int | SymNode, ...]:
 
 def _check_not_from_nothing(spec: TensorSpec, dims: Sequence[int], index_shape: tuple[int | SymNode, ...]) -> None:
     for dim in dims:
-        if spec.shape[dim] == 0 and not any(size == 0 or lies_in_data(size) for size in index_shape):
+        if spec.shape[dim] == 0 and not any(size == 0 or has_unbacked(size) for size in index_shape):
             raise DimensionError(f"index: dimension {dim} of {spec} has no elements to take")
 
 
 def _index_row(entry: TensorSpec, index_shape: tuple[int | SymNode, ...], before: int, after: int) -> TensorSpec:
-    """One index as it takes part in the iteration, of size 1 along the dimensions that are not indexed."""
+    """An index as an operand of the iteration: of size 1 along the dimensions that are not indexed."""
     spread = entry
     if not same_shape(entry.shape, index_shape):
         spread = entry.as_view(*expand_strides(entry, index_shape))
     if entry.dtype is torch.int32:
-        spread = preserved_copy(spread)  # converted to 64 bits after it was spread
+        spread = preserved_copy(spread)  # converted to int64 after expansion
     shape = (*(1,) * before, *index_shape, *(1,) * after)
     stride = view_strides(spread, shape)
     return spread.like(shape, stride=stride)
@@ -199,24 +199,25 @@ def decompose_masked_select_backward(grad: Tensor, x: Tensor, mask: Tensor) -> T
 
 @decomposition("one_hot")
 def decompose_one_hot(x: Tensor, num_classes: int = -1) -> Tensor:
-    """As many classes as there are is data; otherwise C++ knows."""
+    """Without `num_classes`, the number of classes is data-dependent; otherwise C++ does it."""
     if num_classes != -1 or x.dtype is not torch.int64:
         return NotImplemented
-    return among_classes(x, x.max().item() + 1)
+    return compare_one_hot(x, x.max().item() + 1)
 
 
-def is_plain_one_hot(x: Tensor, count: object) -> bool:
-    return x.dtype is torch.int64 and x.numel() > 0 and type(count) is int and count > 0
+def can_scatter_one_hot(x: Tensor, count: object) -> bool:
+    has_classes = x.dtype is torch.int64 and type(count) is int and count > 0
+    return has_classes and (has_symbolic_sizes(x) or x.numel() > 0)
 
 
-def written_classes(x: Tensor, count: int) -> Tensor:
-    """As eager does it: ones written into zeros, row-major whatever the layout of the classes."""
+def scatter_one_hot(x: Tensor, count: int) -> Tensor:
+    """As eager: ones written into zeros, contiguous whatever the layout of the classes."""
     places = x.unsqueeze(-1)
     zeros = torch.zeros((*x.shape, count), dtype=x.dtype, device=x.device)
-    torch.autograd.graph.increment_version(zeros)  # C++ counts the write of the zeros
+    torch.autograd.graph.increment_version(zeros)  # as C++ does for writing the zeros
     return zeros.scatter_(-1, places, 1)
 
 
-def among_classes(x: Tensor, count: Any) -> Tensor:
-    """1 for the class that each number names, 0 for all others."""
+def compare_one_hot(x: Tensor, count: Any) -> Tensor:
+    """By comparison: 1 where the class equals the number, 0 elsewhere."""
     return torch.eq(x.unsqueeze(-1), torch.arange(count, device=x.device, dtype=x.dtype)).to(torch.int64)

@@ -18,12 +18,12 @@ from understudy.ops.shared.dtypes import (
     COMPLEX_HALF,
     NUMBERS,
     REAL_NUMBERS,
+    can_store,
+    check_can_store,
     check_cpu_dtype,
-    check_stored,
-    is_stored,
 )
 from understudy.shapes.node import Shape
-from understudy.shapes.sizes import has_to_be
+from understudy.shapes.sizes import expect_equal
 from understudy.spec import TensorSpec, broadcast_shapes, preserved_copy
 
 Function = Callable[..., Any]
@@ -47,7 +47,7 @@ def index_select(spec: TensorSpec, dim: int, index: TensorSpec) -> TensorSpec:
     check_vector("index_select", index)
     if spec.shape:
         return spec.like(replace_size(spec.shape, dim, index.numel))
-    if not has_to_be(index.numel, 1):
+    if not expect_equal(index.numel, 1):
         raise ShapeMismatch(f"index_select: {spec} has one element, the index {index} selects {index.numel}")
     return spec.like()
 
@@ -91,7 +91,7 @@ def index_reduce(
 def index_copy(spec: TensorSpec, dim: int, index: TensorSpec, source: TensorSpec) -> TensorSpec:
     dim = wrap_dim(dim, spec.ndim)
     check_vector("index_copy", index, frozenset({torch.int64}))
-    if not source.shape and not has_to_be(index.numel, 1):
+    if not source.shape and not expect_equal(index.numel, 1):
         raise DimensionError(f"index_copy: the source {source} is one element, there are {index.numel} indices")
     _check_source("index_copy", spec, dim, index, source, exact=False)
     return spec.like()
@@ -105,8 +105,8 @@ def index_fill(spec: TensorSpec, dim: int, index: TensorSpec, value: object) -> 
     check_cpu_dtype("index_fill", spec, FILLED_DTYPES)
     if isinstance(value, complex) and not spec.is_complex:
         raise DtypeError(f"index_fill: {value} is complex, {spec} is not")
-    if not is_stored(value, spec.dtype, spec.device) and index.numel != 0:
-        check_stored("index_fill", value, spec.dtype, spec.device)
+    if not can_store(value, spec.dtype, spec.device) and index.numel != 0:
+        check_can_store("index_fill", value, spec.dtype, spec.device)
     return preserved_copy(spec)
 
 
@@ -154,7 +154,7 @@ def _check_not_larger(what: str, spec: TensorSpec, index: TensorSpec, except_dim
 
 
 def _check_scatter(what: str, spec: TensorSpec, dim: int, index: TensorSpec, src: TensorSpec | None) -> TensorSpec:
-    """The functional result: laid out anew, unlike the input."""
+    """The functional result: contiguous, unlike the input."""
     check_cpu_dtype(what, spec, MOVED_DTYPES)
     dim = wrap_dim(dim, spec.ndim)
     if src is not None and src.dtype is not spec.dtype:
@@ -177,8 +177,8 @@ def scatter(spec: TensorSpec, dim: int, index: TensorSpec, src: TensorSpec) -> T
 
 @rule("scatter.value")
 def scatter_value(spec: TensorSpec, dim: int, index: TensorSpec, value: object) -> TensorSpec:
-    if not is_stored(value, spec.dtype, spec.device) and index.numel != 0:
-        check_stored("scatter", value, spec.dtype, spec.device)
+    if not can_store(value, spec.dtype, spec.device) and index.numel != 0:
+        check_can_store("scatter", value, spec.dtype, spec.device)
     return _check_scatter("scatter", spec, dim, index, None)
 
 
@@ -281,7 +281,7 @@ def batch_gather(keys: object, x: torch.Tensor, dim: int, index: torch.Tensor, *
     return level.around(result)
 
 
-def _scattering(function: Function) -> Function:
+def _make_scatter_rule(function: Function) -> Function:
     def rule(keys: object, x: torch.Tensor, dim: int, index: torch.Tensor, source: object) -> Any:
         level = BatchLevel()
         dim = dim_behind_batch(dim, x.dim())
@@ -295,8 +295,8 @@ def _scattering(function: Function) -> Function:
     return rule
 
 
-batching_rule("scatter.src", "scatter.value")(_scattering(torch.scatter))
-batching_rule("scatter_add")(_scattering(torch.scatter_add))
+batching_rule("scatter.src", "scatter.value")(_make_scatter_rule(torch.scatter))
+batching_rule("scatter_add")(_make_scatter_rule(torch.scatter_add))
 
 
 # --- decompositions for symbolic sizes ----------------------------------------------------------------------

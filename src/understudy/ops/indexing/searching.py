@@ -12,7 +12,15 @@ from understudy import _torch
 from understudy.errors import ArgumentError, DtypeError, DynamicOutputShapeException, ShapeMismatch
 from understudy.ops.registry import rule
 from understudy.ops.shared.decompositions import decomposition
-from understudy.ops.shared.dtypes import BOOL, COMPLEX_HALF, FLOATS, NUMBERS, REAL_NUMBERS, check_cpu_dtype
+from understudy.ops.shared.dtypes import (
+    BOOL,
+    COMPLEX_HALF,
+    FLOATS,
+    NUMBERS,
+    REAL_NUMBERS,
+    UNSIGNED,
+    check_cpu_dtype,
+)
 from understudy.spec import TensorSpec, common_device, contiguous_strides, same_shape, spec_of
 
 Tensor = torch.Tensor
@@ -155,13 +163,16 @@ def nonzero_static(spec: TensorSpec, *, size: Any, fill_value: int = -1) -> Tens
 
 @decomposition("combinations")
 def decompose_combinations(x: Tensor, r: int = 2, with_replacement: bool = False) -> Any:
-    """A mask chooses them from a grid. How many it lets through is no secret."""
+    """A mask selects them from a grid. The number of combinations is computed from the sizes."""
     if x.dim() != 1 or r < 1:
         return NotImplemented
     count = x.shape[0]
     if _torch.combinations_are_indexed():
         mask = _is_ascending(count, r, with_replacement, x.device)
         return x[torch.nonzero_static(mask, size=_choices(count, r, with_replacement))]
+    spec = spec_of(x)
+    if spec is not None and spec.dtype in UNSIGNED:
+        check_cpu_dtype("combinations", spec, ())
     grids = torch.meshgrid([x] * r, indexing="ij")
     mask = _is_ascending(count, r, with_replacement, x.device)
     if spec_of(mask) is None:
@@ -171,7 +182,7 @@ def decompose_combinations(x: Tensor, r: int = 2, with_replacement: bool = False
 
 
 def _is_ascending(count: Any, r: int, with_replacement: bool, device: torch.device) -> Any:
-    """Where the indices of a grid are in order."""
+    """A mask of the grid: true where the indices are ascending."""
     places = torch.meshgrid([torch.arange(count, dtype=torch.int64, device=device)] * r, indexing="ij")
     mask = torch.full(places[0].shape, True, dtype=torch.bool, device=device)
     for before, after in pairwise(places):

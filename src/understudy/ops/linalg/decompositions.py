@@ -1,4 +1,4 @@
-"""Decompositions and solvers. LAPACK writes its matrices column by column, and eager returns them so."""
+"""Decompositions and solvers. LAPACK's matrices are column-major, and so are eager's results."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ import torch
 
 from understudy.errors import ArgumentError, DtypeError, ShapeMismatch
 from understudy.ops.registry import rule
-from understudy.ops.shared.dtypes import COMPLEX
+from understudy.ops.shared.dtypes import COMPLEX, INTEGERS
 from understudy.ops.shared.layouts import expand_strides
 from understudy.shapes.node import Shape
 from understudy.shapes.sizes import at_least_one, smaller
 from understudy.spec import (
     TensorSpec,
-    broadcast_anyhow,
+    broadcast_without_choice,
     complex_type,
     contiguous_strides,
     is_contiguous,
     real_type,
     same_shape,
 )
-from understudy.spec.alternatives import weakly
+from understudy.spec.alternatives import with_weakest_guard
 
 WIDE = frozenset({torch.float32, torch.float64}) | COMPLEX
 
 
 def column_major(shape: Shape) -> Shape:
-    """Strides of a batch of matrices, each of them column by column. Vectors are as always."""
+    """Strides of a batch of column-major matrices; vectors are contiguous."""
     strides = contiguous_strides(shape)
     if len(shape) < 2:
         return strides
@@ -39,15 +39,18 @@ def _columns(spec: TensorSpec, shape: Shape, dtype: torch.dtype | None = None) -
     return spec.like(shape, stride=column_major(shape), dtype=dtype)
 
 
-def check_matrix(what: str, a: TensorSpec) -> None:
+def check_matrix(what: str, a: TensorSpec, computed: TensorSpec | None = None) -> None:
+    """`computed`: where this is empty, no kernel is missed, and floats of any width are taken."""
     if a.ndim < 2:
         raise ShapeMismatch(f"{what}: expected a matrix or a batch of them, got {a}")
-    if a.dtype not in WIDE:
+    if a.dtype in WIDE:
+        return
+    if computed is None or not (a.is_floating_point or a.is_complex) or not computed.is_empty:
         raise DtypeError(f"{what}: expected float32, float64 or complex numbers, got {a}")
 
 
-def check_square(what: str, a: TensorSpec) -> None:
-    check_matrix(what, a)
+def check_square(what: str, a: TensorSpec, computed: TensorSpec | None = None) -> None:
+    check_matrix(what, a, computed)
     if a.shape[-1] != a.shape[-2]:
         raise ShapeMismatch(f"{what}: expected square matrices, got {a}")
 
@@ -76,11 +79,11 @@ def cholesky_ex(a: TensorSpec, *, upper: bool = False, check_errors: bool = Fals
 
 @rule("cholesky")
 def cholesky(a: TensorSpec, upper: bool = False) -> TensorSpec:
-    return a.like(stride=weakly(_cholesky_strides, a))
+    return a.like(stride=with_weakest_guard(_cholesky_strides, a))
 
 
 def _cholesky_strides(a: TensorSpec) -> Shape:
-    if a.is_empty:  # eager looks no further
+    if a.is_empty:  # eager skips the rest of the checks
         return contiguous_strides(a.shape)
     check_square("cholesky", a)
     return column_major(a.shape)
@@ -218,16 +221,20 @@ def svd(
     shape = (*batch, columns if full_matrices else least, columns)
     by_rows = (
         a.device.type != "cpu" and driver != "gesvd"
-    )  # cuSOLVER's default hands over V, which is transposed
+    )  # cuSOLVER's default driver returns V, which is transposed
     return u, values, a.like(shape) if by_rows else _columns(a, shape)
 
 
 # --- solvers
 
 
-def _check_pair(what: str, a: TensorSpec, b: TensorSpec) -> None:
+def _check_one_dtype(what: str, a: TensorSpec, b: TensorSpec) -> None:
     if a.dtype is not b.dtype:
         raise DtypeError(f"{what}: {a} and {b} differ in dtype")
+
+
+def _check_pair(what: str, a: TensorSpec, b: TensorSpec) -> None:
+    _check_one_dtype(what, a, b)
     if b.dtype not in WIDE:
         raise DtypeError(f"{what}: expected float32, float64 or complex numbers, got {b}")
 
@@ -237,11 +244,11 @@ def _solved_shape(what: str, a: TensorSpec, b: TensorSpec, left: bool) -> Shape:
         raise ShapeMismatch(f"{what}: expected a matrix or a batch of them, got {b}")
     if a.shape[-1] != b.shape[-2 if left else -1]:
         raise ShapeMismatch(f"{what}: {a} and {b} do not fit together")
-    return (*broadcast_anyhow(a.shape[:-2], b.shape[:-2]), *b.shape[-2:])
+    return (*broadcast_without_choice(a.shape[:-2], b.shape[:-2]), *b.shape[-2:])
 
 
 def _solution(spec: TensorSpec, shape: Shape, left: bool) -> TensorSpec:
-    """From the right, the adjoint problem is solved, and the result is its transpose, conjugated by a bit."""
+    """With left=False the adjoint system is solved; the result is its transpose, with the conjugation bit set."""
     if left:
         return _columns(spec, shape)
     rows = spec.like(shape)
@@ -262,7 +269,7 @@ def solve_ex(
             raise ArgumentError("solve: vectors are solved for from the left only")
         if b.shape[-1] != a.shape[-1]:
             raise ShapeMismatch(f"solve: {a} and {b} do not fit together")
-        shape = (*broadcast_anyhow(a.shape[:-2], b.shape[:-1]), b.shape[-1])
+        shape = (*broadcast_without_choice(a.shape[:-2], b.shape[:-1]), b.shape[-1])
     else:
         shape = _solved_shape("solve", a, b, left)
     return _solution(a, shape, left), _columns(a, a.shape), _pivots(a), _info(a)
@@ -277,12 +284,12 @@ def solve_triangular(
     if a.device.type != "cpu":
         return NotImplemented
     if a.conj and _is_column_major(a, (*shape[:-2], *a.shape[-2:])):
-        return b.like(shape)  # spares a copy of the matrices: the adjoint problem is solved, and transposed
+        return b.like(shape)  # avoids a copy of the matrices: the adjoint system is solved, and transposed
     return _columns(a, shape)
 
 
 def _is_column_major(a: TensorSpec, shape: Shape) -> bool:
-    """Whether these matrices, broadcast to this shape, lie column by column without gaps."""
+    """Whether these matrices, broadcast to this shape, are dense and column-major."""
     stride = a.stride if same_shape(a.shape, shape) else expand_strides(a, shape)[1]
     transposed = (*shape[:-2], shape[-1], shape[-2]), (*stride[:-2], stride[-1], stride[-2])
     return is_contiguous(*transposed)
@@ -314,8 +321,8 @@ def cholesky_solve(b: TensorSpec, a: TensorSpec, upper: bool = False) -> TensorS
 def lu_solve(
     lu: TensorSpec, pivots: TensorSpec, b: TensorSpec, *, left: bool = True, adjoint: bool = False
 ) -> TensorSpec:
-    check_square("lu_solve", lu)
-    _check_pair("lu_solve", lu, b)
+    check_square("lu_solve", lu, b)
+    _check_one_dtype("lu_solve", lu, b)
     if pivots.dtype is not torch.int32:
         raise DtypeError(f"lu_solve: pivots are int32, got {pivots}")
     if not same_shape(pivots.shape, lu.shape[:-1]):
@@ -349,11 +356,11 @@ def ldl_factor_ex(
 
 @rule("linalg_ldl_solve")
 def ldl_solve(ld: TensorSpec, pivots: TensorSpec, b: TensorSpec, *, hermitian: bool = False) -> TensorSpec:
-    check_square("ldl_solve", ld)
-    _check_pair("ldl_solve", ld, b)
+    check_square("ldl_solve", ld, ld)
+    _check_one_dtype("ldl_solve", ld, b)
     if not same_shape(pivots.shape, ld.shape[:-1]):
         raise ShapeMismatch(f"ldl_solve: {pivots} are no pivots of {ld}")
-    if pivots.is_floating_point or pivots.is_complex or pivots.dtype is torch.bool:
+    if pivots.dtype not in INTEGERS:
         raise DtypeError(f"ldl_solve: expected pivots that are integers, got {pivots}")
     return _columns(b, _solved_shape("ldl_solve", ld, b, True))
 
@@ -365,7 +372,7 @@ def eigvals(a: TensorSpec) -> TensorSpec:
 
 @rule("_linalg_check_errors")
 def check_errors(info: TensorSpec, api_name: str, *, is_matrix: bool) -> None:
-    """What the values would tell, nobody asks of a tensor without data."""
+    """A check of values: does nothing without data."""
 
 
 # --- composites, which arrive whole in inference mode

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from understudy import _torch
-from understudy.errors import ArgumentError, DtypeError, ShapeMismatch
+from understudy.errors import ArgumentError, DtypeError, OperatorError, ShapeMismatch
 from understudy.ops.registry import rule
 from understudy.ops.shared.decompositions import decomposition
 from understudy.ops.shared.dtypes import FLOATS, HALVES
@@ -33,8 +33,8 @@ def _memory_order(stride: Shape, dims: Dims) -> list[int]:
 
 
 def _split_off(ndim: int, dims: Dims) -> list[int]:
-    """The dimensions not in `dims`, in the order in which swapping from both ends leaves them (it shows only
-    where strides are equal)."""
+    """The dimensions not in `dims`, in the order in which C++'s partition leaves them (it matters only where strides
+    are equal)."""
     order = list(range(ndim))
     first, last = 0, ndim
     while True:
@@ -63,7 +63,7 @@ def _by_stride(stride: Shape, dims: Dims) -> list[int]:
 
 
 def _stage_strides(stride: Shape, sizes: Shape, dims: Dims) -> Shape:
-    """cuFFT takes few dimensions at once: the fastest first, in the layout that the last call left."""
+    """cuFFT transforms at most three dimensions in one call: the fastest first, each call in the layout of the last one."""
     left = list(dims)
     while left:
         left = _by_stride(stride, left)
@@ -92,7 +92,7 @@ def _is_empty_on_cpu(x: TensorSpec) -> bool:
 
 
 def _transform_nothing(what: str, x: TensorSpec, shape: Shape, dtype: torch.dtype) -> TensorSpec:
-    """Of no elements no element can be made: a result that has some is refused. The layout of the other is the usual one."""
+    """Raise if the result of a transform of an empty tensor would not be empty; otherwise its layout is the usual one."""
     if all(size != 0 for size in shape):
         raise ShapeMismatch(f"{what}: {x} has no elements")
     return x.like(shape, dtype=dtype)
@@ -147,7 +147,7 @@ def real_to_complex(x: TensorSpec, dim: Dims, normalization: int, onesided: bool
         return x.like(shape, stride=_strides_after(x.stride, shape, dim), dtype=dtype)
     if not others:
         return x.like(shape, stride=_strides_after(x.stride, shape, [last]), dtype=dtype)
-    if not onesided:  # filled up to its full size in a fresh tensor
+    if not onesided:  # completed in a new tensor
         return x.like(shape, dtype=dtype)
     return x.like(shape, stride=_stage_strides(_strides_after(x.stride, half, [last]), half, others), dtype=dtype)
 
@@ -181,8 +181,8 @@ def complex_to_real(x: TensorSpec, dim: Dims, normalization: int, last_dim_size:
 
 aten = torch.ops.aten
 Tensor = torch.Tensor
-UNSCALED, BY_ROOT = 0, 1
-"""How `_fft_r2c` and `_fft_c2c` scale."""
+UNSCALED, BY_ROOT, BY_LENGTH = 0, 1, 2
+"""How `_fft_r2c`, `_fft_c2r` and `_fft_c2c` scale."""
 
 
 @decomposition("stft.center")
@@ -271,7 +271,7 @@ def _warn(window: Tensor | None, return_complex: bool | None) -> None:
 
 
 def _widen_window(window: Tensor | None, x: Tensor, n_fft: int, win_length: int) -> Tensor | None:
-    """The window in the middle of zeros, as long as a frame."""
+    """The window, padded with zeros on both sides to the length of a frame."""
     if win_length == n_fft:
         return window
     model = x if window is None else window
@@ -282,3 +282,61 @@ def _widen_window(window: Tensor | None, x: Tensor, n_fft: int, win_length: int)
     else:
         middle.copy_(window)
     return wide
+
+
+@decomposition("istft")
+def decompose_istft(
+    x: Tensor, n_fft: int, hop_length: int | None = None, win_length: int | None = None, window: Tensor | None = None,
+    center: bool = True, normalized: bool = False, onesided: bool | None = None, length: int | None = None,
+    return_complex: bool = False,
+) -> Any:  # fmt: skip
+    """Frames are added up where they overlap, and divided by the sum of the windows there. C++ also asks whether that sum
+    is 0 anywhere, which is a question of values."""
+    hop_length = n_fft // 4 if hop_length is None else hop_length
+    win_length = n_fft if win_length is None else win_length
+    if x.dim() not in (2, 3) or not x.is_complex() or (return_complex and onesided):
+        return NotImplemented
+    _check_frames(x, n_fft, hop_length, win_length, window)
+    bins, frames = x.shape[-2:]
+    onesided = bool(bins != n_fft) if onesided is None else onesided
+    if bins != (n_fft // 2 + 1 if onesided else n_fft):
+        raise ShapeMismatch(f"istft: {bins} frequencies do not make frames of {n_fft}")
+    if window is None:
+        window = torch.ones([win_length], dtype=real_type(x.dtype), device=x.device)
+    elif window.is_complex() and not return_complex:
+        raise OperatorError("istft: a complex window makes a complex signal: say return_complex=True")
+    left = (n_fft - win_length) // 2
+    window = torch.constant_pad_nd(window, [left, n_fft - win_length - left]) if win_length != n_fft else window
+    parts = torch.view_as_real(x.resolve_conj())
+    spectrum = torch.view_as_complex((parts.unsqueeze(0) if x.dim() == 2 else parts).transpose(1, 2))
+    pieces = _frames_of(spectrum, n_fft, BY_ROOT if normalized else BY_LENGTH, onesided, return_complex)
+    pieces = pieces * window.view(1, 1, n_fft)
+    whole = n_fft + hop_length * (frames - 1)
+    signal = aten.unfold_backward(pieces, [pieces.shape[0], whole], 1, n_fft, hop_length)
+    weights = aten.unfold_backward(window.pow(2).expand(1, frames, n_fft), [1, whole], 1, n_fft, hop_length)
+    start = n_fft // 2 if center else 0
+    end = whole - start if length is None else start + length
+    signal, weights = signal[:, start:end], weights[:, start:end]
+    if signal.shape[1] == 0:
+        raise OperatorError(f"istft: {frames} frames of {n_fft} make no signal from {start} to {end}")
+    signal = signal / weights
+    signal = signal.squeeze(0) if x.dim() == 2 else signal
+    return torch.constant_pad_nd(signal, [0, end - whole]) if end > whole else signal
+
+
+def _frames_of(spectrum: Tensor, n_fft: int, scaling: int, onesided: bool, return_complex: bool) -> Any:
+    if return_complex:
+        return aten._fft_c2c(spectrum, [2], scaling, False)
+    half = spectrum if onesided else spectrum.narrow(-1, 0, n_fft // 2 + 1)
+    return aten._fft_c2r(half, [2], scaling, n_fft)
+
+
+def _check_frames(x: Tensor, n_fft: int, hop_length: int, win_length: int, window: Tensor | None) -> None:
+    if x.numel() == 0:
+        raise ShapeMismatch(f"istft: there is nothing in {list(x.shape)}")
+    if not 0 < win_length <= n_fft:
+        raise ArgumentError(f"istft: win_length {win_length} is not between 1 and n_fft {n_fft}")
+    if not 0 < hop_length <= win_length:
+        raise ArgumentError(f"istft: hop_length {hop_length} is not between 1 and win_length {win_length}")
+    if window is not None and (window.dim() != 1 or window.shape[0] != win_length):
+        raise ShapeMismatch(f"istft: the window must be a vector of {win_length}, got {list(window.shape)}")

@@ -18,14 +18,15 @@ from understudy.ops.shared.decompositions import decide_contiguity, decompositio
 from understudy.ops.shared.dims import wrap_dim
 from understudy.ops.shared.dtypes import COMPLEX, COMPLEX_HALF, FLOATS, NUMBERS, check_cpu_dtype
 from understudy.ops.views.basic import transpose_spec
-from understudy.shapes.sizes import from_torch, surely_equal, surely_less
+from understudy.shapes.sizes import from_torch, is_provably_equal, is_provably_less
 from understudy.spec import (
     TensorSpec,
-    broadcast_anyhow,
     broadcast_shapes,
+    broadcast_without_choice,
     check_broadcastable,
     common_device,
     contiguous_strides,
+    preserved_copy,
     real_type,
     result_type,
     same_shape,
@@ -64,7 +65,7 @@ def decompose_matrix_norm(
 
 
 def _extreme(x: Tensor, ord: Any, dim: int, keepdim: bool) -> Tensor:
-    """The largest or the smallest; the largest of none is 0."""
+    """The largest or the smallest; the largest of an empty dimension is 0."""
     if ord < 0:
         return torch.amin(x, dim, keepdim)
     if x.shape[dim] != 0:
@@ -78,11 +79,11 @@ def _extreme(x: Tensor, ord: Any, dim: int, keepdim: bool) -> Tensor:
 
 
 Tolerances = Callable[[], tuple[Tensor, Tensor]]
-"""Makes the absolute tolerance and the relative one, when their turn comes."""
+"""Makes the absolute and the relative tolerance; called late, to keep the order of operators."""
 
 
 def decompose_rank(x: Tensor, tolerances: Tolerances, hermitian: bool) -> Tensor:
-    """How many values there are above the tolerance."""
+    """The number of singular values above the tolerance."""
     count = torch.empty(x.shape[:-2], dtype=torch.int64, device=x.device)
     least, relative = tolerances()
     if x.numel() == 0:
@@ -103,7 +104,7 @@ def decompose_pseudo_inverse(x: Tensor, tolerances: Tolerances, hermitian: bool)
 
 
 def _beside_tensor(x: Tensor, atol: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Nothing is relative to the values if there is an absolute tolerance."""
+    """With an absolute tolerance, the relative one is 0."""
     wide: Any = {"dtype": torch.float64, "device": x.device}
     least = torch.zeros((), **wide) if atol is None else atol
     relative = torch.full((), _default_tolerance(x), **wide)
@@ -126,7 +127,7 @@ def _default_tolerance(x: Tensor) -> Any:
 def _by_default_tolerance(
     steps: Callable[[Tensor, Tolerances, bool], object], beside: Callable[[Tensor, Any], tuple[Tensor, Tensor]]
 ) -> Callable[..., Any]:
-    """Those steps, unless a relative tolerance is given: how large it is by default depends on the sizes."""
+    """A decomposition for calls without relative tolerance: its default depends on the sizes."""
 
     def kernel(x: Tensor, *, atol: object = None, rtol: object = None, hermitian: bool = False) -> Any:
         if rtol is not None or x.dim() < 2 or not (x.is_floating_point() or x.is_complex()):
@@ -141,7 +142,7 @@ decomposition("linalg_matrix_rank.atol_rtol_float")(_by_default_tolerance(decomp
 decomposition("linalg_pinv.atol_rtol_float")(_by_default_tolerance(decompose_pseudo_inverse, _beside_number))
 
 
-# --- Least squares: as far as the sizes of the four results do not depend on the rank of the matrices -------
+# --- Least squares, where the sizes of the four results do not depend on the rank of the matrices -------
 
 CPU_DRIVERS = ("gels", "gelsy", "gelsd", "gelss")
 DTYPES = frozenset({torch.float32, torch.float64, torch.complex64, torch.complex128})
@@ -160,7 +161,7 @@ def lstsq(a: TensorSpec, b: TensorSpec, rcond: object = None, *, driver: str | N
         return NotImplemented  # C++ asks for the number of residuals as an integer when it computes the gradient
     if driver in ("gelsd", "gelss"):
         if rows > columns:
-            return NotImplemented  # only matrices of full rank have residuals
+            return NotImplemented  # residuals exist only for matrices of full rank
         values = a.like((*a.shape[:-2], rows), dtype=real_type(a.dtype))
     else:
         values = a.like((0,), dtype=real_type(a.dtype))
@@ -190,7 +191,7 @@ def _check(a: TensorSpec, b: TensorSpec) -> bool:
 
 
 def _solution(a: TensorSpec, batch: Sequence[Any], columns: object, right: Sequence[Any], rows: Any) -> TensorSpec:
-    """The first rows of columns that are as long as the kernel needs them: matrices are stored column by column."""
+    """The first rows of the column-major buffer in which the kernel computes."""
     column = max(rows, columns, 1)
     width = right[0] if right else 1
     steps = [step * max(width, 1) * column for step in contiguous_strides(tuple(batch))]
@@ -199,7 +200,7 @@ def _solution(a: TensorSpec, batch: Sequence[Any], columns: object, right: Seque
     )
 
 
-# --- Pseudo-inverses: a product of what a decomposition gives, so that they are contiguous ------------------
+# --- Pseudo-inverses: the result of a matrix product, so contiguous ------------------
 
 
 @rule("linalg_pinv.atol_rtol_tensor")
@@ -214,14 +215,14 @@ def pinv(
             raise ArgumentError(f"pinv: {name} must be real, got {tolerance}")
     batch = a.shape[:-2]
     tolerances = [each.shape for each in (atol, rtol) if each is not None and each.ndim > 0]
-    if tolerances and not a.is_empty:  # eager looks no further at matrices without elements
+    if tolerances and not a.is_empty:  # eager skips the other checks for empty matrices
         batch = broadcast_shapes(batch, *tolerances)
     return a.like((*batch, a.shape[-1], a.shape[-2]))
 
 
 def _check_square_unless_empty(a: TensorSpec) -> None:
-    """Eager looks no further at matrices without elements. Both is one question, unless all sizes are known to be more."""
-    if all(surely_less(0, size) for size in a.shape):
+    """Eager accepts any empty matrices. Square or empty is one guard, unless all sizes are known to be positive."""
+    if all(is_provably_less(0, size) for size in a.shape):
         check_square("pinv", a)
     elif a.numel * (a.shape[-2] - a.shape[-1]) != 0:
         raise ShapeMismatch(f"pinv: expected square matrices, got {a}")
@@ -249,14 +250,14 @@ def cdist(x1: TensorSpec, x2: TensorSpec, p: float = 2.0, compute_mode: int | No
         raise ArgumentError(f"cdist: p must not be negative, got {p}")
     check_cpu_dtype("cdist", x1, CDIST_DTYPES)
     check_cpu_dtype("cdist", x2, CDIST_DTYPES)
-    batch = broadcast_anyhow(x1.shape[:-2], x2.shape[:-2])
+    batch = broadcast_without_choice(x1.shape[:-2], x2.shape[:-2])
     return x1.like((*batch, x1.shape[-2], x2.shape[-2]), dtype=result_type(x1, x2))
 
 
 @rule("_euclidean_dist")
 def euclidean_dist(x1: TensorSpec, x2: TensorSpec) -> TensorSpec:
     _check_rows("cdist", x1, x2)
-    batch = broadcast_anyhow(x1.shape[:-2], x2.shape[:-2])
+    batch = broadcast_without_choice(x1.shape[:-2], x2.shape[:-2])
     return x1.like((*batch, x1.shape[-2], x2.shape[-2]), dtype=result_type(x1, x2))
 
 
@@ -269,9 +270,10 @@ def _check_rows(what: str, x1: TensorSpec, x2: TensorSpec) -> None:
 
 @rule("_cdist_backward")
 def cdist_backward(grad: TensorSpec, x1: TensorSpec, x2: TensorSpec, p: float, cdist: TensorSpec) -> TensorSpec:
-    batch = broadcast_anyhow(x1.shape[:-2], x2.shape[:-2])
-    if any(surely_equal(size, 0) for size in (*batch, *x1.shape[-2:], x2.shape[-2])):
-        return x1.like(x1.shape)  # nothing to compute: zeros, as they are given
+    batch = broadcast_without_choice(x1.shape[:-2], x2.shape[:-2])
+    if any(is_provably_equal(size, 0) for size in (*batch, *x1.shape[-2:], x2.shape[-2])):
+        # Empty: zeros. An empty x1 counts as contiguous, and keeps its strides.
+        return preserved_copy(x1) if any(is_provably_equal(size, 0) for size in x1.shape) else x1.like(x1.shape)
     return x1.like((*batch, *x1.shape[-2:]))
 
 
@@ -293,8 +295,9 @@ def _between_rows(spec: TensorSpec) -> TensorSpec:
     """One distance for each pair of rows."""
     if spec.ndim != 2:
         raise ShapeMismatch(f"pdist: expected a matrix, got {spec}")
-    check_cpu_dtype("pdist", spec, CDIST_DTYPES)
     rows = spec.shape[0]
+    if spec.dtype not in CDIST_DTYPES and rows > 1:
+        check_cpu_dtype("pdist", spec, CDIST_DTYPES)
     return spec.like((rows * (rows - 1) // 2,))
 
 
@@ -330,6 +333,18 @@ def _cross_spec(spec: TensorSpec, other: TensorSpec, dim: int) -> TensorSpec:
     return spec.like(broadcast_shapes(spec.shape, other.shape))
 
 
+@decomposition("linalg_cond.p_str")
+def decompose_condition(a: Tensor, p: str) -> Any:
+    if a.dim() < 2 or not (a.is_floating_point() or a.is_complex()) or a.shape[-1] != a.shape[-2]:
+        return NotImplemented
+    if a.numel() == 0:
+        return torch.zeros(a.shape[:-2], dtype=real_type(a.dtype), device=a.device)
+    inverse, info = torch.linalg.inv_ex(a)
+    inverse.masked_fill_(info.unsqueeze_(-1).unsqueeze_(-1) > 0, math.inf)
+    norms = [torch.linalg.matrix_norm(each, p) for each in (a, inverse)]
+    return norms[0].mul(norms[1]).nan_to_num_(math.inf, math.inf, -math.inf)
+
+
 @rule("renorm")
 def renorm(spec: TensorSpec, p: Any, dim: int, maxnorm: Any) -> TensorSpec:
     if isinstance(p, complex) or p <= 0:
@@ -338,20 +353,22 @@ def renorm(spec: TensorSpec, p: Any, dim: int, maxnorm: Any) -> TensorSpec:
         raise ArgumentError(f"renorm: maxnorm must not be negative, got {maxnorm}")
     if spec.ndim < 2:
         raise ShapeMismatch(f"renorm: expected at least 2 dimensions, got {spec}")
-    wrap_dim(dim, spec.ndim)
+    kept = wrap_dim(dim, spec.ndim)
     check_cpu_dtype("renorm", spec, FLOATS | COMPLEX)
+    if p == math.inf and any(size == 0 for at, size in enumerate(spec.shape) if at != kept):
+        raise ShapeMismatch(f"renorm: there is no largest number in parts of {spec}")
     return spec.like()
 
 
 MANY_ROWS = 25
-"""Of more rows than this, euclidean distances are computed by a product of matrices, unless told otherwise."""
+"""With more rows than this, euclidean distances are computed by a matrix product, depending on `compute_mode`."""
 IF_MANY, NEVER = (None, 0), 2
-"""When to do so: `compute_mode`."""
+"""Values of `compute_mode`."""
 
 
 @decomposition("cdist")
 def decompose_cdist(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: int | None = None) -> Any:
-    """C++ asks first whether there are elements, also where one kernel takes what there is."""
+    """C++ checks first for empty inputs, which adds a guard even where the kernel would accept them."""
     if x1.dim() < 2 or x2.dim() < 2:
         return NotImplemented
     if p == 2 and compute_mode != NEVER:
@@ -367,12 +384,14 @@ def decompose_cdist(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: int | 
 def _may_be_contiguous_transposed(shape: Sequence[object]) -> bool:
     """Whether there are sizes for which a matrix and its transpose are both contiguous."""
     *batch, rows, columns = map(from_torch, shape)
-    return not (surely_less(1, rows) and surely_less(1, columns) and all(surely_less(0, size) for size in batch))
+    are_larger = is_provably_less(1, rows) and is_provably_less(1, columns)
+    return not (are_larger and all(is_provably_less(0, size) for size in batch))
 
 
 class GradientLayouts:
-    """Decides, for autograd, what it asks of the gradient size by size: whether it is contiguous, and for the gradient of
-    the second operand whether it and the result are, transposed. The specs are kept, and with them the answers."""
+    """Decides the layout questions that autograd asks about the gradient, with one guard each: whether it is
+    contiguous, and, for the gradient of the second operand, whether it and the result are contiguous when transposed.
+    Keeps the specs alive, and with them the answers."""
 
     def __init__(self, are_wanted: tuple[bool, bool], result: TensorSpec) -> None:
         self.are_wanted = are_wanted

@@ -1,4 +1,4 @@
-"""Products of matrices and vectors. All results are contiguous, but for those of `addr` and grouped products."""
+"""Products of matrices and vectors. All results are contiguous, except those of `addr` and grouped products."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from understudy.ops.shared.layouts import view_strides
 from understudy.ops.variants import check_no_overlap
 from understudy.shapes.bindings import guard_or_false
 from understudy.shapes.node import Shape
-from understudy.shapes.sizes import at_hand, from_torch
+from understudy.shapes.sizes import from_torch, hint_of
 from understudy.spec import (
     Same,
     TensorSpec,
@@ -120,7 +120,7 @@ def addbmm(bias: TensorSpec, a: TensorSpec, b: TensorSpec, *, beta: object = 1, 
 def addbmm_in_place(
     target: TensorSpec, a: TensorSpec, b: TensorSpec, *, beta: object = 1, alpha: object = 1
 ) -> Same:
-    """Alone among its kind, it resizes a target that has to be broadcast."""
+    """Unlike the other in-place products, it resizes a target that has to be broadcast."""
     result = addbmm(target, a, b)
     check_no_overlap("addbmm_", target)
     if same_shape(result.shape, target.shape):
@@ -181,7 +181,7 @@ def addmv(
     bias: TensorSpec, matrix: TensorSpec, vector: TensorSpec, *, beta: object = 1, alpha: object = 1
 ) -> TensorSpec:
     result = _add_bias("addmv", bias, mv(matrix, vector))
-    # Without elements in the matrix, eager scales the bias and forgets to expand it.
+    # For an empty matrix, eager scales the bias without expanding it.
     return result if not matrix.is_empty or beta == 0 else result.like(bias.shape)
 
 
@@ -196,7 +196,7 @@ def vdot(a: TensorSpec, b: TensorSpec) -> TensorSpec:
 
 
 def _inner_product(a: TensorSpec, b: TensorSpec, lazily_conjugated: bool) -> TensorSpec:
-    """Conjugates are not taken but counted, and what is left over becomes a bit of the result."""
+    """Conjugations are not computed but counted; an odd one becomes the conjugation bit of the result."""
     _check_rank("dot", a, 1)
     _check_rank("dot", b, 1)
     check_one_dtype("dot", a, b)
@@ -209,19 +209,21 @@ def _inner_product(a: TensorSpec, b: TensorSpec, lazily_conjugated: bool) -> Ten
 
 @rule("addr")
 def addr(bias: TensorSpec, a: TensorSpec, b: TensorSpec, *, beta: object = 1, alpha: object = 1) -> TensorSpec:
-    """Elementwise on the bias, a column and a row: the only product whose result follows a layout."""
+    """Computed elementwise on the bias, a column and a row: the only product whose strides follow its operands."""
     _check_rank("addr", a, 1)
     _check_rank("addr", b, 1)
     shape = (a.shape[0], b.shape[0])
     check_expandable(bias.shape, shape, "addr")
     column = a.as_view((shape[0], 1), (a.stride[0], 1))
     dtype = result_type(bias, a, b)
+    if dtype is not torch.bool and (isinstance(beta, bool) or isinstance(alpha, bool)):
+        raise DtypeError(f"addr: bool factors are for results of bools, not of {dtype}")
     check_cpu_dtype("addr", bias.like(dtype=dtype), NUMBERS | BOOL)
     return a.like(shape, stride=elementwise_strides(shape, (_expand(bias, shape), column, b)), dtype=dtype)
 
 
 def _expand(spec: TensorSpec, shape: Shape) -> TensorSpec:
-    """As `expand` does it: new dimensions of size 1 get the stride that they would have in memory."""
+    """As `expand`: new dimensions of size 1 get the packed stride."""
     lead = len(shape) - spec.ndim
     stride: list[Any] = []
     for dim in reversed(range(len(shape))):
@@ -293,7 +295,7 @@ def scaled_mm(
 
 
 OF_TENSORS, OF_ROWS = 0, 1
-"""How `_scaled_mm_v2` calls the scales that CPU kernels take: one for a matrix, or for each of its rows or columns."""
+"""The recipe numbers of `_scaled_mm_v2` that CPU kernels support: one scale for a matrix, or one for each row or column."""
 
 
 @rule("_scaled_mm_v2")
@@ -362,7 +364,7 @@ def _group_product(
     bias: TensorSpec | None,
     dtype: torch.dtype,
 ) -> TensorSpec:
-    """Rows, columns or the inner dimension of 2-D operands come in groups, which `offs` delimits."""
+    """The rows, columns or inner dimension of 2-D operands are divided into groups by `offs`."""
     if a.ndim not in (2, 3) or b.ndim not in (2, 3):
         raise ShapeMismatch(f"{what}: operands have 2 or 3 dimensions, got {a} and {b}")
     if bias is not None:
@@ -410,7 +412,7 @@ def _check_grouped_strides(what: str, spec: TensorSpec) -> None:
         raise ArgumentError(f"{what}: the strides of {spec} are no multiples of 16 bytes")
 
 
-# --- Products of three tensors, summed over some dimensions: what bilinear layers and their gradients are made of ---
+# --- Products of three tensors, summed over some dimensions: for bilinear layers and their gradients ----------------
 
 
 @rule("_trilinear")
@@ -418,7 +420,7 @@ def trilinear(
     i1: TensorSpec, i2: TensorSpec, i3: TensorSpec, expand1: Sequence[int], expand2: Sequence[int],
     expand3: Sequence[int], sumdim: Sequence[int], unroll_dim: int = 1,
 ) -> Any:  # fmt: skip
-    """Each tensor gets dimensions of size 1 at some places; sizes that meet are the same."""
+    """Each tensor gets dimensions of size 1 at some positions; the sizes must then agree."""
     rank = i1.ndim + len(expand1)
     aligned = [
         _with_gaps(spec, wrap_dims(places, rank), rank)
@@ -450,14 +452,14 @@ def _with_gaps(spec: TensorSpec, places: Sequence[int], rank: int) -> list[Any]:
 
 @decomposition("matmul")
 def decompose_matmul(a: Tensor, b: Tensor) -> Any:
-    """Of two batches, or of a matrix and a batch. C++ asks whether there are elements at all before it sees that a batch
-    is one already. (To get the gradient of a matrix, it makes one matrix of the batch.)"""
+    """Of two batches, or of a matrix and a batch. C++ would add guards on empty batches that are not needed. (Where a
+    matrix requires grad, C++ folds the batch into one matrix.)"""
     if a.dim() < 2 or b.dim() < 3 or spec_of(a) is None or spec_of(b) is None:
         return NotImplemented
     if a.dim() == 2:
         if a.requires_grad:
             return NotImplemented
-        aten.transpose.int(b, -2, -1)  # C++ makes it before it looks what it needs
+        aten.transpose.int(b, -2, -1)  # C++ makes this view in any case
     if a.dim() == b.dim() == 3 and guard_or_false(a.shape[0] != b.shape[0]):
         return NotImplemented
     batch = broadcast(a.shape[:-2], b.shape[:-2])
@@ -468,7 +470,7 @@ def decompose_matmul(a: Tensor, b: Tensor) -> Any:
 
 
 def _reshape(x: Any, shape: Sequence[object]) -> Tensor:
-    """A view where one can be had, else a copy."""
+    """A view if possible, else a copy."""
     if view_strides(x._spec, tuple(map(from_torch, shape))) is not None:
         return x.view(shape)
     return aten._unsafe_view(x.clone(memory_format=torch.contiguous_format), shape)
@@ -479,7 +481,7 @@ def _reshape(x: Any, shape: Sequence[object]) -> Tensor:
 
 @decomposition("linalg_multi_dot")
 def decompose_multi_dot(tensors: Sequence[Tensor]) -> Any:
-    """Where to begin depends on the sizes: what is asked is which way is the cheaper one."""
+    """The order of multiplication depends on the sizes: guards compare the costs."""
     first, last = tensors[0], tensors[-1]
     if len(tensors) < 2 or not (1 <= first.dim() <= 2 and 1 <= last.dim() <= 2):
         return NotImplemented
@@ -506,7 +508,7 @@ def decompose_multi_dot(tensors: Sequence[Tensor]) -> Any:
 
 
 class CheapestOrder:
-    """After which matrix each part of a chain is to be split. Asked is only of the parts that are."""
+    """Where to split each part of a chain. Only the parts that occur are compared, to add few guards."""
 
     def __init__(self, sizes: Sequence[Any]) -> None:
         self.sizes = sizes
@@ -518,23 +520,23 @@ class CheapestOrder:
                     self._costs[i, i + length] = reduce(torch.sym_min, self._ways(i, i + length))
 
     def _ways(self, i: int, j: int) -> list[Any]:
-        """What it costs to multiply matrices i to j, for each place to split them at."""
+        """The cost of multiplying matrices i to j, for each position of the split."""
         costs, sizes = self._costs, self.sizes
         return [costs[i, k] + costs[k + 1, j] + sizes[i] * sizes[k + 1] * sizes[j + 1] for k in range(i, j)]
 
     def split(self, i: int, j: int) -> int:
-        """The place; of several that are as good, the first."""
+        """The position of the cheapest split; the first one of equals."""
         if j - i == 1:
             return i
         if len(self.sizes) == 4:
             a, b, c, d = self.sizes
             return 0 if (a * c) * (b + d) > (b * d) * (a + c) else 1
         costs = self._ways(i, j)
-        at_example = [at_hand(from_torch(cost)) for cost in costs]
-        if None in at_example:  # known to data alone: as they come
+        at_example = [hint_of(from_torch(cost)) for cost in costs]
+        if None in at_example:  # unbacked sizes: from left to right
             return i + reduce(lambda best, k: k if costs[k] < costs[best] else best, range(len(costs)))
         best = i + at_example.index(min(at_example))
-        for part in ((i, best), (best + 1, j)):  # what is known of these says more plainly what they cost
+        for part in ((i, best), (best + 1, j)):  # decide the parts first: their costs become simpler expressions
             if part[0] < part[1]:
                 self.split(*part)
         costs = self._ways(i, j)
@@ -569,7 +571,7 @@ def decompose_kron(a: Tensor, b: Tensor) -> Tensor:
 
 @under_transforms("linear")
 def decompose_linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Any:
-    """Contiguous rows are multiplied as one matrix."""
+    """Contiguous batches are multiplied as one matrix."""
     if (
         bias is None
         or input.dim() < 3

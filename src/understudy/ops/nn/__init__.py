@@ -1,6 +1,6 @@
 """Parts of neural networks.
 
-    attention       scaled dot-product attention on CPU and in plain steps, encoders with padding
+    attention       scaled dot-product attention on CPU and its math path, encoders with padding
     attention_cuda  fused attention kernels of CUDA, and how C++ chooses between them
     convolution     convolutions, forward, backward, batched
     pooling         pooling over windows, and to symbolic sizes

@@ -1,4 +1,4 @@
-"""Scaled dot-product attention on CPU, and in plain steps on any device; encoders with padding.
+"""Scaled dot-product attention on CPU, and the math path of any device; encoders with padding.
 
 The shapes of attention are (batch, heads, length, width).
 """
@@ -28,7 +28,7 @@ Maybe = TensorSpec | None
 
 
 def heads_inside(spec: TensorSpec, shape: Shape | None = None) -> TensorSpec:
-    """A new tensor that lies in memory as (batch, length, heads, width)."""
+    """A new tensor with the memory order (batch, length, heads, width)."""
     batch, heads, length, width = spec.shape if shape is None else shape
     stride = (length * heads * width, width, heads * width, 1)
     return spec.like((batch, heads, length, width), stride=stride)
@@ -83,7 +83,7 @@ def flash_on_cpu_backward(
 
 
 @rule("_scaled_dot_product_attention_math")
-def in_plain_steps(
+def math_attention(
     query: TensorSpec, key: TensorSpec, value: TensorSpec, attn_mask: Maybe = None, dropout_p: float = 0.0,
     is_causal: bool = False, dropout_mask: Maybe = None, *, scale: float | None = None, enable_gqa: bool = False,
 ) -> Any:  # fmt: skip
@@ -113,7 +113,7 @@ def without_weights(
     qkv_bias: TensorSpec, proj_weight: TensorSpec, proj_bias: TensorSpec, mask: Maybe = None,
     need_weights: bool = True, average_attn_weights: bool = True, mask_type: int | None = None,
 ) -> Any:  # fmt: skip
-    """Weights that nobody needs are None. Torch's meta kernel gives an empty tensor for them."""
+    """Without need_weights the weights are None. Torch's meta kernel returns an empty tensor for them."""
     is_plain = query is key is value and query.layout is torch.strided and query.ndim == 3
     if need_weights or not is_plain or query.shape[2] != embed_dim or qkv_weight.shape != (3 * embed_dim, embed_dim):
         return NotImplemented
@@ -139,8 +139,8 @@ def attention(
     query: TensorSpec, key: TensorSpec, value: TensorSpec, attn_mask: Maybe = None, dropout_p: float = 0.0,
     is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
 ) -> Any:  # fmt: skip
-    """Arrives whole in inference mode. Which kernel is taken can be told by the strides only, so where all
-    would give the same ones (a contiguous query on CPU), there is nothing to decide."""
+    """Reaches the dispatcher undecomposed in inference mode. The kernels differ only in the strides of the result, so
+    where all have the same ones (a contiguous query on CPU), the rule can answer."""
     if (
         query.device.type != "cpu"
         or query.ndim != 4
@@ -150,12 +150,12 @@ def attention(
         return NotImplemented
     if value.ndim != 4 or value.shape[3] != query.shape[3]:
         return NotImplemented
-    result = in_plain_steps(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa=enable_gqa)
+    result = math_attention(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa=enable_gqa)
     return result if result is NotImplemented else result[0]
 
 
-def _attention(op: OpOverload, operands: int) -> Function:
-    """Attention of one batch more, which is counted among the entries of the batch that there is."""
+def _make_attention_rule(op: OpOverload, operands: int) -> Function:
+    """The batch of vmap is folded into the batch dimension of the operator."""
 
     def rule(keys: object, *args: Any, attn_mask: Any = None, **options: object) -> Any:
         level = BatchLevel()
@@ -174,23 +174,25 @@ def _attention(op: OpOverload, operands: int) -> Function:
 
 
 batching_rule("_scaled_dot_product_flash_attention_for_cpu")(
-    _attention(aten._scaled_dot_product_flash_attention_for_cpu.default, 3)
+    _make_attention_rule(aten._scaled_dot_product_flash_attention_for_cpu.default, 3)
 )
 batching_rule("_scaled_dot_product_flash_attention_for_cpu_backward")(
-    _attention(aten._scaled_dot_product_flash_attention_for_cpu_backward.default, 6)
+    _make_attention_rule(aten._scaled_dot_product_flash_attention_for_cpu_backward.default, 6)
 )
 
 
-# --- `nn.TransformerEncoder` with padding, where eager takes the padding out of the batch -------------------
-# In eval mode and without gradients, eager makes rows of their own lengths of a batch, runs the layers on them, and puts
-# zeros where the padding was. Which rows those are is data. Here the layers run on the whole batch, with the padding masked
-# out of their attention, and the same places are made zero: the same numbers, but for the rounding of the fused kernels.
+# --- `nn.TransformerEncoder` with padding, where eager removes the padding from the batch -------------------
+# In eval mode and without gradients, eager converts the batch to a nested tensor, runs the layers on it, and puts zeros
+# where the padding was. The lengths are data-dependent. Here the layers run on the padded batch, with the padding
+# masked in attention, and the padding is then set to zero: the same values, except for the rounding of the fused
+# kernels.
 
 DEVICES = ("cpu", "cuda", "xpu")
 
 
 def drops_padding(encoder: Any, src: torch.Tensor, mask: object, padding: object) -> bool:
-    """Whether eager takes the padding out. It does so only if the padding comes last in each row, which is data."""
+    """Whether eager may remove the padding. It does so only if the padding comes last in each row, which is
+    data-dependent."""
     if padding is None or mask is not None or not getattr(encoder, "use_nested_tensor", False):
         return False
     first = encoder.layers[0]
@@ -203,11 +205,11 @@ def drops_padding(encoder: Any, src: torch.Tensor, mask: object, padding: object
 
 
 def encode(encoder: Any, src: Any, padding: Any) -> Any:
-    """What eager gives. A mask of numbers marks as padding whatever is not zero."""
+    """The result of eager. In a mask of numbers, every non-zero element is padding."""
     kept = padding.logical_not()
     if getattr(encoder, "mask_check", True):
         dropped = kept.logical_not() & (kept.cumprod(1) == kept).all()
-    else:  # taken on trust: only how many there are is looked at
+    else:  # unchecked by eager: only the number of elements counts
         padding = dropped = torch.arange(src.shape[1], device=src.device) >= kept.sum(1, keepdim=True)
     output = src
     for layer in encoder.layers:

@@ -1,6 +1,6 @@
 """Fused attention kernels of CUDA devices, and how composite operators choose between them.
 
-None of them runs on CPU, so what they return is taken from torch's descriptions of them. Undefined outputs are None.
+None of them runs on CPU, so their outcomes follow torch's source, not experiments. Undefined outputs are None.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _seed(query: TensorSpec) -> TensorSpec:
 
 
 def _random_state(query: TensorSpec) -> tuple[TensorSpec, TensorSpec]:
-    """Flash attention keeps seed and offset in one tensor, and returns an empty second one beside it."""
+    """Flash attention stores seed and offset in one tensor, and returns an empty second one."""
     return query.like((2,), dtype=torch.uint64), query.like((), dtype=torch.uint64)
 
 
@@ -88,7 +88,7 @@ def flash_forward(
     query: TensorSpec, key: TensorSpec, value: TensorSpec, cum_seq_q: Maybe, cum_seq_k: Maybe, max_q: Size,
     max_k: Size, dropout_p: float, is_causal: bool, return_debug_mask: bool, **settings: object,
 ) -> tuple[TensorSpec, ...]:  # fmt: skip
-    """Of (batch, length, heads, width), or of (length of all, heads, width) with offsets."""
+    """On (batch, length, heads, width), or on (total length, heads, width) with offsets."""
     heads = query.shape[-2]
     if cum_seq_q is None:
         batch, rows, columns = query.shape[0], query.shape[1], key.shape[1]
@@ -138,7 +138,7 @@ def efficient_backward(
 
 
 def _gradient_of_bias(bias: TensorSpec) -> TensorSpec:
-    """Computed with rows of a multiple of 16 elements, of which the first ones are shown."""
+    """A slice of a buffer whose rows are padded to a multiple of 16 elements."""
     padded = bias.like((*bias.shape[:-1], _pad_size(bias.shape[-1], 16)))
     return bias.like(stride=padded.stride)
 
@@ -174,7 +174,7 @@ def efficient_attention_backward(
 
 
 def _laid_out_like(query: TensorSpec, shape: Shape) -> TensorSpec:
-    """Dense, with dimensions in the order that the query's have in memory."""
+    """A dense tensor with the memory order of the query."""
     if same_shape(query.shape, shape):
         return preserved_copy(query)
     order = sorted(range(len(shape)), key=lambda dim: query.stride[dim], reverse=True)
@@ -222,23 +222,11 @@ def overrideable_backward(
     return preserved_copy(query), preserved_copy(key), preserved_copy(value), for_bias
 
 
-# --- Composite operators that go another way on an accelerator ----------------------------------------------
-# C++ chooses by the device that it sees, and a stand-in for `cuda:0` shows it a meta device. So these functions choose,
-# for tensors that *say* they are on such a device, as C++ does for real ones. They return `NotImplemented` where the
-# common way is the right one. The kernels of `fake/kernels/autocast.py` ask them, because those see every call on such
-# tensors first.
+# --- which of them a call gets: see `accelerator_path`
 
 aten = torch.ops.aten
-FUSED_DROPOUT = frozenset({"cuda", "xpu"})
 HALF = (torch.float16, torch.bfloat16)
 WIDEST_FLASH_HEAD = 256
-
-
-@accelerator_path("dropout")
-def dropout(x: torch.Tensor, p: float, train: bool) -> Any:
-    if not train or not 0 < p < 1 or x.numel() == 0 or _torch.inner_device(x).type not in FUSED_DROPOUT:
-        return NotImplemented
-    return aten.native_dropout(x, p, train)[0]
 
 
 @accelerator_path("scaled_dot_product_attention")
@@ -246,12 +234,12 @@ def attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None = None,
     dropout_p: float = 0.0, is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
 ) -> Any:  # fmt: skip
-    """The kernels in torch's order: cuDNN where it comes first, flash, memory-efficient, plain mathematics."""
+    """The kernels in torch's order: cuDNN where it is preferred, flash, memory-efficient, math."""
     _check_devices(query=query, key=key, value=value)
     if not _fused_attention_takes(query, key, value, is_causal, attn_mask):
         return NotImplemented
     facts = _facts(query)
-    if _cudnn_takes(query, key, value, attn_mask, enable_gqa, facts):
+    if _cudnn_takes(query, key, value, attn_mask, dropout_p, enable_gqa, facts):
         return _cudnn(query, key, value, attn_mask, dropout_p, is_causal, scale)
     if not (is_causal and query.shape[2] != key.shape[2]) and _flash_takes(
         query, key, value, attn_mask, enable_gqa, dropout_p, facts
@@ -263,7 +251,7 @@ def attention(
 
 
 def _check_devices(**tensors: torch.Tensor) -> None:
-    """C++ would name the devices that stand for others."""
+    """The error of C++ would name the meta devices that stand for others."""
     devices = {name: _torch.inner_device(tensor) for name, tensor in tensors.items()}
     (first, device), *others = devices.items()
     for name, other in others:
@@ -277,7 +265,7 @@ def _check_devices(**tensors: torch.Tensor) -> None:
 def _fused_attention_takes(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, is_causal: bool, mask: torch.Tensor | None
 ) -> bool:
-    if _torch.inner_device(query).type != "cuda" or (is_causal and mask is not None):
+    if _torch.inner_device(query).type != "cuda" or (mask is not None and (is_causal or mask.stride(-1) != 1)):
         return False
     alike = query.dtype is key.dtype is value.dtype and query.dim() == key.dim() == value.dim() == 4
     return alike and all(
@@ -286,7 +274,7 @@ def _fused_attention_takes(
 
 
 RECENT_CARD = DeviceFacts(kind="cuda", capability=(8, 0))
-"""What is taken for a CUDA device of which nothing is known."""
+"""The facts of an unknown CUDA device."""
 CUDNN_FIRST_ON = (9, 10)
 """Major numbers of the capabilities on which cuDNN's kernel is the first choice, after this version of cuDNN."""
 CUDNN_FIRST_AFTER = 91500
@@ -295,7 +283,7 @@ FIRST_WITH_BFLOAT16 = (8, 0)
 
 
 def _facts(tensor: torch.Tensor) -> DeviceFacts:
-    """Of the simulated device that a tensor is on."""
+    """The facts of the simulated device that a tensor is on."""
     facts = _torch.simulated_facts(tensor)
     return facts if isinstance(facts, DeviceFacts) else RECENT_CARD
 
@@ -311,22 +299,28 @@ def _needs_gradient(*tensors: torch.Tensor) -> bool:
 
 
 def _cudnn_takes(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, enable_gqa: bool,
-    facts: DeviceFacts,
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, dropout_p: float,
+    enable_gqa: bool, facts: DeviceFacts,
 ) -> bool:  # fmt: skip
     if facts.kind != "cuda" or facts.capability[0] not in CUDNN_FIRST_ON or facts.cudnn <= CUDNN_FIRST_AFTER:
         return False
     if os.environ.get("TORCH_CUDNN_SDPA_DEPRIORITIZED") == "1" or not torch.backends.cuda.cudnn_sdp_enabled():
         return False
-    widest = 256 if facts.capability == (9, 0) else 128
     widths = (query.shape[3], value.shape[3])
+    widest = 256 if facts.capability == (9, 0) else 128
+    if facts.capability[0] == 10 and widths == (192, 128):
+        widest = 192
+    is_deterministic = torch.are_deterministic_algorithms_enabled()
+    if is_deterministic and not torch.is_deterministic_algorithms_warn_only_enabled():
+        return False
     return (
         query.dtype in HALF
         and query.shape[3] == key.shape[3]
         and all(width <= widest and width % 8 == 0 for width in widths)
         and key.shape[2] > 1
+        and not (query.shape[2] == 1 and dropout_p > 0)
         and _heads_fit(query, key, value, enable_gqa)
-        and not (mask is not None and _needs_gradient(mask))
+        and (mask is None or (not mask.requires_grad and mask.dim() in (2, 4)))
     )
 
 
@@ -350,7 +344,8 @@ def _flash_takes(
     if facts.kind == "cuda" and facts.capability < FIRST_WITH_FLASH:
         return False
     has_little_shared_memory = (8, 6) <= facts.capability <= (8, 9) or facts.capability >= (12, 0)
-    if has_little_shared_memory and (width > 224 or (width > 192 and dropout_p > 0)) and _needs_gradient(query, key, value):
+    has_no_backward = 192 < width <= 224 or (width > 224 and dropout_p > 0)
+    if has_little_shared_memory and has_no_backward and _needs_gradient(query, key, value):
         return False
     return (
         torch.backends.cuda.flash_sdp_enabled()
@@ -369,7 +364,7 @@ def _flash(
     is_causal: bool,
     scale: float | None,
 ) -> torch.Tensor:
-    """Heads are padded to a multiple of 8, and scaled as if they were not."""
+    """Heads are padded to a multiple of 8; the scale is that of the unpadded width."""
     width = query.shape[3]
     scale = width**-0.5 if scale is None else scale
     missing = -width % 8
@@ -396,7 +391,7 @@ def _efficient_takes(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
 
 
 def _head_multiple(dtype: torch.dtype, facts: DeviceFacts) -> int:
-    """What the width of a head must be a multiple of, as matrix units read 16 bytes at a time."""
+    """The width of a head must be a multiple of this, because matrix units read 16 bytes at a time."""
     is_half = dtype in HALF
     has_units = facts.capability >= (8, 0) or (facts.capability >= (7, 0) and is_half)
     return (8 if is_half else 4) if has_units else 1
@@ -414,11 +409,10 @@ def _efficient(
 
 
 def _bias(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-    """What is added to the scores, its rows laid out in multiples of 16 elements."""
+    """What is added to the scores, its rows beginning at multiples of 8 elements."""
     mask = _as_bias(mask, query)
-    missing = -mask.shape[-1] % 16
-    if missing:
-        mask = F.pad(mask, (0, missing))[..., : mask.shape[-1]]
+    if mask.stride(-1) != 1 or any(step % 8 for step in mask.stride()[:-1]):
+        mask = F.pad(mask, (0, 8 - mask.shape[-1] % 8))[..., : mask.shape[-1]]
     return mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
 
 

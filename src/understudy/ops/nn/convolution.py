@@ -14,7 +14,7 @@ from understudy.ops.registry import rule
 from understudy.ops.shared.batching import BatchLevel, batching_rule
 from understudy.ops.shared.decompositions import decomposition
 from understudy.ops.shared.dtypes import FLOATS, INTEGERS, check_cpu_dtype
-from understudy.ops.shared.layouts import is_surely_row_major, looks_channels_last, suggested_strides
+from understudy.ops.shared.layouts import is_provably_row_major, looks_channels_last, suggested_strides
 from understudy.shapes.node import Shape, Sizes
 from understudy.spec import (
     TensorSpec,
@@ -91,7 +91,7 @@ def _for_each(numbers: list[int | SymNode], spatial: int, name: str) -> Shape:
 def output_shape(x: TensorSpec, weight: TensorSpec, window: Window) -> Shape:
     spatial = window.output_sizes(x.shape[2:], weight.shape[2:])
     channels = weight.shape[1] * window.groups if window.transposed else weight.shape[0]
-    if x.shape[1] == 0:  # eager's way for inputs without elements
+    if x.shape[1] == 0:  # as eager does for empty inputs
         channels = 0
     return (x.shape[0], channels, *spatial)
 
@@ -148,10 +148,10 @@ def _check_kernel_fits(x: TensorSpec, weight: TensorSpec, window: Window) -> Non
 
 
 # --- Convolutions, forward and backward ---------------------------------------------------------------------
-# A kernel library is chosen by sizes and dtype, and all that can be seen of the choice is the layout of the results:
+# A kernel library is chosen by sizes and dtype; the choice is visible only in the strides of the results:
 #
 #     1-D      computed as 2-D of height 1, on a contiguous copy of the input
-#     2-D      channels-last if the input or the weight seems to be; otherwise contiguous
+#     2-D      channels-last if the input or the weight looks like it; otherwise contiguous
 #     3-D      the same where oneDNN (or cuDNN) computes, always contiguous where torch's own loops do
 
 
@@ -185,17 +185,26 @@ def _convolve(x: TensorSpec, weight: TensorSpec, bias: TensorSpec | None, window
     check_operands(x, weight, bias, window)
     _check_kernel_dtype(x, window)
     shape = output_shape(x, weight, window)
-    if window.transposed and any(size < 0 for size in shape[2:]):
-        raise ShapeMismatch(f"convolution: the result of {x} and {weight} would have shape {list(shape)}")
-    if window.transposed and weight.shape[1] == 0:
-        raise ShapeMismatch(f"convolution: the weight {weight} makes no channels")
+    if window.transposed:
+        _check_makes_elements(x, weight, window, shape)
     if _are_plain(x, weight) or x.is_empty:
         return x.like(shape)
     return x.like(shape, stride=_strides(shape, _in_channels_last(x, weight, window)))
 
 
+def _check_makes_elements(x: TensorSpec, weight: TensorSpec, window: Window, shape: Shape) -> None:
+    """A transposed convolution may make nothing of nothing; of something, only where oneDNN computes it."""
+    if any(size < 1 for size in shape[2:]):
+        takes_no_size = x.is_empty or x.device.type != "cpu" or uses_onednn(x, weight, window)
+        if not takes_no_size or any(size < 0 for size in shape[2:]):
+            raise ShapeMismatch(f"convolution: the result of {x} and {weight} would have shape {list(shape)}")
+    if weight.shape[1] == 0:
+        raise ShapeMismatch(f"convolution: the weight {weight} makes no channels")
+
+
 def _check_kernel_dtype(x: TensorSpec, window: Window) -> None:
-    accepted = {torch.int64} if window.transposed else INTEGERS
+    is_dilated = any(step != 1 for step in window.dilation)
+    accepted = {torch.int64} if window.transposed or is_dilated else INTEGERS
     if x.dtype not in FLOATS and x.dtype not in accepted and not x.is_empty:
         check_cpu_dtype("convolution", x, accepted)
 
@@ -204,8 +213,8 @@ def _check_kernel_dtype(x: TensorSpec, window: Window) -> None:
 
 
 def _are_plain(x: TensorSpec, weight: TensorSpec) -> bool:
-    """Whether all results are contiguous, whatever the symbols are, and whoever computes them."""
-    return (x.ndim > 3 or x.is_symbolic) and is_surely_row_major(x) and is_surely_row_major(weight)
+    """Whether all results are contiguous for all values of the symbols and all kernel libraries."""
+    return (x.ndim > 3 or x.is_symbolic) and is_provably_row_major(x) and is_provably_row_major(weight)
 
 
 def _in_channels_last(x: TensorSpec, weight: TensorSpec, window: Window) -> bool:
@@ -239,7 +248,7 @@ ONEDNN_LEAST_ELEMENTS = 20480
 
 
 def uses_onednn(x: TensorSpec, weight: TensorSpec, window: Window) -> bool:
-    """Whether eager gives a CPU convolution to oneDNN: not for few elements, nor (on one thread) 1x1 kernels."""
+    """Whether eager uses oneDNN for a CPU convolution: not for few elements, nor (on one thread) for 1x1 kernels."""
     if window.transposed and any(
         extra >= step for extra, step in zip(window.output_padding, window.stride, strict=True)
     ):
@@ -265,7 +274,7 @@ def uses_onednn(x: TensorSpec, weight: TensorSpec, window: Window) -> bool:
 
 @functools.cache
 def _onednn_halves() -> frozenset[torch.dtype]:
-    """The 16-bit dtypes that this machine's oneDNN computes in: a matter of its instruction set."""
+    """The 16-bit dtypes that oneDNN supports on this machine, which depends on its instruction set."""
     supported = {
         torch.bfloat16: torch.ops.mkldnn._is_mkldnn_bf16_supported,
         torch.float16: torch.ops.mkldnn._is_mkldnn_fp16_supported,
@@ -298,10 +307,10 @@ def convolution_backward(
     check_cpu_dtype("convolution backward", x, FLOATS)
     in_channels_last = _in_channels_last(x, weight, window)
     on_cpu = x.device.type == "cpu"
-    # It matters in these cases only, and for symbolic sizes it is a question that would become a guard.
+    # Asked in these cases only, because it adds guards on symbolic sizes.
     with_onednn = on_cpu and (in_channels_last or (for_bias and not for_weight)) and uses_onednn(x, weight, window)
     if for_bias and with_onednn and not for_weight:
-        # oneDNN computes both at once; what nobody asked for is left as computed, a 1-D kernel as a 2-D one.
+        # oneDNN computes both gradients at once, and returns both; that of a 1-D kernel is then still 2-D.
         for_weight = True
         weight = _with_height(weight) if weight.ndim == 3 else weight
     return (
@@ -328,7 +337,7 @@ def _gradient_of_weight(
 ) -> TensorSpec:
     dilated = any(step != 1 for step in window.dilation)
     if in_channels_last and not by_library and (window.transposed or not dilated):
-        # torch's own loops follow the copy of the weight, and a 1x1 kernel in both formats is not copied.
+        # torch's own loops follow the strides of the copied weight; a 1x1 kernel fits both formats, and is not copied.
         seen = _with_height(weight) if weight.ndim == 3 else weight
         if is_channels_last_contiguous(seen.shape, seen.stride):
             in_channels_last = looks_channels_last(seen)
@@ -368,7 +377,7 @@ def conv_with_named_padding(
     spatial = weight.ndim - 2
     steps = tuple(dilation) * spatial if len(dilation) == 1 else tuple(dilation)
     totals = [step * (size - 1) for step, size in zip(steps, weight.shape[2:], strict=True)]
-    # Only the same on both sides can be left to the convolution; the rest of an odd total is padded before.
+    # The convolution pads both sides equally; the rest of an odd total is padded before.
     rests = [total % 2 for total in totals]
     if any(rests):
         lead = x.ndim - spatial
@@ -394,7 +403,7 @@ def _maybe_unbatched(x: TensorSpec, weight: TensorSpec, bias: TensorSpec | None,
 def decompose_convolution_with_named_padding(
     x: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: str, dilation: Any, groups: object
 ) -> Any:
-    """For `same`, C++ asks of each dimension whether it needs as much on both sides. It matters whether all do."""
+    """For `same`, C++ adds a guard for each dimension on whether its padding is symmetric; one guard for all is enough."""
     sizes = weight.shape[2:]
     if padding != "same" or len(dilation) != len(sizes) or any(step != 1 for step in stride):
         return NotImplemented
@@ -411,7 +420,8 @@ def decompose_convolution_with_named_padding(
 
 @batching_rule("convolution")
 def batch_convolution(keys: object, x: torch.Tensor, weight: torch.Tensor, bias: Any, *settings: Any) -> Any:
-    """One kernel for all: the batch is counted among the entries that there are. A kernel for each: among the groups."""
+    """With one kernel for all entries, the batch of vmap is folded into the batch; with a kernel for each, into the
+    groups."""
     level = BatchLevel()
     if not level.is_batch(weight) and not level.is_batch(bias):
         with level.below():

@@ -22,7 +22,7 @@ Tensor = torch.Tensor
 
 SUM, MEAN, MAX = 0, 1, 2
 
-# Dtypes for which the CPU has a kernel that sums rows without writing down which bag each row belongs to.
+# Dtypes for which the CPU has a kernel that sums rows without storing the bag of each row.
 FAST_SUM_DTYPES = frozenset({torch.float32, torch.float16, torch.bfloat16})
 
 
@@ -210,7 +210,7 @@ def embedding_bag_per_sample_weights_backward(
 def batch_embedding_dense_backward(
     keys: object, gradient: torch.Tensor, index: torch.Tensor, rows: Any, padding: Any, scaled: bool
 ) -> Any:
-    """One table with the rows of all entries, one after the other."""
+    """Uses one table with the rows of all entries, one after the other."""
     level = BatchLevel()
     with level.below():
         inside, places = level.inside(gradient), level.inside(index)
@@ -231,7 +231,7 @@ def decompose_embedding_bag(
     weight: Tensor, indices: Tensor, offsets: Tensor, scale_grad_by_freq: bool, mode: int, sparse: bool,
     per_sample_weights: Tensor | None, include_last_offset: bool, padding_idx: int | None,
 ) -> Any:  # fmt: skip
-    """The row that counts for nothing may be counted from the end: the operator below takes its number."""
+    """A negative `padding_idx` counts from the end: the operator below needs the number of the row."""
     if padding_idx is None or unpack_dual(weight).tangent is not None:
         return NotImplemented
     rows = weight.shape[0]

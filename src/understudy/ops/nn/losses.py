@@ -13,7 +13,7 @@ import torch
 from torch.nn import functional
 
 from understudy import _torch
-from understudy.errors import ArgumentError, DtypeError, ShapeMismatch
+from understudy.errors import ArgumentError, DimensionError, DtypeError, ShapeMismatch
 from understudy.ops.registry import rule
 from understudy.ops.shared.batching import BatchLevel, align_ranks, batching_rule
 from understudy.ops.shared.decompositions import decomposition
@@ -82,7 +82,7 @@ def huber_loss(a: TensorSpec, target: TensorSpec, reduction: int = MEAN, delta: 
     check_castable("huber_loss", common, a.dtype)
     if not same_shape(broadcast_shapes(a.shape, target.shape), a.shape):
         return NotImplemented if a.dtype is not target.dtype else reduce_loss(elementwise((a, target), common), reduction)
-    return reduce_loss(preserved_copy(a), reduction)  # the kernel writes into a tensor like the first one
+    return reduce_loss(preserved_copy(a), reduction)  # the kernel writes into a tensor with the strides of the first one
 
 
 @rule("soft_margin_loss")
@@ -177,8 +177,8 @@ def soft_margin_loss_backward(
 exact_out.mark("binary_cross_entropy.out", "binary_cross_entropy_backward.grad_input")
 
 
-def _loss(op: Any) -> Function:
-    """Of the differences of two tensors, each of which is broadcast."""
+def _make_loss_rule(op: Any) -> Function:
+    """A batching rule for losses of two tensors, which are broadcast."""
 
     def rule(keys: object, x: torch.Tensor, target: torch.Tensor, reduction: int = MEAN, *settings: object) -> Any:
         level = BatchLevel()
@@ -192,7 +192,7 @@ def _loss(op: Any) -> Function:
     return rule
 
 
-def _loss_backward(op: Any) -> Function:
+def _make_loss_backward_rule(op: Any) -> Function:
     def rule(
         keys: object,
         gradient: torch.Tensor,
@@ -214,8 +214,8 @@ def _loss_backward(op: Any) -> Function:
 
 
 for _name in ("mse_loss", "smooth_l1_loss", "huber_loss"):
-    batching_rule(_name)(_loss(getattr(aten, _name)))
-    batching_rule(f"{_name}_backward")(_loss_backward(getattr(aten, f"{_name}_backward")))
+    batching_rule(_name)(_make_loss_rule(getattr(aten, _name)))
+    batching_rule(f"{_name}_backward")(_make_loss_backward_rule(getattr(aten, f"{_name}_backward")))
 
 
 Maybe = TensorSpec | None
@@ -397,7 +397,7 @@ def ctc_losses(
 ) -> tuple[TensorSpec, TensorSpec]:  # fmt: skip
     """(time, batch, classes): the loss of each sequence, and a table over time of both kinds of its states.
 
-    `counts`: how many lengths there are of inputs and of targets. Those of inputs may be left out where nobody knows them.
+    `counts`: the numbers of input lengths and of target lengths. Input lengths may be missing if they are not determined.
     """
     if log_probs.ndim != 3 or log_probs.is_empty:
         raise ShapeMismatch(f"ctc_loss: expected (time, batch, classes), and elements, got {log_probs}")
@@ -417,7 +417,7 @@ def ctc_losses(
 
 
 def _check_ctc_targets(targets: TensorSpec, batch: int | SymNode, longest: int | SymNode, total: int | SymNode) -> None:
-    """A row for each sequence, which may be longer than its target; or all targets in one row."""
+    """Targets are a row for each sequence, which may be longer than its target, or all in one row."""
     check_any_dtype("ctc_loss", targets, {torch.int64, torch.int32})
     if targets.ndim == 2:
         if targets.shape[0] != batch or targets.shape[1] < longest:
@@ -440,13 +440,12 @@ def ctc_loss_backward(
 
 
 # --- `torch.nn.functional.linear_cross_entropy` of symbolic sizes -------------------------------------------
-# torch compares the shape of the targets with that of the logits, to tell probabilities from the numbers of classes. Python
-# compares sizes one by one before it looks how many there are, and so asks of symbols whether they are equal where no
-# answer matters. How many dimensions there are tells as much.
+# torch compares the shapes of targets and logits to tell class probabilities from class indices. Python compares them
+# size by size, which adds guards even if the ranks differ. Comparing the ranks gives the same answer.
 
 Tensor = torch.Tensor
 IGNORED = -100
-"""The class that counts for nothing, if no other is named."""
+"""The default of `ignore_index`."""
 REDUCTIONS = ("mean", "sum", "none")
 UNCHUNKED = (
     "linear_cross_entropy: all logits are computed at once, whatever `options` say. Chunks are only for targets of dtype "
@@ -454,11 +453,11 @@ UNCHUNKED = (
 )
 
 
-def loss_of_classes(
+def linear_cross_entropy_of_classes(
     x: Any, linear_weight: Any, target: Any, *, linear_bias: Tensor | None = None, weight: Tensor | None = None,
     reduction: str = "mean", ignore_index: int | None = None, label_smoothing: float = 0.0, options: object = None,
 ) -> Any:  # fmt: skip
-    """The loss, if the targets are numbers of classes; NotImplemented for calls that torch itself should answer."""
+    """The loss, if the targets are class indices; NotImplemented for calls that are left to torch."""
     specs = [spec_of(tensor) for tensor in (x, linear_weight, target)]
     if None in specs or not any(spec.is_symbolic for spec in specs if spec is not None):
         return NotImplemented
@@ -485,6 +484,22 @@ def loss_of_classes(
     return _torch.chunked_cross_entropy(*rows, linear_bias, weight, reduction, ignored, options).squeeze(0)
 
 
+@rule("torch_nn::_linear_cross_entropy_batch_chunked", "torch_nn::_linear_cross_entropy_batch_chunked_no_reduction")
+def check_targets_of_chunks(
+    x: TensorSpec, linear_weight: TensorSpec, target: TensorSpec, linear_bias: object, weight: TensorSpec | None, *_: object
+) -> Any:
+    """The registered fake knows the rest."""
+    if linear_weight.dtype is not x.dtype:
+        raise ShapeMismatch(f"linear_cross_entropy: {x} and {linear_weight} differ in dtype")
+    if x.shape[0] != 0 and (target.ndim != 1 or target.shape[0] < x.shape[0]):
+        raise ShapeMismatch(f"linear_cross_entropy: {target} has not a class for each row of {x}")
+    if linear_weight.shape[0] == 0 and x.shape[0] != 0:
+        raise DimensionError(f"linear_cross_entropy: no class is left to choose by {linear_weight}")
+    if weight is not None and weight.ndim == 1 and weight.shape[0] == 0 and any(size != 0 for size in target.shape):
+        raise DimensionError(f"linear_cross_entropy: no class has a weight in {weight}")
+    return NotImplemented
+
+
 def _logits(x: Tensor, linear_weight: Tensor, linear_bias: Tensor | None) -> Tensor:
     count, *others, features = linear_weight.shape
     shape = (*x.shape[:-1], count, *others)
@@ -503,7 +518,7 @@ def decompose_cross_entropy_loss(
     x: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = MEAN, ignore_index: Any = -100,
     label_smoothing: float = 0.0,
 ) -> Any:  # fmt: skip
-    """With probabilities as targets, and weights: C++ reads how many of these there are."""
+    """For class probabilities with weights: C++ reads the number of weights as an integer."""
     if weight is None or weight.dim() != 1 or not target.is_floating_point() or x.dim() != target.dim():
         return NotImplemented
     if ignore_index >= 0 or any(a != b for a, b in zip(x.shape, target.shape, strict=True)):

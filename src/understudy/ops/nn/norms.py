@@ -1,4 +1,4 @@
-"""Normalisations. Results keep the memory format of the input; the statistics beside them are contiguous."""
+"""Normalisations. Results keep the memory format of the input; statistics are contiguous."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from understudy import _torch
-from understudy.errors import ArgumentError, DtypeError, ShapeMismatch
+from understudy.errors import ArgumentError, DimensionError, DtypeError, ShapeMismatch
 from understudy.ops.registry import rule
 from understudy.ops.shared.batching import BatchLevel, batching_rule, with_dims_between
 from understudy.ops.shared.decompositions import decomposition, has_symbolic_sizes, under_transforms
@@ -34,12 +34,12 @@ Mask = Sequence[bool]
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which CUDA kernels add up numbers of this one."""
+    """The dtype in which CUDA kernels accumulate this one."""
     return torch.float32 if dtype in HALVES else dtype
 
 
 def _statistics_dtype(what: str, x: TensorSpec, *parameters: Maybe) -> torch.dtype:
-    """CPU kernels keep statistics in the input's dtype, unless 16-bit inputs meet float32 parameters."""
+    """CPU kernels return statistics in the input's dtype, or in float32 for 16-bit inputs with float32 parameters."""
     given = [parameter.dtype for parameter in parameters if parameter is not None]
     if all(dtype is x.dtype for dtype in given):
         return x.dtype
@@ -55,7 +55,7 @@ def _keep_format(x: TensorSpec) -> TensorSpec:
 
 
 def _is_dense(x: TensorSpec) -> bool:
-    """Without gaps in the format that it seems to have."""
+    """Whether it is dense in the memory format that eager infers for it."""
     if looks_channels_last(x):
         return is_channels_last_contiguous(x.shape, x.stride)
     return x.is_contiguous
@@ -135,12 +135,12 @@ def rms_norm(
 ) -> tuple[TensorSpec, TensorSpec]:
     lead = _leading_shape("rms_norm", x, normalized_shape, weight)
     check_cpu_dtype("rms_norm", x, FLOATS | COMPLEX)
-    if len(normalized_shape) == 0:  # a mean over no dimensions is one over all of them
+    if len(normalized_shape) == 0:  # an empty list of dimensions means all
         lead = (1,) * x.ndim
     statistics = x.like(lead, dtype=accumulation_dtype(x.dtype))
     if x.device.type != "cpu":
         return x.like(), statistics
-    # On CPU it is a row of elementwise operators on an input made dense; strides of sizes 0 and 1 are kept.
+    # On CPU it is a sequence of elementwise operators on a dense input; strides of dimensions of size 0 and 1 are kept.
     shape = x.shape
     result = x if _is_dense(x) else _keep_format(x)
     for factor in (statistics, weight):
@@ -211,7 +211,7 @@ def group_norm_backward(
     for_input, for_weight, for_bias = output_mask
     if weight is None and _torch.group_norm_makes_absent_gradients():
         weight = x.like((C,))
-    # The gradient of the bias is made like the weight, and there is none without it.
+    # The gradient of the bias is made like the weight; without a weight there is none.
     return (
         _keep_format(x) if for_input else None,
         _gradient_like("group_norm", weight, for_weight),
@@ -219,7 +219,7 @@ def group_norm_backward(
     )
 
 
-# --- Batch normalisation, in the many names it goes by ------------------------------------------------------
+# --- Batch normalisation, all variants ------------------------------------------------------
 # Statistics for backward differ by device: CPU keeps them in the dtype of the parameters, and none (0 elements) in
 # evaluation; CUDA keeps one for each channel, in the dtype it accumulates in.
 
@@ -227,8 +227,11 @@ def _normalise(
     x: TensorSpec, weight: Maybe, bias: Maybe, mean: Maybe, var: Maybe, training: bool
 ) -> tuple[TensorSpec, TensorSpec, TensorSpec]:
     if x.ndim < 2:
-        raise ShapeMismatch(f"batch_norm: needs a batch and channels, got {x}")
+        raise DimensionError(f"batch_norm: needs a batch and channels, got {x}")
     channels = x.shape[1]
+    for statistics in (mean, var):
+        if statistics is not None and statistics.ndim != 1:
+            raise ShapeMismatch(f"batch_norm: {statistics} is no vector of one number for each channel")
     for parameter in (weight, bias, mean, var):
         if parameter is not None and not _is_enough(parameter, channels):
             raise ShapeMismatch(
@@ -248,12 +251,12 @@ def _normalise(
 
 
 def _is_enough(parameter: TensorSpec, channels: object) -> bool:
-    """The CPU kernel takes the first elements, one for each channel; others are not its concern."""
+    """The CPU kernel reads one element for each channel; further elements are ignored."""
     return bool(parameter.numel >= channels if parameter.device.type == "cpu" else parameter.numel == channels)
 
 
 def _in_format_of(x: TensorSpec) -> TensorSpec:
-    """The CPU kernel asks for contiguity first: with one channel, strides may fit both formats."""
+    """The CPU kernel checks for contiguous first: with one channel, strides may fit both formats."""
     return x.like() if x.is_contiguous else x.like(stride=suggested_strides(x.shape, x))
 
 
@@ -267,11 +270,18 @@ def _parameter_dtype(x: TensorSpec, *parameters: Maybe) -> torch.dtype:
 
 
 @decomposition("batch_norm")
-def check_batch_norm(x: torch.Tensor, *_: object, **__: object) -> Any:
-    """C++ reads the second size of whatever it is given: of a vector, it takes any bits for a symbol."""
-    if x.dim() < 2:
-        raise ShapeMismatch(f"batch_norm: needs a batch and channels, got {x.dim()} dimensions")
-    return NotImplemented
+def decompose_batch_norm_of_vector(
+    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, *_: object, **__: object
+) -> Any:
+    """C++ reads the second size without checking the rank: for a vector it would interpret random bits as a symbol."""
+    if x.dim() >= 2:
+        return NotImplemented
+    if x.dim() == 0 or x.shape[0] != 0:
+        raise DimensionError(f"batch_norm: needs a batch and channels, got {x.dim()} dimensions")
+    result = x.clone()
+    if weight is not None:
+        result = result * weight[0]
+    return result if bias is None else result + bias[0]
 
 
 @rule("native_batch_norm", "_native_batch_norm_legit")
@@ -334,7 +344,7 @@ def batch_norm_no_update(
 
 
 def _reserve(x: TensorSpec) -> TensorSpec:
-    """Room that only cuDNN makes use of."""
+    """The reserve space, which only cuDNN uses."""
     return x.like((0,), dtype=torch.uint8)
 
 

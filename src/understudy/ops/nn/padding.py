@@ -13,13 +13,13 @@ from understudy.ops.shared.dtypes import (
     COMPLEX,
     FLOATS,
     NUMBERS,
+    can_store,
+    check_can_store,
     check_cpu_dtype,
-    check_stored,
-    is_stored,
 )
-from understudy.ops.shared.layouts import is_surely_row_major, suggested_strides
+from understudy.ops.shared.layouts import is_provably_row_major, suggested_strides
 from understudy.ops.views.basic import narrow_spec
-from understudy.shapes.sizes import is_any_positive, larger, surely_less
+from understudy.shapes.sizes import is_any_positive, is_provably_less, larger
 from understudy.spec import TensorSpec, preserved_copy, product, same_shape
 
 if TYPE_CHECKING:
@@ -30,17 +30,17 @@ BLOCK_DTYPES = FLOATS | COMPLEX | BOOL
 
 @rule("constant_pad_nd")
 def constant_pad_nd(spec: TensorSpec, pad: Sequence[int | SymNode], value: Scalar | complex = 0) -> TensorSpec:
-    if not is_stored(value, spec.dtype, spec.device) and is_any_positive(pad):
-        check_stored("pad", value, spec.dtype, spec.device)
-    return constant_padded(spec, pad)
+    if not can_store(value, spec.dtype, spec.device) and is_any_positive(pad):
+        check_can_store("pad", value, spec.dtype, spec.device)
+    return pad_spec(spec, pad)
 
 
-def constant_padded(spec: TensorSpec, pad: Sequence[Any]) -> TensorSpec:
+def pad_spec(spec: TensorSpec, pad: Sequence[Any]) -> TensorSpec:
     if len(pad) % 2 != 0:
         raise ArgumentError(f"pad: {list(pad)} must have two entries for each dimension")
     if len(pad) > 2 * spec.ndim:
         raise ArgumentError(f"pad: {list(pad)} pads {len(pad) // 2} dimensions, {spec} has {spec.ndim}")
-    if any(type(number) is not int for number in (*spec.shape, *pad)) and is_surely_row_major(spec):
+    if any(type(number) is not int for number in (*spec.shape, *pad)) and is_provably_row_major(spec):
         shape = _padded_row_major(spec, pad)
         if shape is not None:
             return spec.like(shape)
@@ -53,7 +53,7 @@ def constant_padded(spec: TensorSpec, pad: Sequence[Any]) -> TensorSpec:
         if shape[dim] < 0:
             raise ShapeMismatch(f"pad: {list(pad)} cuts more from dimension {dim} of {spec} than it has")
         cut = _cut(cut, dim, before, after)
-    if cut is spec and is_surely_row_major(spec):  # padded or copied, it is row-major
+    if cut is spec and is_provably_row_major(spec):  # the result is row-major whether it is padded or copied
         return spec.like(shape)
     if is_any_positive(pad):
         return spec.like(shape, stride=suggested_strides(shape, spec))
@@ -61,10 +61,10 @@ def constant_padded(spec: TensorSpec, pad: Sequence[Any]) -> TensorSpec:
 
 
 def _padded_row_major(spec: TensorSpec, pad: Sequence[Any]) -> list[Any] | None:
-    """The shape, if it is all that there is to know: padded, cut or copied, the result is row-major in any case.
+    """The shape, if the result is row-major whether it is padded, cut or copied; None otherwise.
 
-    It is not if there may be nothing left, or if only what has size 1 lies around what is cut: then strides are kept.
-    Otherwise nobody needs to ask on which side of 0 the padding is.
+    It may not be if the result may be empty, or if only dimensions of size 1 are outside of the one that is cut: then
+    strides are kept. Otherwise no guard on the sign of the padding is needed.
     """
     shape, left = list(spec.shape), list(spec.shape)
     innermost_cut = -1
@@ -72,13 +72,13 @@ def _padded_row_major(spec: TensorSpec, pad: Sequence[Any]) -> list[Any] | None:
         dim = spec.ndim - 1 - position // 2
         before, after = pad[position], pad[position + 1]
         shape[dim] = shape[dim] + before + after
-        if not all(surely_less(-1, extra) for extra in (before, after)):
+        if not all(is_provably_less(-1, extra) for extra in (before, after)):
             innermost_cut = dim
             left[dim] = left[dim] - larger(-before, 0) - larger(-after, 0)
     if innermost_cut < 0:
         return shape
-    is_left = all(surely_less(0, size) for size in left)
-    return shape if is_left and all(surely_less(1, size) for size in left[:innermost_cut]) else None
+    is_left = all(is_provably_less(0, size) for size in left)
+    return shape if is_left and all(is_provably_less(1, size) for size in left[:innermost_cut]) else None
 
 
 def _cut(spec: TensorSpec, dim: int, before: Any, after: Any) -> TensorSpec:
@@ -97,12 +97,12 @@ def _cut(spec: TensorSpec, dim: int, before: Any, after: Any) -> TensorSpec:
 
 
 def _takes_away(extra: int | SymNode) -> bool:
-    """Of a symbol that is 0 at most, nobody needs to know whether it is less."""
-    return (type(extra) is not int and surely_less(extra, 1)) or bool(extra < 0)
+    """Whether padding is negative. For a symbol that is at most 0, no guard on 0 itself is needed."""
+    return (type(extra) is not int and is_provably_less(extra, 1)) or bool(extra < 0)
 
 
 def padded_shape(kind: str, dims: int, spec: TensorSpec, padding: Sizes) -> Shape:
-    """Shape of the last `dims` dimensions padded; in front of them come channels, and perhaps a batch."""
+    """The shape with the last `dims` dimensions padded; before them come channels, and perhaps a batch."""
     if len(padding) != 2 * dims:
         raise ArgumentError(f"{kind}_pad{dims}d: expected {2 * dims} paddings, got {list(padding)}")
     batched = spec.ndim == dims + 2
@@ -155,7 +155,7 @@ for _kind in ("reflection", "replication"):
 @rule("pad")
 def pad(spec: TensorSpec, pad: Sequence[object], mode: str = "constant", value: object = None) -> Any:
     if mode == "constant":
-        return constant_padded(spec, pad)
+        return pad_spec(spec, pad)
     if value is not None and value != 0:
         raise ArgumentError(f"pad: mode {mode!r} takes no value, got {value}")
     found = PADS.get(({"reflect": "reflection", "replicate": "replication"}.get(mode, ""), len(pad) // 2))

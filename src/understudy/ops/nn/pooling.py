@@ -1,8 +1,8 @@
 """Pooling over windows. Whether a result keeps a channels-last format differs between the kernels: see the tables.
 
-Pooling to symbolic sizes: the schemas of some operators have plain integers for the output's size: on its way through
-C++, a symbol becomes the number that it is at hand. So they are called past C++: below autograd, as the innermost mode
-would be by the dispatcher. Autograd hears of them through a function of its own.
+Pooling to symbolic sizes: the schemas of some operators have plain integers for the output's size, so C++ would
+specialise a symbol. They are called without C++: the mode is called directly, below autograd, and an
+`autograd.Function` adds the gradient.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Tensor = torch.Tensor
 
 
 def for_each(numbers: object, spatial: int, what: str) -> Shape:
-    """One number for each spatial dimension, of one for all or of as many."""
+    """One number for each spatial dimension, from one for all or from a list of them."""
     given = tuple(numbers) if isinstance(numbers, (list, tuple)) else (numbers,)
     if len(given) == 1:
         return given * spatial
@@ -61,14 +61,14 @@ def _keeps_format(x: TensorSpec, spatial: int, kernel_keeps: bool) -> bool:
     return kernel_keeps and x.ndim == spatial + 2
 
 
-# --- windows that slide
+# --- sliding windows
 
 
 def window_count(
     size: int | SymNode, kernel: int | SymNode, stride: int | SymNode, padding: int | SymNode,
     dilation: int | SymNode, ceil_mode: bool,
 ) -> int | SymNode:
-    """How many windows fit. With `ceil_mode`, the last may reach beyond the end, but must start before it."""
+    """The number of windows. With `ceil_mode`, the last may reach beyond the end, but must start before it."""
     room = size + 2 * padding - dilation * (kernel - 1) - 1
     if not ceil_mode:
         return room // stride + 1
@@ -199,7 +199,7 @@ def _check_no_smaller(name: str, x: TensorSpec, kernel: Shape) -> None:
         raise ShapeMismatch(f"{name}: {x} is smaller than the kernel {kernel}")
 
 
-# --- windows that share the input between a given number of outputs
+# --- adaptive pooling
 
 
 def _adaptive_shape(
@@ -215,7 +215,7 @@ def _adaptive_shape(
 
 
 def _check_cells(name: str, grad: TensorSpec) -> None:
-    """Pooled to nothing is an answer; of nothing, there is no gradient."""
+    """Pooling to an empty result is allowed, but has no gradient."""
     if any(size == 0 for size in grad.shape[1:]):
         raise ShapeMismatch(f"{name} backward: there is nothing in {grad}")
 
@@ -252,11 +252,11 @@ def _register_adaptive(spatial: int) -> None:
         return _place_result(x, x.shape, _keeps_format(x, spatial, keeps_format))
 
 
-# --- windows at random places, and back from the places of maxima
+# --- fractional pooling and unpooling
 
 
 def _check_random_samples(name: str, x: TensorSpec, samples: TensorSpec, spatial: int) -> None:
-    """For each channel of the batch, which may be smaller, where its windows are."""
+    """Random samples: the positions of the windows for each channel of the batch, which may be smaller."""
     if samples.dtype is not x.dtype:
         raise DtypeError(f"{name}: {x} and the samples {samples} differ in dtype")
     wanted = (x.shape[0] if x.ndim == spatial + 2 else 1, x.shape[-spatial - 1], spatial)
@@ -275,7 +275,7 @@ def _register_fractional(spatial: int) -> None:
         shape = _adaptive_shape(name, x, spatial, output_size)
         kernel = for_each(kernel_size, spatial, name)
         for size, made, width in zip(x.shape[x.ndim - spatial :], output_size, kernel, strict=True):
-            # In three dimensions, eager wants one more.
+            # In three dimensions, eager requires one more.
             if made + width - 1 > (size if spatial == 2 else size - 1):
                 raise ShapeMismatch(f"{name}: {made} windows of {width} do not fit into {size} of {x}")
         _check_random_samples(name, x, random_samples, spatial)
@@ -327,7 +327,7 @@ for _spatial in (2, 3):
 
 @rule("adaptive_avg_pool2d", "adaptive_avg_pool3d")
 def adaptive_avg_pool_whole(x: TensorSpec, output_size: Sizes) -> Any:
-    """To a single point it is a mean, which is put into the format of the input."""
+    """Pooling to a single point is a mean, in the memory format of the input."""
     spatial = len(output_size)
     name = f"adaptive_avg_pool{spatial}d"
     to_point = all(size == 1 for size in output_size)
@@ -375,8 +375,8 @@ def adaptive_avg_pool1d(x: TensorSpec, output_size: Sizes) -> TensorSpec:
     return _without_height(adaptive_avg_pool_whole(_with_height(x), (1, *output_size)))
 
 
-def _pooling(op: Any) -> Function:
-    """Of planes: the batch is counted among the entries that there are, or is those, if there are none."""
+def _make_pooling_rule(op: Any) -> Function:
+    """A batching rule for planes: the batch of vmap is folded into the batch dimension, or becomes it."""
 
     def rule(keys: object, *args: Any) -> Any:
         level = BatchLevel()
@@ -398,8 +398,8 @@ def _pooling(op: Any) -> Function:
 
 
 for _name in ("max_pool2d_with_indices", "avg_pool2d", "_adaptive_avg_pool2d"):
-    batching_rule(_name)(_pooling(getattr(aten, _name)))
-    batching_rule(f"{_name}_backward")(_pooling(getattr(aten, f"{_name}_backward")))
+    batching_rule(_name)(_make_pooling_rule(getattr(aten, _name)))
+    batching_rule(f"{_name}_backward")(_make_pooling_rule(getattr(aten, f"{_name}_backward")))
 
 
 PLANES_WITH_ENTRIES = 4
@@ -414,24 +414,26 @@ def pool_to_symbols(name: str, args: Sequence[Any]) -> Any:
     """`adaptive_max_pool2d(x, output_size)` and the like; NotImplemented where C++ should answer."""
     x, *others = args
     others = [[value] * DIMENSIONS[name] if type(value) is int else value for value in others]
-    if not _is_unheard(x) or not any(map(_has_symbols, others)):
+    if not _is_plain_call(x) or not any(map(_has_symbols, others)):
         return NotImplemented
+    if any(isinstance(size, float) for value in others if isinstance(value, (list, tuple)) for size in value):
+        raise TypeError(f"{name}: sizes are whole numbers, got {others[0]}")
     if torch.is_grad_enabled() and x.requires_grad:
         return _torch.apply_function(SymbolicPooling, name, x, *others)
-    return _call_past_cpp(getattr(aten, name).default, x, *others)
+    return _call_mode_directly(getattr(aten, name).default, x, *others)
 
 
 def average_to_symbols(x: Any, output_size: object) -> Any:
     """`adaptive_avg_pool1d`, as the pooling of an image of one row: that operator takes symbols."""
     sizes = output_size if isinstance(output_size, (list, tuple)) else (output_size,)
-    if not _is_unheard(x) or not _has_symbols(sizes) or len(sizes) != 1 or x.dim() not in (2, 3):
+    if not _is_plain_call(x) or not _has_symbols(sizes) or len(sizes) != 1 or x.dim() not in (2, 3):
         return NotImplemented
     return aten.adaptive_avg_pool2d.default(x.unsqueeze(-2), [1, *sizes]).squeeze(-2)
 
 
-def share_of(x: Any, ratio: object, dims: int) -> list[object] | None:
-    """The last sizes of `x` times a ratio, rounded down; None if none of them is a symbol."""
-    if not _is_unheard(x) or not _has_symbols(x.shape[-dims:]):
+def scale_sizes(x: Any, ratio: object, dims: int) -> list[object] | None:
+    """The last sizes of `x` times a ratio, rounded down; None if none of them is symbolic."""
+    if not _is_plain_call(x) or not _has_symbols(x.shape[-dims:]):
         return None
     ratios = ratio if isinstance(ratio, (list, tuple)) else (ratio,) * dims
     if len(ratios) != dims or x.dim() < dims:
@@ -439,8 +441,8 @@ def share_of(x: Any, ratio: object, dims: int) -> list[object] | None:
     return [torch.sym_int(size * share) for size, share in zip(x.shape[-dims:], ratios, strict=True)]
 
 
-def _is_unheard(x: object) -> bool:
-    return spec_of(x) is not None and not _torch.composites_are_special()
+def _is_plain_call(x: object) -> bool:
+    return spec_of(x) is not None and not _torch.composites_are_observed()
 
 
 def _has_symbols(value: object) -> bool:
@@ -452,10 +454,10 @@ class SymbolicPooling(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, name: str, x: Tensor, *others: object) -> Any:
-        output, indices = _call_past_cpp(getattr(aten, name).default, x, *others)
+        output, indices = _call_mode_directly(getattr(aten, name).default, x, *others)
         ctx.save_for_backward(x, indices)
         ctx.mark_non_differentiable(indices)
-        ctx.set_materialize_grads(False)  # zeros in the place of gradients that indices do not have
+        ctx.set_materialize_grads(False)  # indices have no gradient: no zeros for them
         ctx.name = name
         ctx.sizes = [value for value in others if not isinstance(value, Tensor)] if "fractional" in name else []
         ctx.count = len(others)
@@ -464,11 +466,11 @@ class SymbolicPooling(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: object, _: object) -> Any:
         x, indices = ctx.saved_tensors
-        gradient = _call_past_cpp(getattr(aten, f"{ctx.name}_backward").default, grad, x, *ctx.sizes, indices)
+        gradient = _call_mode_directly(getattr(aten, f"{ctx.name}_backward").default, grad, x, *ctx.sizes, indices)
         return None, gradient, *[None] * ctx.count
 
 
-def _call_past_cpp(op: Callable[..., object], *args: object) -> Any:
+def _call_mode_directly(op: Callable[..., object], *args: object) -> Any:
     args = tuple(list(value) if isinstance(value, (list, tuple)) else value for value in args)
     return _torch.call_innermost_mode(op, args)
 
@@ -488,6 +490,12 @@ def decompose_max_pool1d_with_indices(
     return output.squeeze(-2), indices.squeeze(-2)
 
 
+def check_pooled_dtype(x: Tensor) -> None:
+    spec = spec_of(x)
+    if spec is not None:
+        check_cpu_dtype("max_pool1d", spec, FLOATS)
+
+
 @decomposition("max_pool1d")
 def decompose_max_pool1d(x: Tensor, *args: object, **kwargs: object) -> Tensor:
     output: Tensor = aten.max_pool1d_with_indices(x, *args, **kwargs)[0]
@@ -502,7 +510,7 @@ def _register_pooling(dimensions: int) -> None:
 
     @decomposition(f"adaptive_avg_pool{dimensions}d")
     def adaptive_avg_pool(x: Tensor, output_size: Any) -> object:
-        """C++ asks size by size whether it is 1. That matters only if they all are: of one cell, it is the mean."""
+        """C++ adds a guard on each size being 1. Only whether all are matters: pooling to one cell is a mean."""
         sizes = list(output_size)
         if len(sizes) != dimensions or not any(isinstance(size, torch.SymInt) for size in sizes):
             return NotImplemented

@@ -28,8 +28,8 @@ def mkldnn_layer(
     hx: TensorSpec, cx: TensorSpec, reverse: bool, batch_sizes: list[object], mode: int,
     hidden_size: int | SymNode, *settings: object,
 ) -> tuple[TensorSpec, ...]:  # fmt: skip
-    """Of (length, batch, features). How large the workspace (the last result) is, oneDNN alone knows; it is
-    given as empty, and read by nobody but the backward of this layer."""
+    """On (length, batch, features). Only oneDNN knows the size of the workspace (the last result); it is empty here,
+    and is read only by the backward of this layer."""
     if x.ndim != 3:
         raise ShapeMismatch(f"mkldnn_rnn_layer: expected (length, batch, features), got {x}")
     result = x.like((x.shape[0], x.shape[1], hidden_size))
@@ -87,16 +87,16 @@ def gru_cell_backward(grad_hy: TensorSpec, workspace: TensorSpec, has_bias: bool
     return gates, gates, workspace.like((batch, width)), bias, bias
 
 
-# --- `nn.LSTM` with symbolic sizes, where eager takes oneDNN's layers: their steps stay a symbol, forward and backward ---
-# What torch has written out in Python for symbolic sizes takes those layers only where the input needs no gradient,
-# and never in the way that training needs them.
+# --- `nn.LSTM` with symbolic sizes, where eager uses oneDNN's layers: the length stays symbolic, forward and backward -----
+# torch's decomposition for symbolic sizes uses those layers only if the input requires no grad, and never as training
+# needs them.
 
 LSTM_OF_ONEDNN = 2
 LAYER = torch.ops.aten.mkldnn_rnn_layer.default
 
 
-def takes_onednn(args: Any) -> bool:
-    """Of the arguments of `torch.lstm`, for a padded batch."""
+def uses_onednn_layers(args: Any) -> bool:
+    """Whether eager uses oneDNN's layers for these arguments of `torch.lstm`, for a padded batch."""
     if len(args) != 9 or not isinstance(args[3], bool) or not torch.backends.mkldnn.enabled:
         return False
     x, (hx, cx) = args[0], args[1]
@@ -109,8 +109,8 @@ def takes_onednn(args: Any) -> bool:
     return not torch.is_autocast_enabled("cpu") and bool(x.numel() != 0)
 
 
-def layer_by_layer(x: Any, count: int, dropout: float, train: bool, run: Callable[[Any, int], Any]) -> Any:
-    """What the last of the layers gives, with dropout between them. `run`: what a layer, by its number, gives."""
+def run_layers(x: Any, count: int, dropout: float, train: bool, run: Callable[[Any, int], Any]) -> Any:
+    """The output of the last layer, with dropout between the layers. `run(x, number)` runs one layer."""
     for layer in range(count):
         x = run(x, layer)
         if dropout and train and layer < count - 1:
@@ -118,12 +118,12 @@ def layer_by_layer(x: Any, count: int, dropout: float, train: bool, run: Callabl
     return x
 
 
-def by_onednn(
+def run_onednn_layers(
     x: Any, state: Any, weights: list[torch.Tensor], has_biases: bool, num_layers: int, dropout: float,
     train: bool, bidirectional: bool,
     batch_first: bool,
 ) -> tuple[torch.Tensor, ...]:  # fmt: skip
-    """Layer by layer, direction by direction, with dropout between the layers, as eager does it."""
+    """Layer by layer, direction by direction, with dropout between the layers, as eager."""
     x = (x.transpose(0, 1) if batch_first else x).contiguous()
     hx, cx = (part.contiguous() for part in state)
     directions, width = (2 if bidirectional else 1), (4 if has_biases else 2)
@@ -144,27 +144,27 @@ def by_onednn(
             last.append((hy, cy))
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
 
-    x = layer_by_layer(x, num_layers, dropout, train, run)
+    x = run_layers(x, num_layers, dropout, train, run)
     hy, cy = (torch.stack(parts, 0) for parts in zip(*last, strict=True))
     return x.transpose(0, 1) if batch_first else x, hy, cy
 
 
 # --- Packed sequences, unpacked, and sequences, padded to the longest one -----------------------------------
-# C++ writes the lengths into a tensor that it has just made, past every dispatch; inside a mode, that tensor has no
-# data. And it takes the lengths of sequences for plain numbers. So the same steps are taken here, as operators.
+# C++ writes the lengths into the memory of a new tensor, which inside a mode has no data, and reads the lengths of
+# sequences as plain integers. So the same steps are written here as operators.
 
 
 def pad_packed(
     data: torch.Tensor, counts: list[int], batch_first: bool, value: Any, total_length: int
 ) -> Any:
-    """`counts` says, for each step, how many sequences are as long as that."""
+    """`counts`: for each time step, the number of sequences that are that long."""
     steps = max(total_length, len(counts))
     if 0 < total_length < len(counts):
         raise ValueError(f"total_length is {total_length}, but the longest sequence has {len(counts)} steps")
     padded = data.new_full((steps, counts[0], *data.shape[1:]), value)
     row = first = 0
     for step, count in enumerate(counts):
-        # Steps of the same number of sequences are copied together.
+        # Time steps with the same number of sequences are copied together.
         if step + 1 == len(counts) or counts[step + 1] != count:
             together = step + 1 - first
             block = data[row : row + together * count].view(together, count, *data.shape[1:])

@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 
 from understudy import _torch
-from understudy.errors import ArgumentError, DtypeError, ShapeMismatch
-from understudy.ops.factories import linspace_of_symbols
+from understudy.errors import ArgumentError, DtypeError, OperatorError, ShapeMismatch
+from understudy.ops.factories import symbolic_linspace
 from understudy.ops.registry import rule
 from understudy.ops.shared.decompositions import decomposition
 from understudy.ops.shared.dtypes import COMPLEX, FLOATS, REAL_NUMBERS, check_cpu_dtype
 from understudy.ops.shared.layouts import suggested_strides
 from understudy.shapes.node import Shape, Sizes
+from understudy.shapes.sizes import from_torch, has_unbacked, hint_of
 from understudy.spec import TensorSpec, same_shape, spec_of
 
 WIDE = frozenset({torch.float32, torch.float64})
@@ -85,7 +86,7 @@ def _gradient(how: Resampling, grad: TensorSpec, sizes: Sizes, input_size: Sizes
 def _sizes_of(
     how: Resampling, x: TensorSpec, output_size: Sizes | None, factors: Sequence[float] | None
 ) -> Shape:
-    """Either the sizes, or factors, whose products with the sizes are cut to integers."""
+    """The output sizes: as given, or the input sizes times the factors, rounded down."""
     if (output_size is None) == (factors is None):
         raise ArgumentError(f"{how.name}: either output_size or scale_factors, not both or none")
     if output_size is not None:
@@ -177,14 +178,14 @@ def affine_grid(theta: TensorSpec, size: Sizes, align_corners: bool) -> Any:
 
 
 # --- Upsampling to symbolic sizes ---------------------------------------------------------------------------
-# The functions of `torch._C._nn` take the output's size, or factors. In C++ they work the size out in plain integers;
-# here it is worked out in symbols, and the operator below them, which takes symbols, is called with it.
+# The functions of `torch._C._nn` take the output's size, or factors. C++ computes the size in plain integers; here it
+# is computed with symbols, and passed to the operator below, which accepts symbols.
 
 aten = torch.ops.aten
 
 
 def upsample_to_symbols(name: str, args: Any, kwargs: object) -> Any:
-    """The call of such a function on a stand-in; NotImplemented if it is not in the form that takes factors."""
+    """Run such a function on a stand-in; NotImplemented if the call is not of the form that takes factors."""
     with_corners = "nearest" not in name
     if kwargs or len(args) != 3 + with_corners:
         return NotImplemented
@@ -194,14 +195,23 @@ def upsample_to_symbols(name: str, args: Any, kwargs: object) -> Any:
     if not (factors is None or isinstance(factors, (list, tuple))):
         return NotImplemented
     if size is None and factors is not None:
-        size = [
-            torch.sym_int(torch.sym_float(length) * factor)
-            for length, factor in zip(x.shape[2:], factors, strict=True)
-        ]
-    if size is None:
+        size = _scaled_sizes(name, x.shape[2:], factors)
+    if size is None or any(isinstance(length, bool) for length in size):
         return NotImplemented
     scales = factors if factors is not None else [None] * (x.ndim - 2)
     return getattr(aten, name).default(x, size, *corners, *scales)
+
+
+def _scaled_sizes(name: str, lengths: Any, factors: Any) -> list[Any]:
+    if len(lengths) != len(factors):
+        raise OperatorError(f"{name}: {len(factors)} factors for {len(lengths)} dimensions")
+    sizes = [torch.sym_int(torch.sym_float(length) * factor) for length, factor in zip(lengths, factors, strict=True)]
+    if any(hint_of(from_torch(size)) > MOST_INT64 for size in sizes if not has_unbacked(from_torch(size))):
+        raise OperatorError(f"{name}: sizes {list(lengths)} times {list(factors)} are beyond 64 bits")
+    return sizes
+
+
+MOST_INT64 = 2**63 - 1
 
 
 # --- Gradients of grids, for stand-ins with symbolic sizes: C++ reads the sizes of the image as numbers -----
@@ -209,7 +219,7 @@ def upsample_to_symbols(name: str, args: Any, kwargs: object) -> Any:
 
 @decomposition("affine_grid_generator_backward")
 def decompose_affine_grid_backward(grad: Tensor, size: Any, align_corners: bool) -> Any:
-    """The gradient of the transformation: the points of the grid times the gradients that meet there."""
+    """The gradient of the transformation: the points of the grid times the gradients at these points."""
     batch, _, *extents = size
     if len(extents) not in (2, 3) or not any(isinstance(extent, torch.SymInt) for extent in size):
         return NotImplemented
@@ -224,10 +234,10 @@ def decompose_affine_grid_backward(grad: Tensor, size: Any, align_corners: bool)
 
 
 def _along(extent: Any, grad: Tensor, align_corners: bool) -> Tensor:
-    """Where the points lie along one dimension, from -1 to 1."""
+    """The coordinates of the points along one dimension, from -1 to 1."""
     if extent <= 1:
         return grad.new_zeros(1)
-    points: Tensor = linspace_of_symbols(-1, 1, extent, dtype=grad.dtype, device=grad.device)
+    points: Tensor = symbolic_linspace(-1, 1, extent, dtype=grad.dtype, device=grad.device)
     return points if align_corners else points * (extent - 1) / extent
 
 

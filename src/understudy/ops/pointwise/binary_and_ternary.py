@@ -16,12 +16,12 @@ from understudy.ops.shared.dtypes import (
     REDUCED,
     SMALL_COMPLEX,
     check_bounds,
+    check_can_store,
     check_dtype,
     check_same_dtype,
-    check_stored,
     kind,
 )
-from understudy.ops.shared.layouts import written_in_place
+from understudy.ops.shared.layouts import write_in_place
 from understudy.ops.variants import exact_out
 from understudy.spec import (
     Same,
@@ -125,7 +125,7 @@ for _table, _computes_in, _result_of in (
 
 
 def check_alpha(name: str, alpha: object, dtype: torch.dtype) -> None:
-    """A factor may not be of a higher kind than the result."""
+    """Raise if `alpha` is of a higher kind (bool < int < float < complex) than the result."""
     if type(alpha) is int:
         return
     if isinstance(alpha, bool) and dtype is not torch.bool:
@@ -189,15 +189,15 @@ def pow_by_number(base: TensorSpec, exponent: Any) -> TensorSpec:
     try:
         _pow_dtype(base, exponent)
     except DtypeError:
-        if exponent != 0 and exponent != 1:  # those two need no arithmetic: filled with ones, copied
+        if exponent != 0 and exponent != 1:  # these two are a fill with ones and a copy
             raise
     if is_integral(common, True) and exponent < 0:
         raise ArgumentError(
             f"pow: {base} holds integers, which can't be raised to the negative power {exponent}"
         )
     if is_integral(common, False):
-        check_stored("pow", exponent, common, base.device)
-    return elementwise((base,), common, common)  # the number is no operand: it has no say in the layout
+        check_can_store("pow", exponent, common, base.device)
+    return elementwise((base,), common, common)  # the number does not affect the strides
 
 
 @rule("pow.Scalar")
@@ -208,17 +208,17 @@ def pow_of_number(base: object, exponent: TensorSpec) -> TensorSpec:
 @rule("__ilshift__.Tensor", "__ilshift__.Scalar", "__irshift__.Tensor", "__irshift__.Scalar")
 def shift_in_place(a: TensorSpec, by: object) -> Same:
     shift = cast("Callable[..., TensorSpec]", rule.by_name("bitwise_left_shift.Tensor"))
-    return written_in_place("shift", a, shift(a, by))
+    return write_in_place("shift", a, shift(a, by))
 
 
 @rule("pow_.Tensor")
 def pow_tensor_in_place(base: TensorSpec, exponent: object) -> Same:
-    return written_in_place("pow_", base, pow_tensor(base, exponent))
+    return write_in_place("pow_", base, pow_tensor(base, exponent))
 
 
 @rule("pow_.Scalar")
 def pow_by_number_in_place(base: TensorSpec, exponent: object) -> Same:
-    return written_in_place("pow_", base, pow_by_number(base, exponent))
+    return write_in_place("pow_", base, pow_by_number(base, exponent))
 
 
 def _pow_dtype(base: Any, exponent: Any) -> torch.dtype:
@@ -229,7 +229,7 @@ def _pow_dtype(base: Any, exponent: Any) -> torch.dtype:
 
 @rule("ldexp.Tensor")
 def ldexp(a: TensorSpec, exponent: TensorSpec) -> TensorSpec:
-    """A kernel of its own for integer exponents of real numbers; else a product with a power of two."""
+    """Integer exponents of real numbers have their own kernel; otherwise it is a product with a power of two."""
     if a.is_floating_point and is_integral(exponent.dtype, True):
         check_dtype("ldexp", exponent.dtype, "i", a.device)
         result = elementwise((a, exponent), a.dtype)
@@ -256,7 +256,7 @@ def complex_of_real_and_imaginary(real: TensorSpec, imag: TensorSpec) -> TensorS
 
 @rule("polar")
 def polar(magnitude: TensorSpec, angle: TensorSpec) -> TensorSpec:
-    # Asked of halves only: the answer takes a tensor that torch warns of.
+    # Asked for half only: the check makes a tensor for which torch warns.
     half = (torch.float16,) if magnitude.dtype is torch.float16 and _torch.polar_takes_half() else ()
     return _complex_of_parts("polar", magnitude, angle, (*half, torch.float32, torch.float64))
 
@@ -306,7 +306,7 @@ def addcdiv(a: TensorSpec, b: TensorSpec, c: TensorSpec, *, value: Scalar | comp
 
 
 def check_number_fits(name: str, number: Any, dtype: torch.dtype) -> None:
-    """A complex number can't be stored as a real one; other numbers are truncated, and all can be bools."""
+    """Raise if a complex number is stored in a real dtype other than bool; other numbers are truncated."""
     if kind(number_dtype(number)) == "c" and kind(dtype) in "if" and number.imag != 0:
         raise ArgumentError(f"{name}: {number} can't be stored in {dtype}")
 
@@ -384,7 +384,7 @@ def _check_clamp_dtype(dtype: torch.dtype) -> None:
 @rule("masked_fill.Scalar")
 def masked_fill(a: TensorSpec, mask: TensorSpec, value: Scalar | complex) -> TensorSpec:
     _check_mask(mask)
-    check_stored("masked_fill", value, a.dtype, a.device)
+    check_can_store("masked_fill", value, a.dtype, a.device)
     return _fill_mask(a, mask)
 
 
@@ -409,7 +409,7 @@ def _check_mask(mask: TensorSpec) -> None:
 def threshold(a: TensorSpec, threshold: object, value: object) -> TensorSpec:
     check_dtype("threshold", a.dtype, "if", a.device)
     for number in (threshold, value):
-        check_stored("threshold", number, a.dtype, a.device)
+        check_can_store("threshold", number, a.dtype, a.device)
     return elementwise((a,), a.dtype)
 
 
@@ -435,8 +435,8 @@ def masked_fill_tensor_in_place(a: TensorSpec, mask: TensorSpec, value: TensorSp
 
 
 def _written(a: TensorSpec, result: TensorSpec) -> Same:
-    """Filling an expanded tensor is discouraged by eager, but done."""
-    return written_in_place("masked_fill_", a.like(), result)
+    """Eager warns about filling an expanded tensor, but does it."""
+    return write_in_place("masked_fill_", a.like(), result)
 
 
 exact_out.mark("clamp.out", "clamp_min.out", "clamp_max.out", "where.self_out", "lerp.Tensor_out")

@@ -1,7 +1,7 @@
 """Operators on lists of tensors: `_foreach_*`, which do to every tensor what the operator of that name does to one, and
 fused optimizer steps.
 
-Lists hold the parameters of a model, most of which share a few specs: each combination is worked out once.
+Lists hold the parameters of a model, which have few different specs: each combination is inferred once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from understudy.ops.pointwise import unary as _unary  # noqa: F401  (its rules a
 from understudy.ops.pointwise.binary_and_ternary import check_number_fits
 from understudy.ops.registry import Rule, rule
 from understudy.ops.shared.dtypes import check_dtype
-from understudy.ops.shared.layouts import written_in_place
+from understudy.ops.shared.layouts import write_in_place
 from understudy.ops.variants import check_no_overlap
 from understudy.spec import (
     Same,
@@ -70,7 +70,7 @@ def each(function: Rule, *lists: Iterable[object]) -> list[Any]:
     known: dict[Any, Any] = {}
     results = []
     for arguments in zip(*lists, strict=True):
-        # 1, 1.0 and True are equal and hash alike, but are not the same argument.
+        # 1, 1.0 and True are equal and have the same hash, but are different arguments.
         key = (arguments, *map(type, arguments))
         if key not in known:
             known[key] = function(*arguments)
@@ -87,10 +87,10 @@ def check_lists(name: str, first: Specs, *others: Sequence[object]) -> None:
 
 
 def written(name: str, function: Callable[..., TensorSpec]) -> Rule:
-    """`function`, its result checked as one that is written into its first argument."""
+    """`function` with a check that its result can be written into the first argument."""
 
     def check(target: TensorSpec, *rest: object, **kwargs: object) -> None:
-        written_in_place(name, target, function(target, *rest, **kwargs))
+        write_in_place(name, target, function(target, *rest, **kwargs))
 
     return check
 
@@ -300,7 +300,7 @@ def foreach_max(tensors: Specs) -> list[Any]:
 
 
 def check_step(name: str, parameters: Specs, grads: Specs, *states: Specs) -> None:
-    """All lists are as long as the parameters', or empty; gradients and states are as large."""
+    """Raise unless all lists have the length of the parameters, or are empty, and the same shapes."""
     check_lists(name, parameters, grads)
     for others in (grads, *states):
         if not others:

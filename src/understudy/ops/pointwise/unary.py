@@ -19,11 +19,11 @@ from understudy.ops.shared.dtypes import (
     REDUCED,
     SMALL_COMPLEX,
     check_bounds,
+    check_can_store,
     check_dtype,
     check_same_dtype,
-    check_stored,
 )
-from understudy.ops.shared.layouts import written_in_place
+from understudy.ops.shared.layouts import write_in_place
 from understudy.ops.variants import exact_out, write_out
 from understudy.spec import (
     Same,
@@ -125,7 +125,7 @@ def abs_into(a: TensorSpec, *, out: TensorSpec) -> Same:
 @rule("abs_")
 def abs_in_place(a: TensorSpec) -> Same:
     check_dtype("abs_", a.dtype, "if", a.device)
-    return written_in_place("abs_", a, a)
+    return write_in_place("abs_", a, a)
 
 
 @rule("angle")
@@ -172,7 +172,7 @@ def degrees_or_radians_into(a: TensorSpec, *, out: TensorSpec) -> Same:
 
 @rule("nan_to_num.out")
 def nan_to_num_into(a: TensorSpec, *_: object, out: TensorSpec, **__: object) -> Same:
-    """The functional variant copies; this one goes through the elements as other elementwise operators do."""
+    """Unlike the functional variant, which copies, this one is an elementwise kernel."""
     result = nan_to_num(a)
     return write_out("nan_to_num.out", elementwise((result,), result.dtype), out, 1)
 
@@ -199,7 +199,7 @@ def polygamma(n: int, a: TensorSpec) -> TensorSpec:
 
 @rule("polygamma_")
 def polygamma_in_place(a: TensorSpec, n: int) -> Same:
-    return written_in_place("polygamma_", a, polygamma(n, a))
+    return write_in_place("polygamma_", a, polygamma(n, a))
 
 
 @rule("mvlgamma")
@@ -259,7 +259,7 @@ def hardtanh(a: TensorSpec, min_val: Any = -1, max_val: Any = 1) -> TensorSpec:
         raise ArgumentError(f"hardtanh: bounds {min_val} and {max_val} are negative, {a} is unsigned")
     check_dtype("hardtanh", a.dtype, "if", a.device)
     for bound in (min_val, max_val):
-        check_stored("hardtanh", bound, a.dtype if a.is_floating_point else torch.int64, a.device)
+        check_can_store("hardtanh", bound, a.dtype if a.is_floating_point else torch.int64, a.device)
     if not a.is_floating_point:  # fractions are cut off first
         low, high = (math.trunc(bound) if type(bound) is float else bound for bound in (min_val, max_val))
         check_bounds("hardtanh", low, high, a.dtype, a.device)

@@ -27,7 +27,7 @@ from understudy.spec import TensorSpec, Value, is_integral, preserved_copy, same
 
 @rule("cumsum", "cumprod")
 def running_total(spec: TensorSpec, dim: int, *, dtype: torch.dtype | None = None) -> TensorSpec:
-    """Contiguous whatever the input is. Integers add up in 64 bits."""
+    """Always contiguous. Integers accumulate in int64."""
     wrap_dim(dim, spec.ndim)
     if dtype is None:
         dtype = torch.int64 if is_integral(spec.dtype, include_bool=True) else spec.dtype
@@ -36,11 +36,23 @@ def running_total(spec: TensorSpec, dim: int, *, dtype: torch.dtype | None = Non
     return result
 
 
+@rule("segment_reduce")
+def check_segments(
+    spec: TensorSpec, reduce: str, *, lengths: TensorSpec | None = None, offsets: TensorSpec | None = None, **_: object
+) -> Any:
+    """C++ knows the rest."""
+    check_cpu_dtype("segment_reduce", spec, FLOATS)
+    for index in (lengths, offsets):
+        if index is not None:
+            check_cpu_dtype("segment_reduce: lengths and offsets", index, {torch.int32, torch.int64})
+    return NotImplemented
+
+
 @rule("cummax", "cummin")
 def running_extreme(spec: TensorSpec, dim: int) -> tuple[TensorSpec, TensorSpec]:
     if not (spec.is_empty and _torch.cummax_takes_any_dim_of_empty()):
         wrap_dim(dim, spec.ndim)
-    if spec.shape:  # a single element is copied, whatever it is
+    if spec.shape:  # a 0-dimensional tensor of any dtype is copied
         check_cpu_dtype("cummax and cummin", spec, REAL_NUMBERS | BOOL)
     return spec.like(), spec.like(dtype=torch.int64)
 
@@ -88,7 +100,7 @@ def softmax_in_dtype(x: TensorSpec, dim: int, dtype: Dtype = None) -> TensorSpec
 
 
 def _check_dtype(x: TensorSpec) -> None:
-    """The kernel is not asked where there is nothing to compute."""
+    """Not for empty tensors, for which no kernel is called."""
     if x.dtype not in FLOATS and not x.is_empty:
         check_cpu_dtype("softmax", x, FLOATS)
 
@@ -111,7 +123,7 @@ def softmax_backward(grad: TensorSpec, output: TensorSpec, dim: int, input_dtype
     return grad.like(dtype=torch.float16 if narrowed else grad.dtype)
 
 
-# --- Sorting: values and the places they came from ----------------------------------------------------------
+# --- Sorting: values and indices ----------------------------------------------------------
 
 SORTED_DTYPES = REAL_NUMBERS | UNSIGNED | BOOL
 
@@ -172,11 +184,11 @@ Tensor = torch.Tensor
 
 @decomposition("cumprod_backward")
 def decompose_cumprod_backward(grad: Tensor, x: Tensor, dim: int, output: Tensor) -> Any:
-    """C++'s own steps, in its order, so that sums come out the same to the bit. It reads the size first, to no use.
+    """The operators of C++ in the same order, so that sums are equal bit by bit. C++ reads the size first, without need.
 
-    Up to the first zero of a line, the gradient is the sum of all products from there on, divided by the element. For
-    the zero itself, it is the sum of those without it; behind it, there is none. (For gradients of gradients C++ goes
-    from element to element.)
+    Before the first zero of a line, the gradient is the sum of all products from there on, divided by the element. For
+    the zero itself, it is the sum of the products without it; after it, the gradient is 0. (For second derivatives C++
+    loops over the elements.)
     """
     if torch.is_grad_enabled() or x.dim() == 0:
         return NotImplemented
@@ -345,7 +357,7 @@ def _difference(before: object, after: Any) -> Any:
 
 
 def _weight_of_nearest(steps: Tensor, at: int, beside: int) -> Any:
-    """Of the element at an end, with the last step and the one beside it. At the front signs are the other way round."""
+    """The weight of the element at an end, from the last step and the one before it. At the front the signs are reversed."""
     divisor = _sum_of(steps, at, beside)
     divisor = aten.select.int(steps, 0, at) * divisor
     other = aten.select.int(steps, 0, beside)

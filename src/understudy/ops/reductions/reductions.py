@@ -1,10 +1,11 @@
 """Reductions over dimensions: sums, extremes, counts, variances, norms, hashes.
 
-On every device and for every layout of the input, eager makes contiguous results.
+Results are contiguous on every device and for every layout of the input.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,18 @@ from understudy.ops.shared.dtypes import (
     check_any_dtype,
     check_cpu_dtype,
 )
+from understudy.ops.traits.ranges import (
+    FALSE,
+    TRUE,
+    Operand,
+    ValueRange,
+    as_truth,
+    is_finite,
+    positions_in,
+    round_outwards,
+    truth,
+    value_range,
+)
 from understudy.spec import TensorSpec
 from understudy.spec.elementwise import float_type, is_integral, real_type
 
@@ -46,7 +59,7 @@ ANY_COMPLEX_OR_FLOAT = FLOATS | COMPLEX | COMPLEX_HALF
 
 
 def _total_dtype(what: str, x: TensorSpec, dtype: Dtype) -> torch.dtype:
-    """Integers add up in int64, unless told otherwise."""
+    """Integers accumulate in int64, unless a dtype is given."""
     if dtype is not None:
         return dtype
     check_cpu_dtype(what, x, SUMMABLE)
@@ -194,7 +207,7 @@ def _with_indices(x: TensorSpec, dims: list[int], keepdim: bool) -> tuple[Tensor
 
 
 def _truth(x: TensorSpec) -> torch.dtype:
-    """uint8 answers in uint8, as it did before there was a bool."""
+    """For uint8 the result is uint8, for historical reasons; otherwise bool."""
     return torch.uint8 if x.dtype is torch.uint8 else torch.bool
 
 
@@ -234,7 +247,7 @@ def count_nonzero_dims(x: TensorSpec, dim: Sequence[int]) -> TensorSpec:
 
 
 @rule("equal")
-def compared_by_value(*specs: object, **options: object) -> Any:
+def refuse_equal(*specs: object, **options: object) -> Any:
     raise DataDependentOutputException(
         "the answer is a Python bool that depends on the values of the tensors"
     )
@@ -363,3 +376,75 @@ def decompose_is_nonzero(x: Tensor) -> bool:
         many = "more than one value" if x.numel() != 0 else "no values"
         raise RuntimeError(f"Boolean value of Tensor with {many} is ambiguous")
     return bool(x.item())
+
+
+# --- between which numbers the results lie
+
+# `all` and `any` of unknown masks are taken to be checks, which pass.
+
+
+@value_range("all", "_is_all_true")
+def _range_of_all(x: Operand, *args: object, **kwargs: object) -> ValueRange:
+    found = as_truth(x.range)
+    if x.spec.numel == 0:
+        return TRUE
+    return found if found.value is not None else truth(float(found.likely is None or found.likely >= 1))
+
+
+@value_range("any", "_is_any_true")
+def _range_of_any(x: Operand, *args: object, **kwargs: object) -> ValueRange:
+    found = as_truth(x.range)
+    if x.spec.numel == 0:
+        return FALSE
+    return found if found.value is not None else truth(float(found.likely is not None and found.likely > 0))
+
+
+@value_range("max", "min", "amax", "amin")
+def _range_of_extremes(x: Operand, *args: object, **kwargs: object) -> ValueRange | tuple[ValueRange, ...]:
+    if args and isinstance(args[0], Operand):
+        return _larger_range(x.range, args[0].range)
+    if args and isinstance(args[0], int) and x.spec.ndim:  # with positions, if it is `max.dim`
+        return x.range, ValueRange(0, max(x.spec.shape[args[0]] - 1, 0), False)
+    return x.range
+
+
+def _larger_range(a: ValueRange, b: ValueRange) -> ValueRange:
+    return ValueRange(min(a.low, b.low), max(a.high, b.high), a.may_be_nan or b.may_be_nan)
+
+
+@value_range("argmax", "argmin")
+def _range_of_positions(x: Operand, dim: int | None = None, keepdim: bool = False) -> ValueRange:
+    return positions_in(x, dim)
+
+
+@value_range("sum")
+def _range_of_sum(x: Operand, dim: Any = None, *args: object, dtype: torch.dtype | None = None) -> ValueRange | None:
+    is_narrow = dtype in NARROW or (dtype is None and x.spec.dtype in NARROW_FLOATS)
+    return None if is_narrow else _add_up(x.range, x, dim)
+
+
+@value_range("count_nonzero")
+def _range_of_count_nonzero(x: Operand, dim: Any = None) -> ValueRange | None:
+    return _add_up(as_truth(x.range), x, dim)
+
+
+def _add_up(each: ValueRange, x: Operand, dim: Any) -> ValueRange | None:
+    if x.spec.is_symbolic or not is_finite(each):
+        return None
+    dims = [dim] if isinstance(dim, int) else dim
+    count = math.prod(x.spec.shape[d] for d in dims) if dims and x.spec.ndim else x.spec.numel
+    share = 0.5 if each.likely is None and (each.low, each.high) == (0, 1) else each.likely
+    likely = None if share is None else share * count
+    return round_outwards(each.low * count, each.high * count, False, likely, x.is_float)
+
+
+NARROW_FLOATS = (torch.float16, torch.float8_e4m3fn, torch.float8_e5m2)
+NARROW = (*NARROW_FLOATS, torch.int8, torch.uint8, torch.int16)
+"""In these, a sum overflows sooner than numbers are large."""
+
+
+@value_range("mean")
+def _range_of_mean(x: Operand, *args: object, **kwargs: object) -> ValueRange | None:
+    if x.spec.is_symbolic:
+        return None
+    return round_outwards(x.range.low, x.range.high, x.range.may_be_nan or not x.spec.numel, x.range.likely, True)

@@ -93,7 +93,7 @@ def decompose_corrcoef(x: Tensor) -> Tensor:
 Maybe = TensorSpec | None
 Range = Sequence[float] | None
 SEARCHED = frozenset({torch.float32, torch.float64})
-"""Dtypes in which the least and the largest of the values are looked for, where no range is given."""
+"""Dtypes for which minimum and maximum can be computed where no range is given."""
 
 
 # --- one dimension

@@ -1,8 +1,8 @@
-"""`torch.vmap` of operators whose rules in C++ read sizes as plain integers, for symbolic sizes: `batching_rule` registers
-one of ours for `fake/kernels/transforms.py`.
+"""Batching rules for symbolic sizes, for operators whose rules in C++ read sizes as plain integers. `batching_rule`
+registers them for `fake/kernels/transforms.py`.
 
-A rule is called at the level of vmap. What is inside of the tensors at that level, with the batch in front, is computed with
-below it.
+A rule is called at one level of vmap. It unwraps the tensors of that level, with the batch dimension in front, and
+computes with them below it.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ class BatchLevel:
 
     @staticmethod
     def below() -> Any:
-        """Inside, calls are passed on to the transforms around this level."""
+        """Inside, calls go to the transforms around this level."""
         return _torch.below(_torch.BATCHED_KEYS)
 
     def is_batch(self, tensor: object) -> bool:
         return bool(_torch.batched_at(tensor, 0, self._level)[1])
 
     def inside(self, tensor: torch.Tensor) -> torch.Tensor:
-        """With its batch in front."""
+        """The tensor inside the wrapper, with its batch dimension in front."""
         inner, is_batch = _torch.batched_at(tensor, 0, self._level)
         return inner if is_batch else inner.expand(self._size, *inner.shape)
 
@@ -48,7 +48,7 @@ batching_rule: Trait[Function] = Trait("batching rule for symbolic sizes")
 
 
 def dim_behind_batch(dim: int, rank: int) -> int:
-    """A dimension of one entry, counted in the whole batch."""
+    """A dimension of one entry as a dimension of the batched tensor."""
     most = max(rank, 1)
     if not -most <= dim < most:
         raise IndexError(
@@ -58,18 +58,18 @@ def dim_behind_batch(dim: int, rank: int) -> int:
 
 
 def as_rows(level: BatchLevel, tensor: torch.Tensor) -> torch.Tensor:
-    """A number is a row of one."""
+    """Unwrapped, with 0-dimensional entries as rows of one element."""
     inside = level.inside(tensor)
     return inside if tensor.dim() else inside.unsqueeze(-1)
 
 
 def with_dims_between(level: BatchLevel, tensor: torch.Tensor, ones: list[int]) -> torch.Tensor:
-    """With dimensions of one between the batch and the others."""
+    """Unwrapped, with dimensions of size 1 between the batch and the others."""
     inside = level.inside(tensor)
     return inside.reshape(inside.shape[0], *ones, *inside.shape[1:])
 
 
 def align_ranks(level: BatchLevel, *tensors: torch.Tensor) -> list[torch.Tensor]:
-    """With the same number of dimensions, as for broadcasting."""
+    """Unwrapped, with the same number of dimensions, as for broadcasting."""
     rank = max(tensor.dim() for tensor in tensors)
     return [with_dims_between(level, tensor, [1] * (rank - tensor.dim())) for tensor in tensors]

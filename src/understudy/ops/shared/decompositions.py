@@ -1,8 +1,7 @@
-"""Decompositions for symbolic sizes: operators that C++ breaks up with plain integers, written out in Python.
+"""Decompositions for symbolic sizes: operators that C++ decomposes with plain integers, written in Python.
 
-C++ would read the sizes of the example, which fixes them for good, or refuse. The functions registered here break an
-operator up into the same simpler ones. `fake/kernels` puts them on the dispatch key that stand-ins with symbolic sizes
-carry, above autograd.
+C++ would specialise the sizes, or fail. The functions registered here decompose an operator into the same simpler ones.
+`fake/kernels` registers them on the dispatch key that stand-ins with symbolic sizes carry, above autograd.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from understudy.spec import TensorSpec, broadcast_shapes
 
 Function = Callable[..., object]
 decomposition: Trait[Function] = Trait("decomposition for symbolic sizes")
-"""Functions that return `NotImplemented` to leave a call to C++."""
+"""A function may return `NotImplemented` to leave a call to C++."""
 
 under_transforms: Trait[Function] = Trait("decomposition for symbolic sizes under a transform of torch.func")
 
@@ -27,10 +26,11 @@ _contiguity: list[Callable[[TensorSpec], None]] = []
 
 
 def decomposed_kernel(op: Any, function: Function | None) -> Function:
-    """The operator by its decomposition, where nothing but the simpler operators matters; else by C++."""
+    """A kernel that runs the decomposition, or C++ where the decomposition leaves the call to it or composites are
+    observed."""
 
     def kernel(*args: object, **kwargs: object) -> object:
-        if function is not None and not _torch.composites_are_special():
+        if function is not None and not _torch.composites_are_observed():
             result = function(*args, **kwargs)
             if result is not NotImplemented:
                 return result
@@ -45,17 +45,17 @@ def has_symbolic_sizes(tensor: torch.Tensor) -> bool:
 
 
 def broadcast(*shapes: Sequence[object]) -> list[int | torch.SymInt]:
-    """The shape that tensors of these shapes have together."""
+    """The common shape of tensors of these shapes."""
     return [to_torch(size) for size in broadcast_shapes(*[tuple(map(from_torch, shape)) for shape in shapes])]
 
 
 def provides_contiguity(function: Callable[[TensorSpec], None]) -> Callable[[TensorSpec], None]:
-    """The room that makes tensors registers here how the contiguity of a spec is decided in one question."""
+    """Registers the function that decides the contiguity of a spec with one guard. `fake/templates.py` provides it."""
     _contiguity.append(function)
     return function
 
 
 def decide_contiguity(spec: TensorSpec) -> None:
-    """Assume in one question whether tensors of this spec are contiguous; C++ would ask several."""
+    """Decide with one guard whether tensors of this spec are contiguous; C++ would need several."""
     for decide in _contiguity:
         decide(spec)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from understudy.shapes.node import Sizes, SymNode
 
 MOST_DIMS = 64
-"""Of a tensor that is reduced over a list of dimensions, which eager keeps as the bits of a number."""
+"""The limit for reductions over a list of dimensions, which eager stores in a bit set."""
 
 
 def wrap_dim(dim: int, ndim: int) -> int:
@@ -25,7 +25,7 @@ def wrap_dim(dim: int, ndim: int) -> int:
 
 
 def wrap_dims(dims: Sequence[int], ndim: int) -> list[int]:
-    """All of these counted from the front, none twice."""
+    """All of these counted from the front. Raises if one is named twice."""
     wrapped = [wrap_dim(dim, ndim) for dim in dims]
     if len(set(wrapped)) != len(wrapped):
         raise OperatorError(f"dimensions {list(dims)} name one of {ndim} dimensions twice")
@@ -53,7 +53,7 @@ def reduced_shape_all(spec: TensorSpec, dims: Any, keepdim: bool) -> Shape:
 
 
 def check_not_empty(what: str, spec: TensorSpec, dims: Sequence[int]) -> None:
-    """A maximum and the like has no value for no elements."""
+    """Raise if a reduced dimension has no elements: a maximum would have no value."""
     for dim in dims:
         if spec.shape and spec.shape[dim] == 0:
             raise DimensionError(f"{what}: dimension {dim} of {spec} has no elements to choose from")

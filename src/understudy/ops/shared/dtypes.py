@@ -1,4 +1,4 @@
-"""Which dtypes kernels take, and which Python numbers a dtype can hold; the others are refused."""
+"""Checks: which dtypes kernels accept, and which Python numbers a dtype can represent."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ NUMBERS = REAL_NUMBERS | COMPLEX
 
 
 def check_cpu_dtype(what: str, spec: TensorSpec, accepted: Container[torch.dtype]) -> None:
-    """Refuse what the CPU kernel is not compiled for; other devices have kernels for other dtypes."""
+    """Raise if there is no CPU kernel for the dtype; other devices have kernels for other dtypes."""
     if spec.dtype not in accepted and spec.device.type == "cpu":
         raise DtypeError(f"{what}: no CPU kernel for {spec.dtype}, given as {spec}")
 
 
 def check_any_dtype(what: str, spec: TensorSpec, accepted: Container[torch.dtype]) -> None:
-    """Refuse a dtype that the operator has no meaning for, on any device."""
+    """Raise for a dtype that the operator does not support on any device."""
     if spec.dtype not in accepted:
         raise DtypeError(f"{what}: {spec.dtype} is not taken, given as {spec}")
 
@@ -76,7 +76,7 @@ def check_dtype(
     device: torch.device,
     without_cpu_kernel: Iterable[torch.dtype] = COMPLEX_BFLOAT,
 ) -> None:
-    """Refuse a dtype of another kind, and on CPU one that eager has no kernel for."""
+    """Raise for a dtype of another kind, and on CPU for one without a kernel."""
     if kind(dtype) not in kinds:
         takes = ", ".join(KIND_NAMES[one] for one in kinds)
         raise DtypeError(f"{name}: takes {takes}, not {dtype}")
@@ -91,30 +91,30 @@ def check_same_dtype(name: str, *specs: TensorSpec) -> None:
             raise DtypeError(f"{name}: {first} and {spec} must have the same dtype")
 
 
-# --- Which Python numbers a dtype can hold: kernels that store a number refuse one that it can't ------------
+# --- Which Python numbers a dtype can represent: kernels that store a number raise for others ------------
 
 PLAIN_NUMBERS = frozenset({int, float, complex})
 WITHOUT_INFINITY = FLOAT8 - {torch.float8_e5m2}
 HOLDS_ALL = {torch.bool: "all that is not 0 is true", torch.float8_e8m0fnu: "eager rounds numbers that it does not have"}
 
 
-def check_stored(what: str, number: object, dtype: torch.dtype, device: torch.device) -> None:
-    """Refuse a number that a kernel could not store as this dtype. The meta device has none that would try."""
-    if not is_stored(number, dtype, device):
+def check_can_store(what: str, number: object, dtype: torch.dtype, device: torch.device) -> None:
+    """Raise for a number that this dtype can't represent. Not on the meta device, which stores nothing."""
+    if not can_store(number, dtype, device):
         raise ArgumentError(f"{what}: {number} can't be stored in {dtype} without overflow")
 
 
-def is_stored(number: object, dtype: torch.dtype, device: torch.device) -> bool:
-    return type(number) not in PLAIN_NUMBERS or device.type == "meta" or is_held(number, dtype)
+def can_store(number: object, dtype: torch.dtype, device: torch.device) -> bool:
+    return type(number) not in PLAIN_NUMBERS or device.type == "meta" or can_represent(number, dtype)
 
 
 def check_bounds(
     what: str, low: Scalar | complex | None, high: Scalar | complex | None, dtype: torch.dtype, device: torch.device
 ) -> None:
-    """Refuse bounds that values of this dtype can't be clamped by."""
+    """Raise for bounds of a clamp that this dtype can't represent."""
     if kind(dtype) != "i" or not _torch.clamp_saturates():
         for bound in (low, high):
-            check_stored(what, bound, dtype, device)
+            check_can_store(what, bound, dtype, device)
         return
     limits = torch.iinfo(dtype)
     is_above = isinstance(low, (int, float)) and low > limits.max
@@ -123,32 +123,32 @@ def check_bounds(
 
 
 def check_made_tensor(what: str, number: Scalar | complex, dtype: torch.dtype, device: torch.device) -> None:
-    """As above, for a tensor made of the number alone: the small floating-point dtypes are rounded to."""
+    """As above, for a tensor made from the number: small floating-point dtypes round it instead."""
     is_rounded = dtype in HALVES or dtype in FLOAT8
-    check_stored(what, number, torch.float64 if is_rounded else dtype, device)
+    check_can_store(what, number, torch.float64 if is_rounded else dtype, device)
 
 
-def is_held(number: Any, dtype: torch.dtype) -> bool:
-    """Whether the number is in the dtype's range; rounding is no matter."""
+def can_represent(number: Any, dtype: torch.dtype) -> bool:
+    """Whether the number is in the dtype's range; it may be rounded."""
     if dtype in HOLDS_ALL:
         return True
     if isinstance(number, complex):
         if dtype.is_complex:
-            return is_held(number.real, dtype) and is_held(number.imag, dtype)
-        return number.imag == 0 and is_held(number.real, dtype)
+            return can_represent(number.real, dtype) and can_represent(number.imag, dtype)
+        return number.imag == 0 and can_represent(number.real, dtype)
     if dtype.is_floating_point or dtype.is_complex:
-        return _is_held_as_float(number, _parts(dtype))
+        return _can_represent_as_float(number, _parts(dtype))
     limits = torch.iinfo(dtype)
     if isinstance(number, float):
         if number == float(limits.max) > limits.max:
             return _torch.int64_takes_float_of_its_maximum()
-        return float(limits.min) <= number <= float(limits.max)  # false for what is not a number
+        return float(limits.min) <= number <= float(limits.max)  # false for NaN
     if dtype.is_signed:
         return limits.min <= number <= limits.max
     return -limits.max <= number <= limits.max  # the negative ones wrap around
 
 
-def _is_held_as_float(number: float, dtype: torch.dtype) -> bool:
+def _can_represent_as_float(number: float, dtype: torch.dtype) -> bool:
     if isinstance(number, float) and not math.isfinite(number):
         return math.isnan(number) or dtype not in WITHOUT_INFINITY
     limits = torch.finfo(dtype)
@@ -156,7 +156,7 @@ def _is_held_as_float(number: float, dtype: torch.dtype) -> bool:
 
 
 def _parts(dtype: torch.dtype) -> torch.dtype:
-    """The dtype in whose range the parts have to be: complex numbers of halves are stored by way of larger ones."""
+    """The dtype in whose range the parts have to be: complex halves are converted from larger ones."""
     if not dtype.is_complex:
         return dtype
     return torch.float64 if dtype is torch.complex128 else torch.float32

@@ -1,4 +1,4 @@
-"""Layouts: the memory format that eager reads off strides, writes in place, and the strides of views and expansions."""
+"""Layouts: the memory format that eager infers from strides, writes in place, and the strides of views and expansions."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from understudy.ops.variants import check_castable, check_no_overlap
 from understudy.shapes.node import Shape
 from understudy.shapes.sizes import (
     at_least_one,
-    differ_at_hand,
-    has_to_be,
+    expect_equal,
+    has_unbacked,
+    have_different_hints,
     is_not_one_unless,
-    lies_in_data,
-    surely_differ,
-    surely_equal,
-    surely_less,
+    is_provably_different,
+    is_provably_equal,
+    is_provably_less,
 )
 from understudy.spec import Same, TensorSpec, channels_last_strides, contiguous_strides, same_shape
-from understudy.spec.alternatives import weakly
+from understudy.spec.alternatives import with_weakest_guard
 from understudy.spec.strides import CHANNELS_LAST_ORDER
 
 if TYPE_CHECKING:
@@ -32,39 +32,39 @@ CHANNELS_LAST_OF = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 def looks_channels_last(spec: TensorSpec) -> bool:
-    """Whether eager takes the strides for a channels-last format; where they leave it open, it does not."""
+    """Whether eager takes the strides for a channels-last format; ambiguous strides count as contiguous."""
     order = CHANNELS_LAST_ORDER.get(spec.ndim)
-    if order is None or (spec.is_symbolic and is_surely_row_major(spec)):
+    if order is None or (spec.is_symbolic and is_provably_row_major(spec)):
         return False
-    if _is_surely_other(spec, order) or spec.stride[1] == 0:
+    if _is_provably_other(spec, order) or spec.stride[1] == 0:
         return False
     ends = _ends(spec, order)
     for dim, least in zip(order, ends, strict=False):
         if spec.shape[dim] == 0 or spec.stride[dim] < least:
             return False
         if dim == 0 and least == spec.stride[1]:
-            # All sizes but the first are 1, and their strides say nothing.
+            # All sizes but the first are 1, so their strides are arbitrary.
             return False
     return True
 
 
-def is_surely_row_major(spec: TensorSpec) -> bool:
-    """Whether the strides are those of a fresh tensor, whatever the symbols are. No guard comes of asking.
+def is_provably_row_major(spec: TensorSpec) -> bool:
+    """Whether the strides are those of a contiguous tensor for all values of the symbols. Adds no guard.
 
-    Such a tensor is never taken for channels-last: its last dimension lies within the channels, or all sizes but the first
-    are 1, and then eager decides against it.
+    Such a tensor is never taken for channels-last: its last dimension is faster than the channels, or all sizes but the
+    first are 1, which is ambiguous.
     """
-    return all(map(surely_equal, spec.stride, contiguous_strides(spec.shape)))
+    return all(map(is_provably_equal, spec.stride, contiguous_strides(spec.shape)))
 
 
-def _is_surely_other(spec: TensorSpec, order: Sequence[int]) -> bool:
-    """Whether a dimension lies within one that would have to be faster."""
+def _is_provably_other(spec: TensorSpec, order: Sequence[int]) -> bool:
+    """Whether, for all values of the symbols, some dimension has a smaller stride than this order allows."""
     ends = _ends(spec, order)
-    return any(surely_less(spec.stride[dim], least) for dim, least in zip(order, ends, strict=False))
+    return any(is_provably_less(spec.stride[dim], least) for dim, least in zip(order, ends, strict=False))
 
 
 def _ends(spec: TensorSpec, order: Sequence[int]) -> list[int | SymNode]:
-    """For each dimension, the stride that it has at least after those that are faster."""
+    """For each dimension, the least stride that it has in this order."""
     return [0, *(spec.shape[dim] * spec.stride[dim] for dim in order)]
 
 
@@ -73,13 +73,13 @@ def suggested_format(spec: TensorSpec) -> torch.memory_format:
 
 
 def suggested_strides(shape: Sequence[Any], model: TensorSpec) -> tuple[object, ...]:
-    """Strides for a new tensor of `shape` in the format that `model` seems to have."""
+    """Strides for a new tensor of `shape` in the memory format that eager infers for `model`."""
     if len(shape) == model.ndim and looks_channels_last(model):
         return channels_last_strides(shape)
     return contiguous_strides(shape)
 
 
-def written_in_place(name: str, target: TensorSpec, result: TensorSpec, of: int = 0) -> Same:
+def write_in_place(name: str, target: TensorSpec, result: TensorSpec, of: int = 0) -> Same:
     """`target`, input number `of`, after this result was written into it."""
     if not same_shape(result.shape, target.shape):
         raise ShapeMismatch(
@@ -91,28 +91,28 @@ def written_in_place(name: str, target: TensorSpec, result: TensorSpec, of: int 
     return Same(of)
 
 
-# --- Strides with which the same storage is seen in another shape -------------------------------------------
+# --- Strides of views of another shape -------------------------------------------
 
 
 
 def view_strides(spec: TensorSpec, shape: Shape) -> Shape | None:
-    """Strides of `spec` viewed as `shape` (of as many elements), or None where only a copy can do it."""
+    """Strides of `spec` viewed as `shape` (with the same number of elements), or None where a copy is necessary."""
     if not spec.shape:
         return (1,) * len(shape)
     if not spec.is_symbolic:
-        return _strides_at_hand(spec, shape)
-    return _plain_strides(spec, shape) or weakly(_strides_of_symbols, spec, shape)
+        return _strides_by_hints(spec, shape)
+    return _plain_strides(spec, shape) or with_weakest_guard(_strides_of_symbolic, spec, shape)
 
 
-def _strides_of_symbols(spec: TensorSpec, shape: Shape) -> Shape | None:
+def _strides_of_symbolic(spec: TensorSpec, shape: Shape) -> Shape | None:
     return (
         _unchanged_strides(spec.shape, spec.stride, shape)
         or _strides_by_products(spec, shape)
-        or _strides_at_hand(spec, shape)
+        or _strides_by_hints(spec, shape)
     )
 
 
-def _strides_at_hand(spec: TensorSpec, shape: Shape) -> Shape | None:
+def _strides_by_hints(spec: TensorSpec, shape: Shape) -> Shape | None:
     old, stride = spec.shape, spec.stride
     if spec.is_empty:
         return stride if same_shape(old, shape) else _strides_without_elements(shape)
@@ -122,88 +122,88 @@ def _strides_at_hand(spec: TensorSpec, shape: Shape) -> Shape | None:
 
 
 def _plain_strides(spec: TensorSpec, shape: Shape) -> Shape | None:
-    """The strides where they can be seen for all sizes, of a tensor with elements or without; None where they can't."""
+    """The strides if they are the same for all values of the symbols, empty tensors included; None otherwise."""
     old, stride = spec.shape, spec.stride
-    if all(map(surely_equal, stride, contiguous_strides(old))):
+    if all(map(is_provably_equal, stride, contiguous_strides(old))):
         return contiguous_strides(shape)
     kept = _strides_of_kept_dimensions(old, stride, shape)
     if kept is None:
         return None
-    is_same = len(old) == len(shape) and all(map(surely_equal, (*old, *stride), (*shape, *kept)))
-    return kept if is_same or all(map(surely_less, repeat(0), old)) else None  # if nothing changes, it may be empty
+    is_same = len(old) == len(shape) and all(map(is_provably_equal, (*old, *stride), (*shape, *kept)))
+    return kept if is_same or all(map(is_provably_less, repeat(0), old)) else None  # also valid if empty
 
 
 def _unchanged_strides(old: Shape, stride: Shape, shape: Shape) -> Shape | None:
-    """The strides where a view changes nothing: of the same shape, if no dimension has size 1 that leaves a gap.
+    """The strides of a view of the same shape, if there is no dimension of size 1 with a gap.
 
-    Of such a dimension, eager would close the gap, unless the tensor is empty. Asked is only what has that answer.
+    For such a dimension eager recomputes the stride, unless the tensor is empty.
     """
-    if len(old) != len(shape) or not all(map(surely_equal, old, shape)):
+    if len(old) != len(shape) or not all(map(is_provably_equal, old, shape)):
         return None
     asked: list[tuple[Any, Any, Any]] = []
     packed: Any = stride[-1]
     for size, step in zip(reversed(old), reversed(stride), strict=True):
-        if not surely_equal(step, packed):
-            if not differ_at_hand(size, 1):
+        if not is_provably_equal(step, packed):
+            if not have_different_hints(size, 1):
                 return None
             asked.append((size, step, packed))
         packed = step * size
-    return stride if all(is_not_one_unless(*each) for each in asked if not surely_differ(each[0], 1)) else None
+    return stride if all(is_not_one_unless(*each) for each in asked if not is_provably_different(each[0], 1)) else None
 
 
 def _strides_of_kept_dimensions(old: Shape, stride: Shape, shape: Shape) -> Shape | None:
-    """Strides where nothing but dimensions of size 1 comes and goes, unless they depend on which others have size 1.
+    """Strides if only dimensions of size 1 are added or removed; None if they depend on which other sizes are 1.
 
-    Eager keeps the stride of a dimension, but a dimension of size 1 gets the one that leaves no gap to the next.
+    Eager keeps the stride of a dimension, but a dimension of size 1 gets the packed stride.
     """
     strides: list[Any] = []
-    packed: Any = stride[-1]  # the stride without a gap
+    packed: Any = stride[-1]  # the packed stride
     dim = len(old) - 1
     for size in reversed(shape):
-        while dim >= 0 and surely_equal(old[dim], 1):
+        while dim >= 0 and is_provably_equal(old[dim], 1):
             dim -= 1
         step = packed
-        if not surely_equal(size, 1):
-            if dim < 0 or not surely_equal(old[dim], size):
+        if not is_provably_equal(size, 1):
+            if dim < 0 or not is_provably_equal(old[dim], size):
                 return None
-            if not surely_equal(stride[dim], packed) and not surely_differ(size, 1):
+            if not is_provably_equal(stride[dim], packed) and not is_provably_different(size, 1):
                 return None
             step = stride[dim]
             dim -= 1
         strides.append(step)
         packed = step * size
-    is_all = all(surely_equal(size, 1) for size in old[: dim + 1])
+    is_all = all(is_provably_equal(size, 1) for size in old[: dim + 1])
     return tuple(reversed(strides)) if is_all else None
 
 
 def _strides_by_products(spec: TensorSpec, shape: Shape) -> Shape | None:
-    """Strides where it can be seen for all sizes which old dimensions form a chunk, and which new ones fill it.
+    """Strides if it can be proved which old dimensions form a chunk, and which new ones fill it.
 
-    New dimensions of size 1 belong to the chunk within. Of one that may have size 1, that would be a question; also
-    whether there are elements: strides of a tensor without any are others. A chunk that may go on, but is filled where it
-    may end, gives the same strides in both cases.
+    None if that would need a guard: for a new dimension that may have size 1 (it would belong to the inner chunk), or
+    for a tensor that may be empty (whose strides differ). A chunk that is filled where it may end has the same strides
+    whether it ends there or not.
     """
     old, stride = spec.shape, spec.stride
-    if not all(surely_less(0, size) for size in old):
+    if not all(is_provably_less(0, size) for size in old):
         return None
     strides: list[Any] = []
     base, chunk, filled = stride[-1], 1, 1
     for dim in range(len(old) - 1, -1, -1):
         chunk = chunk * old[dim]
         if dim > 0:
-            if surely_equal(old[dim - 1], 1) or surely_equal(stride[dim - 1], chunk * base):
+            if is_provably_equal(old[dim - 1], 1) or is_provably_equal(stride[dim - 1], chunk * base):
                 continue
-            if not surely_differ(old[dim - 1], 1):
-                return None  # of size 1, it would be part of the chunk
+            if not is_provably_different(old[dim - 1], 1):
+                return None  # with size 1 it would be part of the chunk
         while len(strides) < len(shape) and (
-            not surely_equal(filled, chunk) or surely_equal(shape[-1 - len(strides)], 1)
+            not is_provably_equal(filled, chunk) or is_provably_equal(shape[-1 - len(strides)], 1)
         ):
             strides.append(filled * base)
             filled = filled * shape[-len(strides)]
-        if not surely_equal(filled, chunk):
+        if not is_provably_equal(filled, chunk):
             return None
         if dim > 0:
-            if len(strides) < len(shape) and not surely_differ(shape[-1 - len(strides)], 1):
+            if len(strides) < len(shape) and not is_provably_different(shape[-1 - len(strides)], 1):
                 return None
             base, chunk, filled = stride[dim - 1], 1, 1
     return tuple(reversed(strides)) if len(strides) == len(shape) else None
@@ -219,14 +219,14 @@ def _strides_without_elements(shape: Shape) -> Shape:
 
 
 def _is_short_of(filled: int | SymNode, chunk: int | SymNode) -> bool:
-    """Whether a chunk is not full yet. What only data knows is not, unless it can be seen: the shape is known to fit."""
-    if lies_in_data(filled, chunk):
-        return not surely_equal(filled, chunk)
+    """Whether a chunk is not full yet. With unbacked sizes False unless provable: the shape is known to fit."""
+    if has_unbacked(filled, chunk):
+        return not is_provably_equal(filled, chunk)
     return bool(filled < chunk)
 
 
 def _strides_by_chunks(old: Shape, stride: Shape, shape: Shape) -> Shape | None:
-    """Old dimensions that lie next to each other in memory form a chunk, which new dimensions must fill."""
+    """Old dimensions that are adjacent in memory form a chunk, which new dimensions must fill."""
     new_stride: list[Any] = [0] * len(shape)
     new_dim = len(shape) - 1
     base, chunk, filled = stride[-1], 1, 1
@@ -259,7 +259,7 @@ def expand_strides(spec: TensorSpec, sizes: Sequence[Any]) -> tuple[Shape, Shape
         if dim >= 0:
             size, stride = spec.shape[dim], spec.stride[dim]
         else:
-            # Dimensions put in front lie around the others, as long as they have size 1.
+            # New leading dimensions get the packed stride, as long as they have size 1.
             size, stride = 1, (shape[-1] * strides[-1] if shape and spec.shape else 0)
         if target == -1:
             if dim < 0:
@@ -270,8 +270,8 @@ def expand_strides(spec: TensorSpec, sizes: Sequence[Any]) -> tuple[Shape, Shape
             target = size
         elif type(target) is not int and _is_expanded_anyhow(size, stride, target):
             stride = 0
-        elif (type(target) is not int and lies_in_data(target) and surely_equal(size, 1)) or target != size:
-            if size != 1 and not has_to_be(size, 1):
+        elif (type(target) is not int and has_unbacked(target) and is_provably_equal(size, 1)) or target != size:
+            if size != 1 and not expect_equal(size, 1):
                 raise ShapeMismatch(
                     f"expand: {spec} has size {size} in dimension {dim}, which can't become {target} in "
                     f"{list(sizes)}; only sizes of 1 can be expanded"
@@ -285,9 +285,9 @@ def expand_strides(spec: TensorSpec, sizes: Sequence[Any]) -> tuple[Shape, Shape
 
 
 def _is_expanded_anyhow(size: Any, stride: Any, target: Any) -> bool:
-    """Whether the stride is 0, as that of an expanded dimension, also if the target is 1."""
-    if differ_at_hand(stride, 0) or not surely_less(-1, target) or not surely_equal(size, 1):
+    """Whether the stride is 0, as that of an expanded dimension, even if the target is 1."""
+    if have_different_hints(stride, 0) or not is_provably_less(-1, target) or not is_provably_equal(size, 1):
         return False
-    if surely_equal(stride, 0):
+    if is_provably_equal(stride, 0):
         return True
-    return not lies_in_data(target, stride) and is_not_one_unless(target, stride, 0)
+    return not has_unbacked(target, stride) and is_not_one_unless(target, stride, 0)

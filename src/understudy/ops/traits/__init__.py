@@ -1,13 +1,13 @@
-"""Facts about operators that other rooms ask for, one module for each subject.
+"""Facts about operators that other packages read, one module for each subject.
 
-    writes       what a call writes to, and which memory it may write to
+    writes       which arguments a call writes to, and which overlaps it rejects
     values       whether the values of results follow from those of inputs; which arguments are indices
-    ranges       between which numbers the values of results lie
-    devices      which device a call happens on, which calls may mix devices
-    rare_dtypes  dtypes that the CPU computes little with
-    autocast     which dtype autocast casts to
-    recording    how an operator appears in a recorded graph
-    caching      which plans may be kept, which composites are remembered
-    scratch      memory that a kernel or a library takes besides results
-    flops        what a call computes and moves: multiply-adds, operations, bytes
+    ranges       bounds of the values of results
+    devices      on which device a call runs, which calls accept several devices
+    rare_dtypes  dtypes with few CPU kernels
+    autocast     which dtype autocast casts to, which way composites go on an accelerator
+    caching      which plans may be cached, which composites have recipes, how operators appear in a recorded graph
+    scratch      temporary memory of kernels and libraries
+    cuda_reductions  how reductions spread over blocks
+    flops        the work of a call: multiply-adds, operations, bytes moved
 """

@@ -1,16 +1,20 @@
-"""What autocast does with the arguments of an operator, and which way an operator goes on an accelerator."""
+"""What autocast does with the arguments of an operator, and which way a composite operator goes on an accelerator."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum, auto
 from typing import Any
 
+import torch
+from torch import Tensor
+
+from understudy import _torch
 from understudy.ops.registry import Trait
 
 
 class Casting(Enum):
-    """What becomes of floating-point arguments while autocast is on."""
+    """What happens to floating-point arguments while autocast is enabled."""
 
     LOWER = auto()
     """They are cast to the lower precision."""
@@ -41,7 +45,8 @@ for _casting, _names in {
     "huber_loss mse_loss margin_ranking_loss multilabel_margin_loss soft_margin_loss triplet_margin_loss "
     "multi_margin_loss binary_cross_entropy_with_logits dist pdist cdist renorm logsumexp "
     "upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d upsample_bilinear2d "
-    "upsample_trilinear3d upsample_bicubic2d"
+    "upsample_trilinear3d upsample_bicubic2d _upsample_nearest_exact1d _upsample_nearest_exact2d "
+    "_upsample_nearest_exact3d _upsample_bilinear2d_aa _upsample_bicubic2d_aa"
     ),
     Casting.FLOAT32_BY_DTYPE: (
     "prod prod.dim_int softmax.int log_softmax.int cumprod cumsum linalg_vector_norm linalg_matrix_norm "
@@ -54,9 +59,88 @@ for _casting, _names in {
 }.items():
     casting.register(_casting, *_names.split())
 
-accelerator_path: Trait[Callable[..., Any]] = Trait("the way it goes on an accelerator")
-"""C++ chooses by the device that it sees, which is no accelerator here. A function that returns `NotImplemented` where the
-common way is the right one."""
-
 WITHOUT_AUTOCAST = {"ipu": "what switches its autocast on is what switches these kernels on"}
 """Device types."""
+
+# --- Composite operators that take another path on an accelerator ----------------------------------------------
+# C++ chooses by the native device, and a stand-in for `cuda:0` is natively a meta tensor. So these functions choose by
+# the device that the stand-in reports, as C++ does for real tensors. They return `NotImplemented` where the common path
+# is the right one. The kernels of `fake/kernels/autocast.py` call them, because those are first in the dispatch of such
+# tensors. The one of attention is in `ops/nn/attention_cuda.py`.
+
+accelerator_path: Trait[Callable[..., Any]] = Trait("the way it goes on an accelerator")
+aten = torch.ops.aten
+FUSED_DROPOUT = frozenset({"cuda", "xpu"})
+CHANNELS_LAST = (torch.channels_last, torch.channels_last_3d)
+
+
+@accelerator_path("dropout")
+def dropout(x: Tensor, p: float, train: bool) -> Any:
+    if not train or not 0 < p < 1 or x.numel() == 0 or _torch.inner_device(x).type not in FUSED_DROPOUT:
+        return NotImplemented
+    return aten.native_dropout(x, p, train)[0]
+
+
+@accelerator_path("softmax.int")
+def softmax(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Any:
+    return aten._softmax(x, dim, True) if _is_widened(x, dtype) else NotImplemented
+
+
+@accelerator_path("log_softmax.int")
+def log_softmax(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Any:
+    return aten._log_softmax(x, dim, True) if _is_widened(x, dtype) else NotImplemented
+
+
+def _is_widened(x: Tensor, dtype: torch.dtype | None) -> bool:
+    """The kernel widens float16 itself, and no other dtype."""
+    return x.dtype is torch.float16 and dtype is torch.float32 and _torch.inner_device(x).type == "cuda"
+
+
+# --- RMS normalisation: one kernel, which keeps its input and a number for each row
+
+
+@accelerator_path("rms_norm")
+def rms_norm(x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None) -> Any:
+    """Only where memory is observed: the operator is a composite to C++, which sees a meta device, and has no formula of a
+    gradient there."""
+    if _torch.inner_device(x).type != "cuda" or x.is_complex() or (weight is not None and weight.dtype is not x.dtype):
+        return NotImplemented
+    is_observed = getattr(_torch.active_fake_mode(), "is_observed", False)
+    if not is_observed or torch.is_inference_mode_enabled() or _torch.is_functorch_wrapped(x) or _has_channels_last(x):
+        return NotImplemented
+    apply: Any = FusedRMSNorm.apply
+    return apply(x, tuple(normalized_shape), weight, eps)
+
+
+def _has_channels_last(x: Tensor) -> bool:
+    return x.dim() in (4, 5) and not x.is_contiguous() and x.is_contiguous(memory_format=CHANNELS_LAST[x.dim() - 4])
+
+
+class FusedRMSNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, normalized_shape: tuple[int, ...], weight: Tensor | None, eps: float | None) -> Tensor:
+        with _torch.below_autograd():
+            result, rstd = aten._fused_rms_norm(x, normalized_shape, weight, eps)
+        ctx.save_for_backward(x, weight, rstd)
+        ctx.normalized_shape, ctx.eps = normalized_shape, eps
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, rstd = ctx.saved_tensors
+        if torch.is_grad_enabled():  # of this gradient, gradients may be asked for
+            result = _in_steps(x, ctx.normalized_shape, weight, ctx.eps)
+            inputs = [tensor for tensor in (x, weight) if tensor is not None and tensor.requires_grad]
+            found = iter(torch.autograd.grad(result, inputs, grad, create_graph=True))
+            for_x, for_weight = (next(found) if t is not None and t.requires_grad else None for t in (x, weight))
+        else:
+            wanted = [ctx.needs_input_grad[0], ctx.needs_input_grad[2]]
+            for_x, for_weight = aten._fused_rms_norm_backward(grad, x, ctx.normalized_shape, rstd, weight, wanted)
+        return for_x, None, for_weight, None
+
+
+def _in_steps(x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, eps: float | None) -> Tensor:
+    dims = tuple(range(-len(normalized_shape), 0))
+    eps = torch.finfo(x.dtype).eps if eps is None else eps
+    result = x * torch.rsqrt(x.pow(2).mean(dims, keepdim=True) + eps)
+    return result if weight is None else result * weight

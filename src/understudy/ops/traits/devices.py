@@ -1,4 +1,4 @@
-"""Which device a call happens on, and which calls may mix devices."""
+"""On which device a call runs, and which calls accept inputs on several devices."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ reads_by_index: Trait[bool] = Trait("indices that are read by may be on the CPU:
 reads_by_index.mark("index", "_unsafe_index")
 
 writes_by_index: Trait[bool] = Trait("indices that are written by may be anywhere: eager moves them", of_packets=True)
-"""The values that are written come last, and must be where the tensor is."""
+"""The written values come last, and must be on the device of the tensor."""
 writes_by_index.mark("index_put", "index_put_", "_index_put_impl_", "_unsafe_index_put")
 
 takes_no_cpu_scalar: Trait[str] = Trait("why a 0-d CPU tensor does not go with tensors of other devices", of_packets=True)
@@ -45,7 +45,7 @@ takes_no_cpu_scalar.register("its kernel takes none", "nextafter")
 
 
 def device_of(call: Call) -> torch.device | None:
-    """The device of the call's inputs, None if it has none. Raises if they do not go together."""
+    """The device of the call's inputs, None without inputs. Raises if the devices do not match."""
     inputs = call.inputs
     if not inputs:
         return None
@@ -68,12 +68,12 @@ def device_of(call: Call) -> torch.device | None:
             raise _mismatch(call, deciding, position)
         deciding, device = position, spec.device
     if deciding > 0 and device != inputs[0].device and _is_elementwise_in_place(call):
-        raise _mismatch(call, 0, deciding)  # it may join as an operand, not as the place of the result
+        raise _mismatch(call, 0, deciding)  # a 0-dimensional CPU tensor may be an operand, not the result
     return device
 
 
 def refuse_without_kernel(call: Call) -> None:
-    """Refuse CPU tensors for operators of torch's that only other devices have."""
+    """Raise for CPU tensors if an operator has no CPU kernel."""
     inputs = call.inputs
     if not inputs or not _is_ours(call) or has_cpu_kernel(call.op):
         return

@@ -1,4 +1,4 @@
-"""How much a call computes and moves, from its specs: multiply-adds, elementwise operations, bytes.
+"""The work of a call, from its specs: multiply-adds, elementwise operations, bytes moved.
 
     work = work_of(call, results)        results: the specs of what the call returned
     work.macs, work.flops, work.operations, work.bytes_moved, work.kind
@@ -12,7 +12,7 @@ Conventions, stated where figures are shown:
 - Elementwise operators, reductions and normalisations have no products. They count operations for each element of their
   largest operand, one unless a table says more, beside the FLOPs and not among them.
 - Views cost nothing; copies, gathers and factories move bytes and compute nothing.
-- What is in none of these classes is `unknown`: it is listed with its share, never taken for zero.
+- Everything else is `unknown`: it is listed with its share, and never counted as zero.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ class Work(NamedTuple):
 
     @property
     def flops(self) -> int:
-        """Those of products."""
+        """The FLOPs of products."""
         return 2 * self.macs
 
 
 def _of_functional_variant(trait: Trait[Any]) -> Callable[[OpOverload], Any]:
-    """What is registered for `addmm` holds for `addmm_`."""
+    """The fact of `addmm` also holds for `addmm_`."""
 
     def derive(op: OpOverload) -> Any:
         name = f"{op.namespace}::{record_of(op).packet.removesuffix('_')}"
@@ -58,7 +58,7 @@ def _of_functional_variant(trait: Trait[Any]) -> Callable[[OpOverload], Any]:
 
 
 class _PacketTrait(Trait[Any]):
-    """Of all overloads of a name and of its in-place form."""
+    """A trait of all overloads of a name and of its in-place form."""
 
     def __init__(self, title: str) -> None:
         super().__init__(title, of_packets=True, derive=_of_functional_variant(self))
@@ -71,7 +71,7 @@ reads_part: Trait[bool] = _PacketTrait("reads no more elements of its first tens
 
 
 def work_of(call: Call, results: Iterable[TensorSpec]) -> Work:
-    """Of one call with plain sizes."""
+    """The work of one call with plain sizes."""
     made = tuple(results)
     formula = macs.of(call.op)
     if formula is not None:
@@ -105,7 +105,7 @@ def _has_pointwise_variant(op: OpOverload) -> bool:
 
 
 def _most_elements(call: Call, made: Results) -> int:
-    """Of the largest operand; a list of tensors is one operand, and so are the results."""
+    """The number of elements of the largest operand; a list of tensors counts as one operand, and so do the results."""
     operands = [flat(TensorSpec, (value,), {}) for value in (*call.args, *call.kwargs.values())]
     return max((sum(spec.numel for spec in operand) for operand in (*operands, made)), default=0)
 
@@ -342,7 +342,8 @@ def count_recurrent_backward(
 # --- operators without products
 
 _OPERATIONS = {
-    1: """_local_scalar_dense all any argmax argmin avg_pool1d avg_pool2d avg_pool3d avg_pool2d_backward
+    1: """_is_all_true _is_any_true _local_scalar_dense all any
+        argmax argmin avg_pool1d avg_pool2d avg_pool3d avg_pool2d_backward
         avg_pool3d_backward _adaptive_avg_pool2d _adaptive_avg_pool2d_backward _adaptive_avg_pool3d
         _adaptive_avg_pool3d_backward adaptive_max_pool2d adaptive_max_pool2d_backward max_pool2d_with_indices
         max_pool2d_with_indices_backward max_pool3d_with_indices max_pool3d_with_indices_backward mkldnn_max_pool2d

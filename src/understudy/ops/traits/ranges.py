@@ -1,11 +1,11 @@
-"""Between which numbers the values of results lie, from the ranges of inputs: interval arithmetic, an operator at a time.
+"""Bounds of the values of results, from the bounds of inputs: interval arithmetic.
 
     @value_range("abs")
     def _abs(x: Operand) -> ValueRange: ...
 
-A rule sees an `Operand` in the place of each tensor. What it says must hold for every element, whatever the data; only
-`likely` is a guess, for policies that answer reads of data which is not there. It returns one range, for the last of the
-tensors that the call gives or writes to, or a tuple with one for each of them.
+A rule gets an `Operand` in the place of each tensor. The range must hold for every element, whatever the data; only
+`likely` is a guess, for policies that answer reads of missing data. It returns one range, for the last of the tensors
+that the call returns or writes to, or a tuple with one for each of them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ INFINITE = math.inf
 class ValueRange:
     """Every element is in `low..high`, or NaN if it may be that.
 
-    `likely`: what an element would be in an ordinary run; of booleans, the share that is true. None: no idea.
+    `likely`: a typical value in an ordinary run; for booleans, the share that is true. None: unknown.
     """
 
     low: float = -INFINITE
@@ -39,16 +39,16 @@ class ValueRange:
 
     @property
     def value(self) -> float | None:
-        """The one number that all elements are, if that is sure."""
+        """The value of all elements, if the range is a single number."""
         return self.low if self.low == self.high and not self.may_be_nan else None
 
     def expect(self, likely: float | None) -> ValueRange:
-        """The same range with a guess, which is moved into it."""
+        """The same range with a likely value, clamped to it."""
         return self if likely is None else replace(self, likely=min(max(likely, self.low), self.high))
 
 
 class Operand(NamedTuple):
-    """A tensor of a call. `storage` tells which memory it is on."""
+    """A tensor argument of a call. `storage` identifies its storage."""
 
     range: ValueRange
     spec: TensorSpec
@@ -58,28 +58,39 @@ class Operand(NamedTuple):
     def is_single(self) -> bool:
         return self.spec.numel == 1
 
+    @property
+    def is_float(self) -> bool:
+        return self.spec.dtype.is_floating_point
+
     def is_same_as(self, other: object) -> bool:
         return isinstance(other, Operand) and (self.storage, self.spec) == (other.storage, other.spec)
 
 
 Rule = Callable[..., ValueRange | tuple[ValueRange, ...] | None]
 value_range: Trait[Rule] = Trait("range of the values of its results", of_packets=True)
+followed_through: Trait[bool] = Trait("the ranges of few floats are followed through it", of_packets=True)
+"""Of operators that select or rearrange elements. Arithmetic on small tensors is left to the hot path."""
+followed_through.mark("cat", "stack", "sort", "flip", "where", "masked_fill", "masked_fill_", "amax", "amin")
+followed_at_any_size: Trait[bool] = Trait("range of the values of its results is followed at any size", of_packets=True)
 
 LARGEST = 128
-"""Elements up to which ranges of integers are followed. Of masks all are, of other numbers single ones."""
+"""Elements up to which ranges of integers are followed; of floats, single ones are. Masks are at any size, and what is made
+of them alone; so are positions, and what is selected by them."""
 
 
 def has_ranges(call: Call, outcomes: Outcomes, written: tuple[int, ...]) -> bool:
-    """Whether the ranges of what a call gives, or writes to, are followed: of masks, of few numbers, of random ones."""
+    """Whether the ranges of a call's results, or of what it writes to, are tracked: masks, few numbers, random numbers."""
     if value_range.of(call.op) is None or record_of(call.op).has_out:
         return False
     made = [call.inputs[position] for position in written] or specs_in(outcomes)
-    is_random = record_of(call.op).is_random
-    return any(not spec.is_symbolic and (is_random or _is_of_interest(spec)) for spec in made)
+    is_of_masks = bool(call.inputs) and all(spec.dtype is torch.bool for spec in call.inputs)
+    is_tracked = is_of_masks or record_of(call.op).is_random or followed_at_any_size.of(call.op) is not None
+    most_floats = 1 if followed_through.of(call.op) is None else LARGEST
+    return any(not spec.is_symbolic and (is_tracked or _is_of_interest(spec, most_floats)) for spec in made)
 
 
-def _is_of_interest(spec: TensorSpec) -> bool:
-    return spec.dtype is torch.bool or spec.numel <= (1 if spec.dtype.is_floating_point else LARGEST)
+def _is_of_interest(spec: TensorSpec, most_floats: int) -> bool:
+    return spec.dtype is torch.bool or spec.numel <= (most_floats if spec.dtype.is_floating_point else LARGEST)
 
 
 def range_of_dtype(dtype: torch.dtype) -> ValueRange:
@@ -94,22 +105,22 @@ def range_of_dtype(dtype: torch.dtype) -> ValueRange:
     return ValueRange(limits.min, limits.max, False)
 
 
-def exactly(value: float) -> ValueRange:
+def single_value(value: float) -> ValueRange:
     return ValueRange(value, value, math.isnan(value), value)
 
 
-TRUE, FALSE = exactly(1), exactly(0)
+TRUE, FALSE = single_value(1), single_value(0)
 
 
 def of(x: object) -> ValueRange:
     """The range of an operand or of a plain number."""
     if isinstance(x, Operand):
         return x.range
-    return exactly(x) if isinstance(x, (bool, int, float)) else ValueRange()
+    return single_value(x) if isinstance(x, (bool, int, float)) else ValueRange()
 
 
 def truth(share: float | None) -> ValueRange:
-    """Booleans of which nothing is sure."""
+    """Booleans of unknown value; `share` is the likely share of true ones."""
     return ValueRange(0, 1, False, share)
 
 
@@ -130,7 +141,7 @@ def _eq(a: Operand, b: object) -> ValueRange:
     if x.value is not None and x.value == y.value:
         return TRUE
     if a.is_single or a.spec.dtype.is_floating_point:
-        return truth(0)  # two numbers that nobody knows are rarely the same
+        return truth(0)  # two unknown numbers are rarely equal
     count = x.high - x.low + 1
     return truth(1 / count if count <= 1 << 16 else 0.5)
 
@@ -164,16 +175,38 @@ def _compare(a: object, b: object, is_strict: bool) -> ValueRange:
 def _guess_order(a: object, b: object, is_strict: bool) -> float | None:
     first, second = _likely(a), _likely(b)
     is_number = [not isinstance(operand, Operand) or operand.is_single for operand in (a, b)]
-    if not all(is_number):
-        return None
+    has_marker = any(guess is not None and abs(guess) >= EXTRAORDINARY for guess in (first, second))
+    if not all(is_number) and not has_marker:
+        return _share_below(a, b, is_strict)
     if first is None and second is None:
-        return 1.0  # a new score beside the best one so far: better
+        return 1.0  # a new score compared with the best one so far: taken to be better
     first, second = (ORDINARY if guess is None else guess for guess in (first, second))
     return float(first < second or (first == second and not is_strict))
 
 
+def _share_below(a: object, b: object, is_strict: bool) -> float | None:
+    """Of elements that are spread evenly over a known range, how many are below a number, or above it."""
+    if isinstance(a, Operand) and of(b).value is not None:
+        limit, elements, is_above = of(b).low, a, False
+    elif isinstance(b, Operand) and of(a).value is not None:
+        limit, elements, is_above = of(a).low, b, True
+    else:
+        return None
+    x, width = elements.range, elements.range.high - elements.range.low
+    if not is_finite(x) or width == 0:
+        return None
+    if not elements.is_float:  # n + 1 integers, of which those at the limit count or not
+        if width == 1 and x.likely is not None:
+            return (x.likely - x.low) if is_above else 1 - (x.likely - x.low)
+        width, limit = width + 1, limit + (is_strict == is_above)
+    share = min(max((limit - x.low) / width, 0.0), 1.0)
+    return 1 - share if is_above else share
+
+
 ORDINARY = 1.0
-"""What a number is taken for of which nothing is known, where it is compared: positive, and neither small nor large."""
+"""The likely value of an unknown number in a comparison: positive, neither small nor large."""
+EXTRAORDINARY = 1e8
+"""From here on, a number is taken for a marker, as -1e9 for "not yet": all others are on one side of it."""
 
 
 @value_range("lt")
@@ -201,7 +234,7 @@ def _isnan(x: Operand) -> ValueRange:
     return truth(0) if x.range.may_be_nan else FALSE
 
 
-def _is_finite(x: ValueRange) -> bool:
+def is_finite(x: ValueRange) -> bool:
     return not x.may_be_nan and x.low > -INFINITE and x.high < INFINITE
 
 
@@ -212,7 +245,7 @@ def _isinf(x: Operand) -> ValueRange:
 
 @value_range("isfinite")
 def _isfinite(x: Operand) -> ValueRange:
-    return TRUE if _is_finite(x.range) else truth(1)
+    return TRUE if is_finite(x.range) else truth(1)
 
 
 @value_range("isin")
@@ -240,20 +273,20 @@ def _both(a: ValueRange, b: ValueRange) -> ValueRange:
 
 @value_range("logical_and")
 def _logical_and(a: Operand, b: object) -> ValueRange:
-    return _both(_as_truth(of(a)), _as_truth(of(b)))
+    return _both(as_truth(of(a)), as_truth(of(b)))
 
 
 @value_range("logical_or")
 def _logical_or(a: Operand, b: object) -> ValueRange:
-    return _negate(_both(_negate(_as_truth(of(a))), _negate(_as_truth(of(b)))))
+    return _negate(_both(_negate(as_truth(of(a))), _negate(as_truth(of(b)))))
 
 
 @value_range("logical_not")
 def _logical_not(a: Operand) -> ValueRange:
-    return _negate(_as_truth(of(a)))
+    return _negate(as_truth(of(a)))
 
 
-def _as_truth(x: ValueRange) -> ValueRange:
+def as_truth(x: ValueRange) -> ValueRange:
     """Whether it is not zero."""
     if x.low > 0 or x.high < 0:
         return TRUE
@@ -282,62 +315,91 @@ def _bitwise_not(a: Operand) -> ValueRange | None:
     return _negate(a.range) if _is_truth(a) else None
 
 
-# --- reductions ------------------------------------------------------------------------------------------------------
+# --- operators whose results are made of elements of their inputs ------------------------------------------------------
 
 
-# Of masks of which there is no idea, `all` and `any` are taken for checks, which pass.
-
-
-@value_range("all", "_is_all_true")
-def _all(x: Operand, *args: object, **kwargs: object) -> ValueRange:
-    found = _as_truth(x.range)
-    if x.spec.numel == 0:
-        return TRUE
-    return found if found.value is not None else truth(float(found.likely is None or found.likely >= 1))
-
-
-@value_range("any", "_is_any_true")
-def _any(x: Operand, *args: object, **kwargs: object) -> ValueRange:
-    found = _as_truth(x.range)
-    if x.spec.numel == 0:
-        return FALSE
-    return found if found.value is not None else truth(float(found.likely is not None and found.likely > 0))
-
-
-@value_range("max", "min", "amax", "amin")
-def _extreme(x: Operand, *args: object, **kwargs: object) -> ValueRange | tuple[ValueRange, ...]:
-    if args and isinstance(args[0], Operand):
-        return _larger_range(x.range, args[0].range)
-    if args and isinstance(args[0], int) and x.spec.ndim:  # with positions, if it is `max.dim`
-        return x.range, ValueRange(0, max(x.spec.shape[args[0]] - 1, 0), False)
-    return x.range
-
-
-def _larger_range(a: ValueRange, b: ValueRange) -> ValueRange:
-    return ValueRange(min(a.low, b.low), max(a.high, b.high), a.may_be_nan or b.may_be_nan)
-
-
-@value_range("argmax", "argmin")
-def _position(x: Operand, dim: int | None = None, keepdim: bool = False) -> ValueRange:
+def positions_in(x: Operand, dim: int | None) -> ValueRange:
     count = x.spec.shape[dim] if dim is not None and x.spec.ndim else x.spec.numel
     return ValueRange(0, max(count - 1, 0), False)
 
 
-@value_range("sum", "count_nonzero")
-def _sum(x: Operand, *args: object, **kwargs: object) -> ValueRange | None:
-    if x.spec.dtype is not torch.bool:
+followed_at_any_size.mark("argmax", "argmin", "topk", "gather", "index", "index_select", "scatter", "scatter_", "one_hot")
+
+
+@value_range("gather", "index", "index_select", "flip", "roll", "repeat")
+def _select(x: Operand, *args: object, **kwargs: object) -> ValueRange:
+    return x.range
+
+
+@value_range("topk")
+def _topk(x: Operand, k: object, dim: int = -1, *args: object, **kwargs: object) -> tuple[ValueRange, ValueRange] | None:
+    return None if x.spec.is_symbolic else (x.range, positions_in(x, dim))
+
+
+@value_range("sort")
+def _sort(x: Operand, dim: int = -1, *args: object, **kwargs: object) -> tuple[ValueRange, ValueRange] | None:
+    return _topk(x, None, dim)
+
+
+@value_range("scatter", "scatter_")
+def _scatter(x: Operand, dim: int, index: Operand, source: object, **kwargs: object) -> ValueRange | None:
+    if kwargs or x.spec.is_symbolic or index.spec.is_symbolic or not x.spec.numel:
         return None
-    count = x.spec.numel
-    if args:  # along some dimensions
-        return ValueRange(0, x.range.high * count, False)
-    likely = None if x.range.likely is None else round(x.range.likely * count)
-    return ValueRange(x.range.low * count, x.range.high * count, False).expect(likely)
+    share = min(index.spec.numel / x.spec.numel, 1.0)
+    return _unite([x.range, of(source)], [1 - share, share])
+
+
+@value_range("one_hot")
+def _one_hot(x: Operand, count: int = -1) -> ValueRange:
+    return truth(1 / count if count > 0 else None)
+
+
+@value_range("zeros", "zeros_like", "new_zeros")
+def _zeros(*args: object, **kwargs: object) -> ValueRange:
+    return FALSE
+
+
+@value_range("ones", "ones_like", "new_ones")
+def _ones(*args: object, **kwargs: object) -> ValueRange:
+    return TRUE
+
+
+@value_range("cat", "stack")
+def _join(parts: Any, *args: object) -> ValueRange | None:
+    if any(part.spec.is_symbolic for part in parts):
+        return None
+    ranges = [part.range for part in parts if part.spec.numel]
+    return _unite(ranges, [part.spec.numel for part in parts if part.spec.numel]) if ranges else None
+
+
+def _unite(ranges: list[ValueRange], weights: list[float]) -> ValueRange:
+    """Of elements from several tensors. What is likely of one of them is so by how many there are of each."""
+    low, high = min(each.low for each in ranges), max(each.high for each in ranges)
+    known = [(each.likely, weight) for each, weight in zip(ranges, weights, strict=True) if each.likely is not None]
+    is_guessed = len(known) == len(ranges) and sum(weights) > 0
+    likely = sum(guess * weight for guess, weight in known) / sum(weights) if is_guessed else None
+    return ValueRange(low, high, any(each.may_be_nan for each in ranges), likely)
+
+
+@value_range("where")
+def _where(condition: Operand, *choices: Any) -> ValueRange | None:
+    if len(choices) != 2:  # the positions of what is true
+        return None
+    share = condition.range.likely
+    if share in (0, 1):
+        return _unite([of(choice) for choice in choices], [1, 1]).expect(_likely(choices[share == 0]))
+    return _unite([of(choice) for choice in choices], [1, 1] if share is None else [share, 1 - share])
+
+
+@value_range("masked_fill")
+def _masked_fill(x: Operand, mask: Operand, value: object) -> ValueRange | None:
+    return _where(mask, value, x)
 
 
 # --- arithmetic: exact in the reals; results of floating point are widened by its rounding ----------------------------
 
 
-def _round_outwards(low: float, high: float, may_be_nan: bool, likely: float | None, is_float: bool) -> ValueRange:
+def round_outwards(low: float, high: float, may_be_nan: bool, likely: float | None, is_float: bool) -> ValueRange:
     if math.isnan(low) or math.isnan(high):
         return ValueRange(likely=likely)
     if is_float:
@@ -359,12 +421,12 @@ def _is_float(*operands: object) -> bool:
 
 def _combine(function: Callable[[float, float], float], a: object, b: object) -> ValueRange:
     x, y = of(a), of(b)
-    if not (_is_finite(x) and _is_finite(y)):
+    if not (is_finite(x) and is_finite(y)):
         likely = None if x.likely is None or y.likely is None else function(x.likely, y.likely)
         return ValueRange(likely=likely) if _is_float(a, b) else ValueRange(may_be_nan=False, likely=likely)
     corners = [function(first, second) for first in (x.low, x.high) for second in (y.low, y.high)]
     likely = None if x.likely is None or y.likely is None else function(x.likely, y.likely)
-    return _round_outwards(min(corners), max(corners), False, likely, _is_float(a, b))
+    return round_outwards(min(corners), max(corners), False, likely, _is_float(a, b))
 
 
 @value_range("add", "add_")
@@ -392,15 +454,18 @@ def _mul(a: object, b: object) -> ValueRange:
 @value_range("div")
 def _div(a: object, b: object, *, rounding_mode: str | None = None) -> ValueRange | None:
     by = of(b)
-    if rounding_mode is not None or by.value is None or by.value == 0:
+    if rounding_mode is not None or by.value == 0:
         return None
+    if by.value is None:
+        guess = _likely(a)
+        return None if guess is None or not by.likely else ValueRange(likely=guess / by.likely)
     return _combine(lambda x, y: x / y, a, b)
 
 
 @value_range("neg")
 def _neg(x: Operand) -> ValueRange:
     likely = None if x.range.likely is None else -x.range.likely
-    return _round_outwards(-x.range.high, -x.range.low, x.range.may_be_nan, likely, _is_float(x))
+    return round_outwards(-x.range.high, -x.range.low, x.range.may_be_nan, likely, _is_float(x))
 
 
 @value_range("abs")
@@ -435,17 +500,26 @@ builtin_min, builtin_max = min, max
 @value_range("_to_copy", "clone", "floor", "round", "trunc")
 def _copy(x: Operand, *args: object, dtype: torch.dtype | None = None, **kwargs: object) -> ValueRange | None:
     if dtype is torch.bool:
-        return _as_truth(x.range)
-    if dtype is None or dtype == x.spec.dtype:
+        found = as_truth(x.range)
+        return found.expect(1 if found.likely is None else found.likely)  # numbers that nobody knows are rarely zero
+    if dtype == x.spec.dtype:
+        return x.range
+    if dtype is None:
         return ValueRange(math_floor(x.range.low), math_ceil(x.range.high), x.range.may_be_nan, x.range.likely)
-    if not _is_finite(x.range):
+    if not is_finite(x.range):
         return ValueRange(likely=x.range.likely) if dtype.is_floating_point else None
     if dtype.is_floating_point:
-        return _round_outwards(x.range.low, x.range.high, False, x.range.likely, True)
+        return round_outwards(x.range.low, x.range.high, False, x.range.likely, True)
     limits = range_of_dtype(dtype)
     is_within = limits.low <= x.range.low and x.range.high <= limits.high
     low, high = math.floor(x.range.low), math.ceil(x.range.high)
     return ValueRange(low, high, False, x.range.likely) if is_within else None
+
+
+@value_range("to")
+def _to(x: Operand, *args: object, dtype: torch.dtype | None = None, **kwargs: object) -> ValueRange | None:
+    given = [value for value in args if isinstance(value, torch.dtype)]
+    return _copy(x, dtype=given[0] if given else dtype or x.spec.dtype)
 
 
 def math_floor(x: float) -> float:
@@ -454,47 +528,6 @@ def math_floor(x: float) -> float:
 
 def math_ceil(x: float) -> float:
     return x if math.isinf(x) else math.ceil(x)
-
-
-# --- random numbers --------------------------------------------------------------------------------------------------
-
-
-@value_range("rand", "rand_like")
-def _rand(*args: object, **kwargs: object) -> ValueRange:
-    return ValueRange(0, math.nextafter(1, 0), False, 0.5)  # without 1
-
-
-@value_range("uniform_", "uniform")
-def _uniform(x: Operand, low: float = 0.0, high: float = 1.0, *, generator: object = None) -> ValueRange:
-    return _round_outwards(low, high, False, (low + high) / 2, low != 0 or high != 1)
-
-
-@value_range("randint", "randint_like")
-def _randint(*args: object, **kwargs: object) -> ValueRange | None:
-    numbers = [value for value in args if isinstance(value, int)]
-    low, high = (0, *numbers)[-2:]
-    return ValueRange(low, high - 1, False, (low + high) // 2)
-
-
-@value_range("random_")
-def _random(x: Operand, *bounds: Any, generator: object = None) -> ValueRange | None:
-    if not bounds or any(not isinstance(bound, int) for bound in bounds):
-        return None
-    low, high = (0, *bounds)[-2:]
-    return ValueRange(low, high - 1, False, (low + high) // 2)
-
-
-@value_range("bernoulli", "bernoulli_")
-def _bernoulli(x: Operand, p: object = None, *, generator: object = None) -> ValueRange:
-    chance = of(x if p is None else p)
-    if chance.value in (0, 1):
-        return exactly(chance.value)
-    return ValueRange(0, 1, False, chance.likely)
-
-
-@value_range("multinomial")
-def _multinomial(x: Operand, *args: object, **kwargs: object) -> ValueRange:
-    return ValueRange(0, x.spec.shape[-1] - 1, False)
 
 
 # --- loss scaling: gradients of an ordinary run do not overflow -------------------------------------------------------

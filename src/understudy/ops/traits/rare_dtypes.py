@@ -1,4 +1,4 @@
-"""Dtypes that are for storing numbers, 8-bit floats and large unsigned integers: the CPU computes little with them."""
+"""Dtypes with few CPU kernels: 8-bit floats and large unsigned integers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ not_made.register(UNSIGNED, "eye")
 
 
 def refuse_rare(call: Call) -> None:
-    """Refuse what eager has no CPU kernel for. Other devices have kernels for other dtypes."""
+    """Raise if eager has no CPU kernel for these dtypes. Other devices have kernels for other dtypes."""
     given = next((spec for spec in call.inputs if spec.dtype in RARE), None)
     dtype = call.kwargs.get("dtype") if given is None else given.dtype
     if dtype not in RARE or _is_elsewhere(call, given):
@@ -63,7 +63,7 @@ def _is_taken(name: str, given: TensorSpec, call: Call) -> bool:
 
 
 def _is_cast(given: TensorSpec, call: Call) -> bool:
-    """Whether an operand of another kind makes it a computation in another dtype."""
+    """Whether type promotion with another operand makes it a computation in another dtype."""
     if given.dtype in FLOAT8:
         return False
     values: list[Any] = [*call.args, *call.kwargs.values()]

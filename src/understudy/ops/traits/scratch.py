@@ -1,8 +1,8 @@
-"""Memory that a CUDA kernel takes besides its results, and gives back when it has run: from specs and the device.
+"""Temporary memory of CUDA kernels, from specs and the device.
 
     scratch = scratch_of(call, results, facts)
     scratch.sizes      bytes of each block, all held at once
-    scratch.bound      what a library may take in addition: 0, unless it decides by itself (cuDNN)
+    scratch.bound      what a library may allocate in addition: 0, unless it decides at run time (cuDNN)
     scratch.is_exact   whether the sizes are those of the kernel, or an estimate
 
 Beside it: which operators have a workspace of cuBLAS (`uses_blas`), and Python numbers that eager makes tensors of.
@@ -13,6 +13,7 @@ A formula is called with the device's facts, the specs of the results, then the 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import zip_longest
 from math import prod
 from typing import NamedTuple
 
@@ -20,7 +21,9 @@ import torch
 
 from understudy._torch import OpOverload
 from understudy.ops.registry import Trait, record_of
-from understudy.spec import TensorSpec
+from understudy.ops.traits import cuda_reductions
+from understudy.ops.traits.cuda_reductions import reduction_sizes
+from understudy.spec import TensorSpec, preserved_copy
 from understudy.spec.call import Call, flat
 from understudy.spec.device_facts import DeviceFacts
 
@@ -32,6 +35,7 @@ class Scratch(NamedTuple):
 
 
 NO_SCRATCH = Scratch()
+HALF = (torch.float16, torch.bfloat16)
 Results = Sequence[TensorSpec]
 Formula = Callable[..., Scratch]
 Maybe = TensorSpec | None
@@ -56,6 +60,10 @@ def _align(size: int, step: int) -> int:
     return -(-size // step) * step
 
 
+def _divide_up(number: int, divisor: int) -> int:
+    return -(-number // divisor)
+
+
 def _bytes(spec: TensorSpec) -> int:
     return int(spec.numel) * spec.itemsize
 
@@ -64,38 +72,33 @@ def _copy_if(condition: bool, spec: TensorSpec) -> tuple[int, ...]:
     return (_bytes(spec),) if condition else ()
 
 
-# --- reductions: how gpu_reduce_kernel spreads one over threads and blocks, and what blocks tell each other
+# --- reductions
 
-WARP = 32
-MOST_THREADS = 512
-LEAST_VALUES, MOST_VALUES = 16, 256
-"""For each thread."""
-LEAST_TO_VECTORIZE = 128
+WARP = cuda_reductions.WARP
+NORMS = ("linalg_vector_norm", "norm")
 
 accumulator: Trait[Callable[[TensorSpec], int]] = Trait("bytes of one partial result of a reduction", of_packets=True)
 
 
-@accumulator("max", "min", "argmax", "argmin", "aminmax", "var", "std", "var_mean", "std_mean")
+@accumulator("max", "min", "argmax", "argmin")
 def value_and_index(x: TensorSpec) -> int:
-    """A value with the index it is from; or mean, square sum and two counts."""
-    return 32 if x.dtype is torch.float64 and x.is_complex else 16
+    return 16
 
 
-@accumulator("all", "any")
-def one_bool(x: TensorSpec) -> int:
-    return 1
+@accumulator("var", "std", "var_mean", "std_mean")
+def moments(x: TensorSpec) -> int:
+    """Mean, sum of squares and two counts."""
+    return 32 if x.itemsize == 8 else 16
 
 
-@accumulator("amax", "amin")
+@accumulator("all", "any", "amax", "amin")
 def one_element(x: TensorSpec) -> int:
     return x.itemsize
 
 
-def _sum_size(x: TensorSpec) -> int:
-    """Half types are summed in float32, integers in int64."""
-    if x.is_floating_point or x.is_complex:
-        return max(4, x.itemsize)
-    return 8
+@accumulator("aminmax")
+def two_elements(x: TensorSpec) -> int:
+    return 2 * x.itemsize
 
 
 def _reduce(call: Call, results: Results, facts: DeviceFacts) -> Scratch:
@@ -105,11 +108,23 @@ def _reduce(call: Call, results: Results, facts: DeviceFacts) -> Scratch:
     kept = _dims_that_stay(x, results[0], call)
     if kept is None:
         return NO_SCRATCH
-    find_size = accumulator.of(call.op) or _sum_size
-    record = record_of(call.op)
-    if record.packet in ("max", "min") and results[0].ndim == 0 and len(results) == 1:
-        find_size = one_element  # of all elements, without an index
-    return Scratch(reduction_sizes(x, kept, find_size(x), facts))
+    packet = record_of(call.op).packet
+    if packet in ("max", "min") and len(results) == 1:  # of all elements, without an index
+        return Scratch(reduction_sizes(x, kept, x.itemsize, facts))
+    find_size = accumulator.of(call.op)
+    if find_size is not None:
+        return Scratch(reduction_sizes(x, kept, find_size(x), facts))
+    summed = _as_summed(x, results[0].dtype)
+    element = summed.itemsize // 2 if packet in NORMS and summed.is_complex else max(4, summed.itemsize)
+    return Scratch(_copy_if(summed is not x, summed) + reduction_sizes(summed, kept, element, facts))
+
+
+def _as_summed(x: TensorSpec, result: torch.dtype) -> TensorSpec:
+    """Sums are computed in the dtype of the result, of a copy if need be; half types are widened on the way."""
+    is_widened = x.dtype in HALF and result is torch.float32
+    if is_widened or x.dtype is result or x.is_complex:
+        return x
+    return x.like(stride=preserved_copy(x).stride, dtype=result)
 
 
 def _dims_that_stay(x: TensorSpec, result: TensorSpec, call: Call) -> tuple[int, ...] | None:
@@ -125,73 +140,14 @@ def _dims_that_stay(x: TensorSpec, result: TensorSpec, call: Call) -> tuple[int,
     return tuple(dim for dim in range(x.ndim) if reduced and dim not in reduced)
 
 
-def _coalesce(dims: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """(size, stride) from the fastest; neighbours that are one in memory are one."""
-    joined: list[tuple[int, int]] = []
-    for size, stride in dims:
-        if joined and joined[-1][0] * joined[-1][1] == stride:
-            joined[-1] = (joined[-1][0] * size, joined[-1][1])
-        else:
-            joined.append((size, stride))
-    return joined
-
-
-def _last_power_of_two(number: int) -> int:
-    return 1 << (max(1, number).bit_length() - 1)
-
-
-def reduction_sizes(x: TensorSpec, kept: Sequence[int], element: int, facts: DeviceFacts) -> tuple[int, ...]:
-    """The staging buffer and the semaphores where several blocks compute one result; nothing where one is enough."""
-    sized = [dim for dim in range(x.ndim) if x.shape[dim] > 1]
-    shape, stride, _ = x.numbers
-    inner = _coalesce(sorted(((shape[d], stride[d]) for d in sized if d not in kept), key=lambda dim: dim[1]))
-    outer = _coalesce([(shape[d], stride[d]) for d in reversed(sized) if d in kept])
-    inputs = prod(size for size, _ in inner)
-    outputs = prod(size for size, _ in outer)
-    if inputs <= 1:
-        return ()
-    is_along_fastest = not outer or inner[0][1] < outer[0][1]
-    width, height = (inputs, outputs) if is_along_fastest else (outputs, inputs)
-    vector = 1
-    if (inner if is_along_fastest else outer)[0][1] == 1:
-        if not is_along_fastest:
-            vector = _output_vector(x, inner, outer)
-            width //= vector
-        elif inputs >= LEAST_TO_VECTORIZE and len(inner) == 1:
-            width //= 8 if x.itemsize == 2 else 4
-    most = (256 if x.dtype is torch.complex128 else MOST_THREADS) // vector
-    width_power, height_power = (min(_last_power_of_two(size), most) for size in (width, height))
-    block_height = min(height_power, most // min(width_power, WARP))
-    block_width = min(width_power, most // block_height)
-    step_input, step_output = (block_width, 1) if is_along_fastest else (1, block_width)
-    if -(-inputs // step_input) < min(block_height * LEAST_VALUES, MOST_VALUES):
-        return ()  # each row of threads has a result of its own
-    values = -(-inputs // (step_input * block_height))
-    grid = -(-(outputs // vector) // step_output)
-    target = facts.multiprocessors * (facts.threads_per_multiprocessor // (block_width * block_height))
-    if values < MOST_VALUES or grid > target:
-        return ()
-    blocks = max(min(-(-target // grid), -(-values // LEAST_VALUES)), -(-values // MOST_VALUES))
-    if blocks <= 1:
-        return ()
-    buffer = element * outputs * blocks * (1 if is_along_fastest else block_width * vector)
-    return buffer, 4 * grid
-
-
-def _output_vector(x: TensorSpec, inner: Sequence[tuple[int, int]], outer: Sequence[tuple[int, int]]) -> int:
-    vector = 4
-    for number in (x.offset, outer[0][0], *(stride for _, stride in (*inner, *outer[1:]))):
-        while number % vector:
-            vector //= 2
-    return vector
-
-
 # --- products: operands in an order that cuBLAS does not take are copied
 
 
 def _is_awkward(spec: TensorSpec) -> bool:
     rows, columns = spec.shape[-2:]
     step, inner = spec.stride[-2:]
+    if spec.ndim == 3 and spec.is_contiguous and step and inner:
+        return False
     return not ((inner == 1 and step >= max(1, columns)) or (step == 1 and inner >= max(1, rows)))
 
 
@@ -228,14 +184,38 @@ def of_flash_backward(
 @scratch("_scaled_dot_product_efficient_attention_backward")
 def of_efficient_backward(
     facts: DeviceFacts, made: Results, grad: TensorSpec, query: TensorSpec, key: TensorSpec, value: TensorSpec,
-    *rest: object, **settings: object,
+    bias: Maybe, out: Maybe = None, logsumexp: Maybe = None, seed: Maybe = None, offset: Maybe = None,
+    dropout_p: float = 0.0, *rest: object, **settings: object,
 ) -> Scratch:  # fmt: skip
-    """delta; half types accumulate the gradient of the query in float32, in blocks."""
+    """delta; and for each head tiles of the query's gradient in float32, each with a lock. Half types that do not fit into
+    registers have such tiles for key and value, too."""
     batch, heads, rows, width = query.numbers.shape
-    delta = 4 * batch * heads * rows
-    if query.dtype is torch.float32:
-        return Scratch((delta,))
-    return Scratch((delta, 4 * batch * heads * _align(rows, 64) * _align(width, 64)), is_exact=False)
+    columns, value_width = key.numbers.shape[2], value.numbers.shape[3]
+    block_rows, block_columns = _efficient_block(max(width, value_width), query.dtype in HALF, dropout_p > 0, facts)
+    tile = 16 + 4 * block_rows * block_columns if facts.capability >= (7, 0) or query.dtype in HALF else 0
+    elements = _divide_up(rows, block_rows) * _divide_up(width, block_columns) * tile // 4
+    if query.dtype in HALF and max(width, value_width) > block_rows:
+        splits = max(1, min(_divide_up(columns, block_columns), 200 // (batch * heads)))
+        if batch * heads >= 256 and columns <= 2 * block_columns:
+            splits = 1
+        elements += splits * block_columns * (_align(width, block_rows) + _align(value_width, block_rows))
+    sizes = 4 * batch * heads * rows, 4 * batch * heads * _align(elements, 4)
+    return Scratch(sizes, is_exact=max(width, value_width) <= 64)
+
+
+def _efficient_block(width: int, is_half: bool, has_dropout: bool, facts: DeviceFacts) -> tuple[int, int]:
+    """Rows and columns of a tile: of the first kernel in torch's list that takes heads of this width, and whose tiles fit
+    into the shared memory of the device."""
+    has_little_memory = facts.capability in ((8, 6), (8, 7), (8, 9)) or facts.capability >= (12, 0)
+    if width <= 64 or facts.capability < (7, 0) or (facts.capability < (8, 0) and not is_half):
+        return 64, 64
+    if facts.capability < (8, 0):
+        return 128, 64
+    if is_half and width <= 128:
+        if facts.capability in ((8, 6), (8, 9)) and width <= 96 and not has_dropout:
+            return 128, 64
+        return (64, 64) if has_little_memory else (128, 128)
+    return (64, 64) if has_little_memory else (128, 64)
 
 
 @scratch("_scaled_dot_product_cudnn_attention_backward")
@@ -262,28 +242,117 @@ def of_cudnn(facts: DeviceFacts, made: Results, *args: object, **settings: objec
 
 # --- normalisation
 
+MANY_ROWS, MOST_BLOCKS = 64 * 1024, 32 * 1024
+
+
+@scratch("native_layer_norm", "_fused_rms_norm")
+def of_norm(facts: DeviceFacts, made: Results, x: TensorSpec, *rest: object, **settings: object) -> Scratch:
+    return Scratch(_copy_if(not x.is_contiguous, x))
+
 
 @scratch("native_layer_norm_backward")
 def of_layer_norm_backward(
-    facts: DeviceFacts, made: Results, grad: TensorSpec, x: TensorSpec, normalized_shape: Sequence[int], *rest: object,
-    **settings: object,
+    facts: DeviceFacts, made: Results, grad: TensorSpec, x: TensorSpec, normalized_shape: Sequence[int], mean: TensorSpec,
+    rstd: TensorSpec, weight: Maybe, bias: Maybe, wanted: Sequence[bool] = (True, True, True), **settings: object,
 ) -> Scratch:  # fmt: skip
-    """Partial sums for weight and bias, where there are many rows of few columns."""
+    parameters = [spec for spec, is_wanted in zip((weight, bias), wanted[1:], strict=True) if spec is not None and is_wanted]
+    return _norm_backward(facts, grad, x, normalized_shape, parameters)
+
+
+@scratch("_fused_rms_norm_backward")
+def of_rms_norm_backward(
+    facts: DeviceFacts, made: Results, grad: TensorSpec, x: TensorSpec, normalized_shape: Sequence[int], rstd: TensorSpec,
+    weight: Maybe, wanted: Sequence[bool] = (True, True), **settings: object,
+) -> Scratch:  # fmt: skip
+    return _norm_backward(facts, grad, x, normalized_shape, [weight] if weight is not None and wanted[1] else [])
+
+
+def _norm_backward(
+    facts: DeviceFacts, grad: TensorSpec, x: TensorSpec, normalized_shape: Sequence[int], parameters: Sequence[TensorSpec]
+) -> Scratch:
+    """Partial sums for weight and bias, where there are many rows of few columns; they are summed into new tensors."""
+    copied = _copy_if(not x.is_contiguous, x) + _copy_if(not grad.is_contiguous, grad)
     columns = prod(normalized_shape)
     rows = int(x.numel) // max(1, columns)
-    if rows <= 64 * 1024 or columns // WARP >= facts.multiprocessors // 2:
-        return NO_SCRATCH
-    across = -(-columns // WARP)
-    blocks = min(-(-rows // WARP), 32 * 1024 // across)
-    return Scratch(2 * (4 * blocks * columns,), is_exact=False)
+    if rows <= MANY_ROWS or columns // WARP >= facts.multiprocessors // 2:
+        return Scratch(copied)
+    blocks = min(_divide_up(rows, WARP), MOST_BLOCKS // _divide_up(columns, WARP))
+    partial = tuple(spec.itemsize * blocks * columns for spec in parameters)
+    return Scratch((*copied, *partial, *(map(_bytes, parameters))))
+
+
+# --- softmax, losses and other operators that are written in terms of others
+
+
+@scratch("_softmax", "_log_softmax")
+def of_softmax(facts: DeviceFacts, made: Results, x: TensorSpec, *rest: object, **settings: object) -> Scratch:
+    return Scratch(_copy_if(not x.is_contiguous, x))
+
+
+@scratch("_log_softmax_backward_data")
+def of_log_softmax_backward(
+    facts: DeviceFacts, made: Results, grad: TensorSpec, output: TensorSpec, *rest: object, **settings: object
+) -> Scratch:
+    return Scratch(_copy_if(not grad.is_contiguous, grad) + _copy_if(not output.is_contiguous, output))
+
+
+@scratch("_softmax_backward_data")
+def of_softmax_backward(
+    facts: DeviceFacts, made: Results, grad: TensorSpec, output: TensorSpec, *rest: object, **settings: object
+) -> Scratch:
+    """The product of the two comes first, laid out as they are."""
+    product = (_bytes(grad),)
+    if grad.is_contiguous and output.is_contiguous:
+        return Scratch(product)
+    first = output if grad.numel and 0 in grad.stride else grad
+    return Scratch(product + _copy_if(not first.is_contiguous, grad) + _copy_if(not output.is_contiguous, output))
+
+
+@scratch("mse_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy", "soft_margin_loss")
+def of_loss(
+    facts: DeviceFacts, made: Results, x: TensorSpec, target: TensorSpec, *rest: object, **settings: object
+) -> Scratch:
+    """What is summed up is a tensor first."""
+    return Scratch((_bytes(x),)) if made and made[0].ndim == 0 and x.ndim else NO_SCRATCH
+
+
+@scratch("binary_cross_entropy_with_logits")
+def of_loss_of_logits(
+    facts: DeviceFacts, made: Results, x: TensorSpec, target: TensorSpec, weight: Maybe = None, pos_weight: Maybe = None,
+    *rest: object, **settings: object,
+) -> Scratch:  # fmt: skip
+    """The logarithms of sigmoids, and what is summed up; the weights of positive examples, if there are any."""
+    return Scratch((_bytes(x),) * (1 + (pos_weight is not None) + (made[0].ndim == 0)))
+
+
+@scratch("logsumexp")
+def of_logsumexp(facts: DeviceFacts, made: Results, x: TensorSpec, *rest: object, **settings: object) -> Scratch:
+    """The largest element of each row, and the exponentials."""
+    return Scratch((_bytes(made[0]), _bytes(x)))
+
+
+@scratch("_safe_softmax")
+def of_safe_softmax(facts: DeviceFacts, made: Results, x: TensorSpec, *rest: object, **settings: object) -> Scratch:
+    """The plain softmax, and whether elements are minus infinity."""
+    return Scratch((_bytes(made[0]), int(x.numel)))
+
+
+@scratch("isinf", "dist", "multinomial")
+def of_one_more(facts: DeviceFacts, made: Results, x: TensorSpec, *rest: object, **settings: object) -> Scratch:
+    """A tensor like the argument on the way: absolute values, differences, random numbers."""
+    return Scratch((_bytes(x),) if x.is_floating_point else ())
 
 
 # --- sorting and what is built on it
 
 
+ONE_TILE = 2304
+"""Pairs of 8 bytes that one block sorts by itself."""
+
+
 def _cub(elements: int) -> int:
-    """Temporary storage of a radix sort: histograms, beside the second buffer of keys and values."""
-    return 1024 + elements // 16
+    """Temporary storage of a radix sort of pairs: second buffers of keys and values, and what blocks tell each other."""
+    return 1 if elements <= ONE_TILE else 16 * elements + elements // 4 + 16 * 1024
 
 
 @scratch("sort", "argsort", "msort", "_unique2", "unique_dim", "unique_consecutive", "mode", "median", "kthvalue")
@@ -319,6 +388,20 @@ def of_nonzero(facts: DeviceFacts, made: Results, x: TensorSpec, *rest: object, 
     return Scratch((512, 1024 + 8 * (int(x.numel) // 2048)), is_exact=False)
 
 
+@scratch("index", "_unsafe_index")
+def of_index(facts: DeviceFacts, made: Results, x: TensorSpec, indices: Sequence[Maybe]) -> Scratch:
+    """Several indices are brought to one layout; those of 4 bytes become longer."""
+    return Scratch(_copied_indices(indices))
+
+
+def _copied_indices(indices: Sequence[Maybe]) -> tuple[int, ...]:
+    used = [index for index in indices if index is not None and index.dtype is not torch.bool]
+    elements = prod(max(sizes) for sizes in zip_longest(*(reversed(index.numbers.shape) for index in used), fillvalue=1))
+    layouts = {(index.shape, index.stride) for index in used}
+    copies = [8 * int(index.numel) for index in used if index.dtype is torch.int32]
+    return (*copies, *(len(used) * [8 * elements] if len(layouts) > 1 else []))
+
+
 @scratch("index_put", "index_put_", "_index_put_impl_", "_unsafe_index_put")
 def of_index_put(
     facts: DeviceFacts, made: Results, x: TensorSpec, indices: Sequence[Maybe], values: TensorSpec,
@@ -327,10 +410,13 @@ def of_index_put(
     """Accumulating sorts the indices, with their order, and reads the values one after the other."""
     used = [index for index in indices if index is not None]
     if not accumulate or not used:
-        return NO_SCRATCH
+        return Scratch(_copied_indices(indices))
     n = max(int(index.numel) for index in used)
     copied = _copy_if(not values.is_contiguous, values)
-    return Scratch((*copied, 8 * n, 8 * n, 8 * n, 8 * n, _cub(n)), is_exact=False)
+    return Scratch((8 * n, *copied, 8 * n, 8 * n, 8 * n, _cub(n)), is_exact=n <= ONE_TILE)
+
+
+FEW_INDICES, ROWS_AT_ONCE = 3072, 10
 
 
 @scratch("embedding_dense_backward")
@@ -338,15 +424,19 @@ def of_embedding_backward(
     facts: DeviceFacts, made: Results, grad: TensorSpec, indices: TensorSpec, num_weights: int, padding_idx: int,
     scale_grad_by_freq: bool = False, **settings: object,
 ) -> Scratch:  # fmt: skip
-    """Few indices need nothing; many are sorted, and summed up in segments of at most ten."""
-    copied = _copy_if(not grad.is_contiguous, grad)
+    """Few indices need nothing. Many are sorted with their order, and the rows of one index summed up ten at a time, in
+    float32: what sorting takes besides is gone by then."""
+    copied = _copy_if(not indices.is_contiguous, indices) + _copy_if(not grad.is_contiguous, grad)
     n = int(indices.numel)
-    if n <= 3072 and not scale_grad_by_freq:
+    if n <= FEW_INDICES and not scale_grad_by_freq:
         return Scratch(copied)
     width = grad.numbers.shape[-1] if grad.ndim else 1
-    segments = min(n, num_weights) + n // 10
-    partial = 4 * segments * _align(width, WARP)
-    return Scratch((*copied, 8 * n, 8 * n, 8 * n, _cub(n), 8 * n, 8 * n, partial), is_exact=False)
+    segments = min(n, num_weights)
+    partial = segments + n // ROWS_AT_ONCE
+    size = indices.itemsize
+    counts = (size * n,) if scale_grad_by_freq else ()
+    lists = (size * n, size * n, *counts, size * n, 8, size * segments, size * segments, 8, size * partial)
+    return Scratch((*copied, *lists, max(4, grad.itemsize) * partial * width))
 
 
 # --- lists of tensors

@@ -1,4 +1,4 @@
-"""Whether the values of results follow from the values of inputs, which inputs are read for them, and which are indices."""
+"""Whether the values of results are determined by the values of inputs, which inputs are read, and which are indices."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from understudy.spec import New, Outcomes, Same, TensorSpec, View
 from understudy.spec.call import Call, flat
 
 LARGEST = 1 << 20
-"""Elements that a tensor may have for its determined values to be followed."""
+"""Determined values are tracked for tensors up to this many elements."""
 
 undetermined: Trait[str] = Trait("why the values of its results do not follow from its inputs", of_packets=True)
 undetermined.register(
@@ -30,7 +30,7 @@ unread_inputs.register(
 )
 
 def is_determined(call: Call, outcomes: Outcomes) -> bool:
-    """Whether the values of what a call gives follow from the values of its inputs, and are few enough to follow."""
+    """Whether the values of a call's results are determined by those of its inputs, and few enough to be tracked."""
     record = record_of(call.op)
     if any(spec.is_symbolic for spec in (*call.inputs, *specs_in(outcomes))):
         return False
@@ -40,7 +40,7 @@ def is_determined(call: Call, outcomes: Outcomes) -> bool:
 
 
 def specs_in(outcomes: object) -> list[TensorSpec]:
-    """Those of the tensors that a call makes."""
+    """The specs of the tensors that a call makes."""
     match outcomes:
         case New(spec) | View(_, spec):
             return [spec]
@@ -60,7 +60,7 @@ def _count_elements(outcomes: object, inputs: tuple[TensorSpec, ...]) -> Any:
     return 0
 
 
-# --- indices: those whose values are determined can be checked ---------------------------------------------------
+# --- indices: determined ones can be checked ---------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class IndexBound:
     error: type[OperatorError] = DimensionError
     "What eager raises."
     ignored: int | None = None
-    "An index that stands for nothing."
+    "An index that is skipped."
 
     def size(self, target: TensorSpec) -> Any:
         if self.dim is None:
@@ -144,7 +144,7 @@ def named_arguments(call: Call) -> dict[str, Any]:
 
 
 def position_of(call: Call, name: str) -> int:
-    """The number of this tensor among the tensor inputs."""
+    """The position of this argument among the tensor inputs."""
     seen = 0
     for other, value in (*zip(_torch.argument_names(call.op), call.args, strict=False), *call.kwargs.items()):
         if other == name:

@@ -1,7 +1,8 @@
-"""What a call writes to, and which memory it may write to: by the schema, and where the schema does not tell."""
+"""Which arguments a call writes to, by its schema and against it, and which overlaps in memory it rejects."""
 
 from __future__ import annotations
 
+from enum import Enum, auto
 from typing import Any
 
 import torch
@@ -46,7 +47,9 @@ trusts_arguments.register(
 
 checks_arguments: Trait[bool] = Trait("a private operator whose kernel checks what it is given", of_packets=True)
 checks_arguments.mark(
-    "_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "_cdist_forward",
+    "_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "_cdist_forward", "_chunk_cat", "_histogramdd_bin_edges",
+    "_histogramdd_from_bin_cts", "_histogramdd_from_bin_tensors", "_trilinear", "huber_loss_backward",
+    "mse_loss_backward", "smooth_l1_loss_backward", "soft_margin_loss_backward", "binary_cross_entropy_backward",
     "_linalg_det", "_linalg_eigh", "_linalg_slogdet", "_linalg_solve_ex", "_linalg_svd", "_log_softmax",
     "_log_softmax_backward_data", "_prelu_kernel", "_softmax_backward_data", "_scaled_mm",
     "_scaled_mm_v2", "_softmax", "_unsafe_index", "_unsafe_masked_index", "_unsafe_masked_index_put_accumulate",
@@ -55,8 +58,8 @@ checks_arguments.mark(
 
 
 def may_trust_arguments(op: OpOverload) -> bool:
-    """Whether its kernel may read or write beyond what it is given: it is known to, or only torch's own code calls it
-    (private operators, gradients), which gives it what fits."""
+    """Whether its kernel may access memory out of bounds on wrong arguments: known cases, and operators that only
+    torch's own code calls (private operators, gradients), with arguments that fit."""
     if checks_arguments.of(op) is not None:
         return False
     name = op.name().partition("::")[2].partition(".")[0]
@@ -72,8 +75,30 @@ for _name in (
 ).split():
     writes_in_order.mark(_name, f"{_name}_")
 
+
+
+class PlainWrite(Enum):
+    """Where C++ writes in place with plain tensors, and asks for a new one while a mode is active."""
+
+    ADDS_GRADIENT = auto()
+    """Autograd's engine adds a gradient to one that it holds alone."""
+    FILLS_ZEROS = auto()
+    """A formula of a gradient writes into zeros that it has just made."""
+
+
+plain_write: Trait[PlainWrite] = Trait("where autograd writes in place with plain tensors")
+plain_write.register(PlainWrite.ADDS_GRADIENT, "add.Tensor")
+plain_write.register(
+    PlainWrite.FILLS_ZEROS,
+    "index_put", "index_add", "index_fill.int_Scalar", "index_fill.int_Tensor", "scatter_add", "scatter.src",
+    "scatter.value", "put", "masked_scatter",
+)  # fmt: skip
+
+gives_zeros: Trait[bool] = Trait("makes a tensor of zeros", of_packets=True)
+gives_zeros.mark("zeros", "new_zeros", "zeros_like")
+
 LISTS_OF_TENSORS = "_foreach_"
-"""The kernels of these operators, not the dispatcher, count the writes to their tensors."""
+"""For these operators the kernel, not the dispatcher, bumps the version counters."""
 
 CHANCE = "dropout_p"
 """Operators with such an argument draw no random numbers if it is zero, which it is by default."""
@@ -104,24 +129,24 @@ def written_inputs(call: Call) -> tuple[int, ...]:
 
 
 def counts_own_writes(op: OpOverload) -> bool:
-    """Whether the versions of what it writes to are counted by its kernel, and not by the dispatcher."""
+    """Whether its kernel, not the dispatcher, bumps the version counters of what it writes to."""
     return record_of(op).packet.startswith(LISTS_OF_TENSORS)
 
 
 def is_pure(op: OpOverload, args: tuple[object, ...], kwargs: object) -> bool:
-    """Whether nothing but its result tells that a call was made."""
+    """Whether a call has no effect besides its result."""
     return (
         isinstance(op, OpOverload)
         and record_of(op).is_builtin
         and not record_of(op).is_mutable
-        and torch.Tag.data_dependent_output not in op.tags  # a value that is not read may not be checked
+        and torch.Tag.data_dependent_output not in op.tags  # an unread value may still be checked
         and not draws_numbers(op, args, kwargs)
         and not (record_of(op).may_write and written_values(op, args, kwargs))
     )
 
 
 def draws_numbers(op: OpOverload, args: Any, kwargs: Any) -> bool:
-    """Whether a call draws random numbers: one that is not drawn changes those after it."""
+    """Whether a call draws random numbers, and so affects later draws."""
     if not record_of(op).is_random:
         return False
     return CHANCE not in _torch.argument_names(op) or _argument_named(op, CHANCE, args, kwargs) not in (None, 0)

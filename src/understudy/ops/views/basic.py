@@ -9,6 +9,7 @@ import torch
 
 from understudy.errors import ArgumentError, DimensionError, DtypeError, ShapeMismatch
 from understudy.ops.registry import rule
+from understudy.ops.shared.decompositions import decomposition
 from understudy.ops.shared.dims import (
     complete_shape,
     replace_size,
@@ -21,13 +22,13 @@ from understudy.ops.shared.dims import (
 )
 from understudy.ops.shared.layouts import expand_strides, view_strides
 from understudy.shapes.sizes import (
-    from_start,
-    has_place,
+    expect_in_bounds,
+    has_unbacked,
+    is_provably_less,
     is_symbolic,
     larger,
-    lies_in_data,
     smaller,
-    surely_less,
+    wrap_index,
 )
 from understudy.spec import TensorSpec, View, complex_type, real_type
 
@@ -37,10 +38,10 @@ if TYPE_CHECKING:
 
 @rule("view", "_unsafe_view")
 def view(spec: TensorSpec, size: Sequence[int | SymNode]) -> View:
-    return View(0, viewed_as(spec, complete_shape(spec, size)))
+    return View(0, view_spec(spec, complete_shape(spec, size)))
 
 
-def viewed_as(spec: TensorSpec, shape: Shape) -> TensorSpec:
+def view_spec(spec: TensorSpec, shape: Shape) -> TensorSpec:
     stride = view_strides(spec, shape)
     if stride is None:
         raise ShapeMismatch(
@@ -92,7 +93,7 @@ def t(spec: TensorSpec) -> View:
 
 
 def squeeze_spec(spec: TensorSpec, dims: Sequence[int] | None = None) -> TensorSpec:
-    """Without the dimensions of size 1 among `dims` (all of them by default)."""
+    """The spec without the dimensions of size 1 among `dims` (by default all)."""
     candidates = range(spec.ndim) if dims is None else wrap_dims(dims, spec.ndim)
     kept = [dim for dim in range(spec.ndim) if dim not in candidates or spec.shape[dim] != 1]
     return spec.as_view([spec.shape[d] for d in kept], [spec.stride[d] for d in kept])
@@ -120,7 +121,7 @@ def unsqueeze_spec(spec: TensorSpec, dim: int) -> TensorSpec:
 
 
 def with_dimensions(spec: TensorSpec, at_least: int) -> TensorSpec:
-    """What atleast_1d, _2d and _3d make of it."""
+    """The spec with at least this many dimensions, as `atleast_1d`, `_2d` and `_3d` do."""
     while spec.ndim < at_least:
         spec = unsqueeze_spec(spec, 0 if spec.ndim < 2 else -1)
     return spec
@@ -136,9 +137,9 @@ def select_spec(spec: TensorSpec, dim: int, index: int | SymNode) -> TensorSpec:
         raise DimensionError(f"select: {spec} has no dimension to select from")
     dim = wrap_dim(dim, spec.ndim)
     size = spec.shape[dim]
-    if not has_place(size, index):
+    if not expect_in_bounds(size, index):
         raise DimensionError(f"select: index {index} is out of range for dimension {dim} of {spec}")
-    index = from_start(index, size)
+    index = wrap_index(index, size)
     stride = spec.stride
     return spec.as_view(without(spec.shape, dim), without(stride, dim), spec.offset + index * stride[dim])
 
@@ -151,7 +152,7 @@ def select(spec: TensorSpec, dim: int, index: int | SymNode) -> View:
 def clamped_range(size: Any, start: Any, end: Any) -> tuple[object, object]:
     """Start and end of a slice within 0…size, as Python's own slices clamp them."""
     start = 0 if start is None else start
-    if lies_in_data(size, start, end):
+    if has_unbacked(size, start, end):
         return _clamped_in_data(size, start, end)
     if start < 0:
         start = start + size
@@ -159,7 +160,7 @@ def clamped_range(size: Any, start: Any, end: Any) -> tuple[object, object]:
             start = 0
     elif start > size:
         start = size
-    # The largest 64-bit number is how C++ says "to the end".
+    # C++ passes the largest 64-bit integer for "to the end".
     if end is None or (not is_symbolic((end,)) and end == _TO_THE_END):
         return start, size
     if end < 0:
@@ -172,11 +173,11 @@ def clamped_range(size: Any, start: Any, end: Any) -> tuple[object, object]:
 
 
 def _clamped_in_data(size: int | SymNode, start: int | SymNode, end: int | SymNode) -> tuple[object, object]:
-    """The same, where nobody can say which of the numbers is the least."""
-    start = smaller(larger(from_start(start, size), 0), size)
+    """The same for unbacked numbers, which can't be compared: with symbolic minima."""
+    start = smaller(larger(wrap_index(start, size), 0), size)
     if end is None or (type(end) is int and end == _TO_THE_END):
         return start, size
-    return start, larger(smaller(from_start(end, size), size), start)
+    return start, larger(smaller(wrap_index(end, size), size), start)
 
 
 _TO_THE_END = 2**63 - 1
@@ -210,7 +211,7 @@ def slice_(spec: TensorSpec, dim: int = 0, start: object = None, end: object = N
 
 
 def narrow_spec(spec: TensorSpec, dim: int, start: int | SymNode, length: int | SymNode) -> TensorSpec:
-    """A slice whose range is known to be inside."""
+    """A slice whose range is known to be in bounds."""
     return spec.as_view(replace_size(spec.shape, dim, length), spec.stride, spec.offset + start * spec.stride[dim])
 
 
@@ -224,10 +225,18 @@ def narrow(spec: TensorSpec, dim: int, start: Any, length: Any) -> View:
     size = spec.shape[dim]
     if start < -size or start > size:
         raise DimensionError(f"narrow: start {start} is out of range for dimension {dim} of {spec}")
-    start = from_start(start, size)
+    start = wrap_index(start, size)
     if start + length > size:
         raise DimensionError(f"narrow: {start} + {length} passes the end of dimension {dim} of {spec}")
     return View(0, narrow_spec(spec, dim, start, length))
+
+
+@decomposition("narrow.Tensor")
+def check_length(x: torch.Tensor, dim: int, start: object, length: Any) -> Any:
+    """C++ compares the length with the start, which only data knows."""
+    if -x.dim() <= dim < x.dim() and length > x.shape[dim]:
+        raise DimensionError(f"narrow: dimension {dim} of {list(x.shape)} has no {length} elements")
+    return NotImplemented
 
 
 @rule("diagonal")
@@ -248,9 +257,9 @@ def diagonal_of(spec: TensorSpec, offset: int, dim1: int, dim2: int) -> TensorSp
         rows = rows + offset
     length = smaller(rows, columns)
     skipped = offset * spec.stride[second] if offset >= 0 else -offset * spec.stride[first]
-    if not surely_less(0, length):
+    if not is_provably_less(0, length):
         length = larger(length, 0)
-        skipped = skipped * smaller(length, 1)  # a diagonal without elements starts where the tensor does
+        skipped = skipped * smaller(length, 1)  # an empty diagonal keeps the offset of the tensor
     kept = [dim for dim in range(spec.ndim) if dim not in (first, second)]
     return spec.as_view(
         [*(spec.shape[d] for d in kept), length],

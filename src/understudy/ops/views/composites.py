@@ -1,4 +1,4 @@
-"""Operators that are made of views and reach the dispatcher whole only in inference mode, and the copying twins of views."""
+"""Composites of views, which reach the dispatcher undecomposed only in inference mode; and copying variants of views."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from understudy.ops.views.basic import (
     diagonal_of,
     select_spec,
     transpose_spec,
-    viewed_as,
+    view_spec,
     with_dimensions,
 )
-from understudy.shapes.sizes import from_torch, lies_in_data, to_torch
+from understudy.shapes.sizes import from_torch, has_unbacked, to_torch
 from understudy.spec import New, Same, TensorSpec, View, broadcast_shapes, product, same_shape, spec_of
 
 Tensor = torch.Tensor
@@ -64,7 +64,7 @@ def unflatten(spec: TensorSpec, dim: int, sizes: Sequence[object]) -> View:
     if not sizes or not spec.shape:
         raise ArgumentError(f"unflatten: can't take {spec} apart into sizes {list(sizes)}")
     filled = complete_shape(spec.like((spec.shape[dim],)), sizes)
-    return View(0, viewed_as(spec, (*spec.shape[:dim], *filled, *spec.shape[dim + 1 :])))
+    return View(0, view_spec(spec, (*spec.shape[:dim], *filled, *spec.shape[dim + 1 :])))
 
 
 @rule("expand_as")
@@ -103,7 +103,7 @@ for _ndim in (1, 2, 3):
 
 @rule("view_as")
 def view_as(spec: TensorSpec, other: TensorSpec) -> View:
-    return View(0, viewed_as(spec, complete_shape(spec, other.shape)))
+    return View(0, view_spec(spec, complete_shape(spec, other.shape)))
 
 
 @rule("numpy_T")
@@ -185,7 +185,7 @@ def imag(spec: TensorSpec) -> View:
     return View(0, part.as_view(part.shape, part.stride, neg=part.neg != spec.conj))
 
 
-# --- The copying twins of views (`permute_copy` of `permute`, …): a new contiguous tensor of the view's shape ---
+# --- Copying variants of views (`permute_copy` of `permute`, …): a new contiguous tensor of the view's shape ---
 
 COPIES: dict[str, Callable[..., New | View | list[View]]] = {
     "_conj_copy": basic.conj,
@@ -229,7 +229,7 @@ def _copy_of(view_rule: Callable[..., New | View | list[View]]) -> Rule:
 
 
 def _resolve_bits(spec: TensorSpec) -> TensorSpec:
-    """Copying operators apply a lazy conjugation or negation first, views refuse some of them."""
+    """Copying operators resolve the conjugation and negation bits first; some views raise for them."""
     return spec.as_view(spec.shape, spec.stride, conj=False, neg=False) if spec.conj or spec.neg else spec
 
 
@@ -243,12 +243,12 @@ for _name, _view_rule in COPIES.items():
 
 @decomposition("reshape")
 def decompose_reshape(x: Tensor, shape: Sequence[object]) -> torch.Tensor:
-    """C++ asks size by size how the new dimensions fill the old ones, also where their products tell."""
+    """C++ adds a guard for each size to find out how the new dimensions fill the old ones, even where products suffice."""
     spec = spec_of(x)
     if spec is None or spec.layout is not torch.strided:
         return NotImplemented
     given = [from_torch(size) for size in shape]
-    if lies_in_data(*spec.shape, *spec.stride, *given):
+    if has_unbacked(*spec.shape, *spec.stride, *given):
         return NotImplemented
     sizes = complete_shape(spec, given)
     new = [to_torch(size) for size in sizes]

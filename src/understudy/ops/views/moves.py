@@ -1,4 +1,4 @@
-"""Copies with elements at other places: repeat, roll, flip, triangles, shuffles."""
+"""Copies that move elements: repeat, roll, flip, triangles, shuffles."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 from understudy.errors import ArgumentError, DimensionError, DynamicOutputShapeException, ShapeMismatch
 from understudy.ops.registry import rule
 from understudy.ops.shared.dims import replace_size, with_inserted, wrap_dim, wrap_dims
-from understudy.ops.shared.dtypes import BOOL, COMPLEX_HALF, NUMBERS, check_cpu_dtype
-from understudy.ops.shared.layouts import is_surely_row_major, suggested_strides
+from understudy.ops.shared.dtypes import BOOL, COMPLEX_HALF, FLOAT8, NUMBERS, check_cpu_dtype
+from understudy.ops.shared.layouts import is_provably_row_major, suggested_strides
 from understudy.ops.views.basic import narrow_spec, transpose_spec
 from understudy.ops.views.split_and_join import join_specs
-from understudy.shapes.sizes import larger, smaller
+from understudy.shapes.sizes import fix_sizes, larger, smaller
 from understudy.spec import TensorSpec, View, preserved_copy
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def roll(spec: TensorSpec, shifts: object, dims: object = ()) -> TensorSpec:
     if along_dims and len(shift_list) != len(dim_list):
         raise ArgumentError(f"roll: {len(shift_list)} shifts for {len(dim_list)} dimensions")
     if (along_dims or spec.ndim == 1) and spec.is_empty:
-        return preserved_copy(spec)  # without a look at the dimensions
+        return preserved_copy(spec)  # without checking the dimensions
     if along_dims and not spec.shape:
         raise DimensionError(f"roll: {spec} has no dimension to roll along")
     rolled = spec if along_dims else spec.like()
@@ -104,7 +104,7 @@ def roll(spec: TensorSpec, shifts: object, dims: object = ()) -> TensorSpec:
 
 
 def _roll_spec(spec: TensorSpec, dim: int, shift: int | SymNode) -> TensorSpec:
-    """The CPU kernel cuts the tensor in two and joins the pieces, whose format the result takes."""
+    """The CPU kernel splits the tensor and concatenates the parts, whose memory format the result takes."""
     if spec.device.type != "cpu":
         return spec.like()
     size = spec.shape[dim]
@@ -116,6 +116,8 @@ def _roll_spec(spec: TensorSpec, dim: int, shift: int | SymNode) -> TensorSpec:
 @rule("flip")
 def flip(spec: TensorSpec, dims: Sequence[int]) -> TensorSpec:
     wrap_dims(dims, spec.ndim)
+    if spec.dtype in FLOAT8:
+        fix_sizes(spec.shape)  # whether there is a kernel depends on the layout
     return preserved_copy(spec)
 
 
@@ -202,14 +204,14 @@ def pixel_unshuffle(spec: TensorSpec, downscale_factor: Any) -> TensorSpec:
     *batch, channels, height, width = spec.shape
     if height % factor != 0 or width % factor != 0:
         raise ShapeMismatch(f"pixel_unshuffle: {height} × {width} of {spec} are not divisible by {factor}")
-    is_the_same = type(factor) is int and factor == 1 and is_surely_row_major(spec)
+    is_the_same = type(factor) is int and factor == 1 and is_provably_row_major(spec)
     if spec.device.type == "cpu" and not is_the_same and spec.is_empty:
-        return preserved_copy(spec)  # the CPU kernel gives up before it looks at the factor
+        return preserved_copy(spec)  # the CPU kernel returns before it checks the factor
     return _shuffle_spec(spec, (*batch, channels * factor * factor, height // factor, width // factor))
 
 
 def _shuffle_spec(spec: TensorSpec, shape: tuple[object, ...]) -> TensorSpec:
-    """The CPU kernel keeps a channels-last format; elsewhere the shuffle is made of reshapes and a copy."""
+    """The CPU kernel keeps a channels-last format; on other devices the shuffle is reshapes and a copy."""
     if spec.device.type != "cpu":
         return spec.like(shape)
     check_cpu_dtype("shuffle", spec, NUMBERS | BOOL)

@@ -1,4 +1,4 @@
-"""Operators that cut a tensor into a list of views (split, chunk), and that put tensors beside each other (cat, stack)."""
+"""Operators that split a tensor into a list of views (split, chunk), and that concatenate tensors (cat, stack)."""
 
 from __future__ import annotations
 
@@ -13,17 +13,24 @@ from understudy.ops.registry import Rule, rule
 from understudy.ops.shared.batching import BatchLevel, batching_rule, dim_behind_batch
 from understudy.ops.shared.decompositions import decomposition, under_transforms
 from understudy.ops.shared.dims import replace_size, with_inserted, wrap_dim
-from understudy.ops.shared.layouts import expand_strides, is_surely_row_major, looks_channels_last
+from understudy.ops.shared.layouts import expand_strides, is_provably_row_major, looks_channels_last
 from understudy.ops.views.basic import (
     narrow_spec,
     select_spec,
     slice_spec,
     unsqueeze_spec,
-    viewed_as,
+    view_spec,
     with_dimensions,
 )
 from understudy.shapes.node import Shape
-from understudy.shapes.sizes import add_all, at_hand, at_least_one, has_to_be, lies_in_data, surely_equal
+from understudy.shapes.sizes import (
+    add_all,
+    at_least_one,
+    expect_equal,
+    has_unbacked,
+    hint_of,
+    is_provably_equal,
+)
 from understudy.spec import (
     TensorSpec,
     View,
@@ -51,7 +58,7 @@ def pieces(spec: TensorSpec, dim: int, sizes: Sequence[int | SymNode]) -> list[V
 
 
 def equal_sizes(spec: TensorSpec, dim: int, split_size: int | SymNode) -> list[int | SymNode]:
-    """Sizes of pieces of `split_size`, of which the last may be smaller."""
+    """The sizes of the pieces: `split_size` each, the last may be smaller."""
     length = spec.shape[dim]
     if split_size < 0:
         raise ArgumentError(f"split: the size of a piece must not be negative, got {split_size}")
@@ -59,15 +66,15 @@ def equal_sizes(spec: TensorSpec, dim: int, split_size: int | SymNode) -> list[i
         if length != 0:
             raise ArgumentError(f"split: pieces of size 0 never use up dimension {dim} of {spec}")
         return [0]
-    # How many pieces there are has to be a number: one question, where the size is a symbol.
+    # The number of pieces has to be a plain number: one guard, where the size is symbolic.
     full = _count(length, split_size) - 1
     return [*[split_size] * full, length - full * split_size]
 
 
 def _count(length: Any, split_size: object) -> int:
-    """How many pieces there are, at least one. Of symbols, what that depends on is asked as plainly as can be."""
+    """The number of pieces, at least one. For symbolic sizes, with the simplest possible guard."""
     count = -(-length // split_size)
-    number = at_hand(count)
+    number = hint_of(count)
     if type(count) is not int and number is not None:
         number = max(number, 1)
         if length <= number * split_size and (number == 1 or length > (number - 1) * split_size):
@@ -93,7 +100,7 @@ def split_with_sizes(spec: TensorSpec, split_sizes: Sequence[int | SymNode], dim
         if size < 0:
             raise ArgumentError(f"split_with_sizes: {list(split_sizes)} has a negative size")
         total = total + size
-    if not has_to_be(total, spec.shape[dim], is_refused_else=True):
+    if not expect_equal(total, spec.shape[dim], is_checked_by_operator=True):
         raise ShapeMismatch(
             f"split_with_sizes: {list(split_sizes)} add up to {total}, "
             f"dimension {dim} of {spec} has size {spec.shape[dim]}"
@@ -119,7 +126,7 @@ def chunk(spec: TensorSpec, chunks: int, dim: int = 0) -> list[View]:
     length = spec.shape[dim]
     size = (length + chunks - 1) // chunks
     if length == 0:
-        # Nothing to share out: all the chunks that were asked for are there, and empty.
+        # For an empty dimension there are as many chunks as requested, all empty.
         return pieces(spec, dim, [0] * chunks)
     return pieces(spec, dim, equal_sizes(spec, dim, size))
 
@@ -156,7 +163,7 @@ def tensor_split_indices(spec: TensorSpec, indices: Sizes, dim: int = 0) -> list
     return cut_at(spec, indices, dim)
 
 
-# The dimension that each of these splits, and how many dimensions a tensor must have for it.
+# For each: the dimension that it splits, and the least number of dimensions of a tensor.
 NAMED_SPLITS = {"hsplit": (1, 1), "vsplit": (0, 2), "dsplit": (2, 3)}
 
 
@@ -184,7 +191,7 @@ for _name, (_dim, _at_least) in NAMED_SPLITS.items():
     rule(f"{_name}.array")(_at_indices)
 
 
-# --- Operators that put tensors beside each other: cat, stack and their relatives ---------------------------
+# --- Operators that concatenate tensors: cat, stack and their relatives ---------------------------
 
 
 @rule("cat", "concat", "concatenate")
@@ -201,7 +208,7 @@ def join_specs(tensors: Sequence[TensorSpec], dim: int) -> TensorSpec:
         if not tensor.shape:
             raise ShapeMismatch(f"cat: tensor {position} of the list is 0-dim: {tensor}; use stack instead")
         if len(tensor.shape) == 1 and tensor.shape[0] == 0:
-            continue  # a 1-D tensor without elements goes with anything
+            continue  # an empty 1-D tensor is skipped
         if first is None:
             first, dim = tensor, wrap_dim(dim, tensor.ndim)
         else:
@@ -223,7 +230,7 @@ def _check_joinable(first: TensorSpec, other: TensorSpec, position: int, dim: in
             f"cat: {first} has {first.ndim} dimensions, tensor {position} of the list has {other.ndim}: {other}"
         )
     for at, (size, other_size) in enumerate(zip(first.shape, other.shape, strict=True)):
-        if at != dim and size != other_size and not has_to_be(size, other_size):
+        if at != dim and size != other_size and not expect_equal(size, other_size):
             raise ShapeMismatch(
                 f"cat: along dimension {dim}, all other sizes must be equal, but dimension {at} has size {size} in "
                 f"{first} and {other_size} in tensor {position} of the list, {other}"
@@ -231,7 +238,7 @@ def _check_joinable(first: TensorSpec, other: TensorSpec, position: int, dim: in
 
 
 def _joined_strides(tensors: Sequence[TensorSpec], shape: tuple[Any, ...]) -> tuple[object, ...]:
-    """Channels-last if all of the tensors look like it, skipped ones included."""
+    """Channels-last if all tensors look like it, including the skipped ones."""
     if len(shape) in (4, 5):
         ndim = len(shape)
         if all(tensor.ndim == ndim and looks_channels_last(tensor) for tensor in tensors):
@@ -240,7 +247,7 @@ def _joined_strides(tensors: Sequence[TensorSpec], shape: tuple[Any, ...]) -> tu
 
 
 def _has_to_be(shape: Sequence[int | SymNode], wanted: Sequence[int | SymNode]) -> bool:
-    return lies_in_data(*shape, *wanted) and len(shape) == len(wanted) and all(map(has_to_be, shape, wanted))
+    return has_unbacked(*shape, *wanted) and len(shape) == len(wanted) and all(map(expect_equal, shape, wanted))
 
 
 @rule("stack", "_stack")
@@ -257,9 +264,9 @@ def stack(tensors: Sequence[TensorSpec], dim: int = 0) -> TensorSpec:
     dim = wrap_dim(dim, first.ndim + 1)
     if dim == first.ndim:
         return join_specs([unsqueeze_spec(tensor, dim) for tensor in tensors], dim)
-    # Eager joins along the dimension behind the new one, and then splits the result.
+    # Eager concatenates along the dimension after the new one, then views the result.
     along = join_specs(tensors, dim)
-    split = viewed_as(along, with_inserted(first.shape, dim, len(tensors)))
+    split = view_spec(along, with_inserted(first.shape, dim, len(tensors)))
     return along.like(split.shape, stride=split.stride)
 
 
@@ -281,7 +288,7 @@ def dstack(tensors: Sequence[TensorSpec]) -> TensorSpec:
 
 @rule("column_stack")
 def column_stack(tensors: Sequence[TensorSpec]) -> TensorSpec:
-    columns = [viewed_as(t, (t.numel, 1)) if t.ndim <= 1 else t for t in tensors]
+    columns = [view_spec(t, (t.numel, 1)) if t.ndim <= 1 else t for t in tensors]
     return join_specs(columns, 1)
 
 
@@ -296,12 +303,7 @@ def block_diag(tensors: Sequence[TensorSpec]) -> Any:
             raise ShapeMismatch(f"block_diag: tensor {position} of the list has more than 2 dimensions: {tensor}")
         height, width = (1,) * (2 - tensor.ndim) + tensor.shape
         rows, columns = rows + height, columns + width
-    return tensors[0].like((rows, columns), dtype=_joint_dtype(tensors))
-
-
-def _joint_dtype(tensors: Sequence[TensorSpec]) -> Any:
-    """Promotion in which 0-dim tensors count as much as the others."""
-    return result_type(*(tensor if tensor.shape else unsqueeze_spec(tensor, 0) for tensor in tensors))
+    return tensors[0].like((rows, columns), dtype=result_type(*tensors))
 
 
 @rule("meshgrid")
@@ -330,19 +332,19 @@ def _grids(tensors: Sequence[TensorSpec], indexing: str) -> list[View]:
     shape = [tensors[position].numel for position in order]
     grids = []
     for dim, position in enumerate(order):
-        column = viewed_as(tensors[position], tuple(s if d == dim else 1 for d, s in enumerate(shape)))
+        column = view_spec(tensors[position], tuple(s if d == dim else 1 for d, s in enumerate(shape)))
         grids.append(View(position, column.as_view(*expand_strides(column, shape))))
     return [grids[dim] for dim in order]
 
 
-# --- Chunks of several tensors, put together chunk by chunk: what sharded parameters are gathered with ------
+# --- Chunks of several tensors, concatenated chunk by chunk: used to gather sharded parameters ------
 
 
 @rule("_chunk_cat")
 def chunk_cat(tensors: Sequence[TensorSpec], dim: int, num_chunks: int) -> Any:
-    """Each tensor is filled up to whole chunks. For plain sizes, and where layouts matter, torch's own steps answer.
+    """Each tensor is padded to whole chunks. Plain sizes, and calls whose strides depend on layouts, are left to torch.
 
-    These ask whether anything is to be filled up; the shape is the same in both cases.
+    torch would add a guard on whether padding is needed; the shape is the same in both cases.
     """
     if not any(spec.is_symbolic for spec in tensors):
         return NotImplemented
@@ -366,11 +368,11 @@ def chunk_cat(tensors: Sequence[TensorSpec], dim: int, num_chunks: int) -> Any:
 
 
 def _goes_row_major(spec: TensorSpec, shape: Shape) -> bool:
-    """Whether a tensor, cut into chunks of this shape, can't be taken for one in a channels-last format."""
+    """Whether a tensor, split into chunks of this shape, can't look channels-last."""
     if len(shape) not in CHANNELS_LAST_ORDER:
         return True
-    is_contiguous = all(map(surely_equal, spec.stride, contiguous_strides(spec.shape)))
-    return is_contiguous and is_surely_row_major(spec.like(shape))
+    is_contiguous = all(map(is_provably_equal, spec.stride, contiguous_strides(spec.shape)))
+    return is_contiguous and is_provably_row_major(spec.like(shape))
 
 
 @batching_rule("cat")
@@ -378,7 +380,7 @@ def batch_cat(keys: object, tensors: list[torch.Tensor], dim: int = 0) -> object
     level = BatchLevel()
     rank = max(tensor.dim() for tensor in tensors)
     dim = dim_behind_batch(dim, rank)
-    with level.below():  # what has nothing in it may have another rank
+    with level.below():  # an empty tensor may have another rank
         parts = [level.inside(tensor) for tensor in tensors if tensor.dim() == rank or tensor.numel() != 0]
         result = torch.cat(parts, dim)
     return level.around(result)
@@ -398,7 +400,7 @@ def batch_chunk(keys: object, x: torch.Tensor, chunks: int, dim: int = 0) -> lis
 
 @decomposition("tensor_split.tensor_indices_or_sections")
 def decompose_tensor_split(x: Tensor, places: Tensor, dim: int = 0) -> Any:
-    """The places, or the number of pieces, are data: each becomes a symbol, unless its value is known."""
+    """The split points, or the number of pieces, are data-dependent: each becomes a symbol, unless it is determined."""
     if places.dtype is not torch.int64 or places.dim() > 1:
         return NotImplemented  # C++ says what is wrong
     if places.dim() == 0:

@@ -1,13 +1,14 @@
-"""Gradients of views and *_scatter operators, which write as if through a view; shapes and strides changed in place."""
+"""Gradients of views, *_scatter operators, and in-place changes of shape and strides."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from understudy.errors import ArgumentError, DtypeError, ShapeMismatch
+from understudy.errors import ArgumentError, DtypeError, OperatorError, ShapeMismatch
 from understudy.ops.factories import clone, strides_in_format
 from understudy.ops.registry import Rule, rule
 from understudy.ops.shared.batching import BatchLevel, batching_rule, dim_behind_batch
@@ -26,7 +27,7 @@ from understudy.ops.views.basic import (
     transpose,
     unsqueeze,
 )
-from understudy.shapes.sizes import surely_equal
+from understudy.shapes.sizes import is_provably_equal
 from understudy.spec import (
     Same,
     TensorSpec,
@@ -77,8 +78,8 @@ def unfold_backward(grad_in: TensorSpec, input_sizes: Sequence[object], dim: int
     return grad_in.like(input_sizes)
 
 
-def copied_in_place(spec: TensorSpec) -> TensorSpec:
-    """A copy of the whole storage, seen with the same strides and offset, unless elements overlap."""
+def copy_whole_storage(spec: TensorSpec) -> TensorSpec:
+    """A copy of the whole storage, with the same strides and offset, unless elements overlap."""
     expanded = any(step == 0 and size > 1 for size, step in zip(spec.shape, spec.stride, strict=True))
     if expanded and not is_contiguous(spec.shape, spec.stride):
         return preserved_copy(spec)
@@ -95,13 +96,13 @@ def slice_scatter(
     spec: TensorSpec, src: TensorSpec, dim: int = 0, start: object = None, end: object = None, step: object = 1
 ) -> TensorSpec:
     _check_source("slice_scatter", src, slice_spec(spec, dim, start, end, step))
-    return copied_in_place(spec)
+    return copy_whole_storage(spec)
 
 
 @rule("select_scatter")
 def select_scatter(spec: TensorSpec, src: TensorSpec, dim: int, index: int | SymNode) -> TensorSpec:
     _check_source("select_scatter", src, select_spec(spec, dim, index))
-    return copied_in_place(spec)
+    return copy_whole_storage(spec)
 
 
 @rule("diagonal_scatter")
@@ -109,7 +110,7 @@ def diagonal_scatter(
     spec: TensorSpec, src: TensorSpec, offset: int = 0, dim1: int = 0, dim2: int = 1
 ) -> TensorSpec:
     _check_source("diagonal_scatter", src, diagonal_of(spec, offset, dim1, dim2))
-    return copied_in_place(spec)
+    return copy_whole_storage(spec)
 
 
 @rule("as_strided_scatter")
@@ -118,9 +119,9 @@ def as_strided_scatter(
 ) -> TensorSpec:
     target = restride_spec(spec, size, stride, storage_offset)
     _check_source("as_strided_scatter", src, target)
-    if not any(surely_equal(length, 0) for length in target.shape):
+    if not any(is_provably_equal(length, 0) for length in target.shape):
         check_no_overlap("as_strided_scatter", target)
-    return copied_in_place(spec)
+    return copy_whole_storage(spec)
 
 
 # --- Operators that change the shape, stride or offset of their first input in place ------------------------
@@ -158,10 +159,15 @@ def detach_(spec: TensorSpec) -> Same:
     return Same(0)
 
 
+MOST_ELEMENTS = 2**63 - 1
+
+
 def resize_spec(spec: TensorSpec, size: Sequence[int | SymNode], memory_format: torch.memory_format | None) -> TensorSpec:
-    """A tensor of the same shape keeps its strides; another shape, or a format, lays it out anew."""
+    """With the same shape, strides are kept; with another shape, or a memory format, they are recomputed."""
     if any(s < 0 for s in size):
         raise ArgumentError(f"resize_: {list(size)} has a negative size")
+    if math.prod(s for s in size if type(s) is int) > MOST_ELEMENTS:
+        raise OperatorError(f"resize_: the number of elements of {list(size)} overflows a 64-bit integer")
     if not same_shape(tuple(size), spec.shape):
         spec = spec.as_view(size, contiguous_strides(size))
     if memory_format is None:
@@ -208,8 +214,8 @@ def batch_slice_backward(
     return level.around(result)
 
 
-def _putting(op: Any) -> Function:
-    """Of a part of a tensor along one dimension: the part, the dimension, and which part it is."""
+def _make_write_rule(op: Any) -> Function:
+    """A batching rule for operators that write a part of a tensor along one dimension."""
 
     def rule(keys: object, x: torch.Tensor, part: torch.Tensor, dim: int = 0, *places: object) -> Any:
         level = BatchLevel()
@@ -222,4 +228,4 @@ def _putting(op: Any) -> Function:
 
 
 for _name in ("select_scatter", "slice_scatter"):
-    batching_rule(_name)(_putting(getattr(aten, _name)))
+    batching_rule(_name)(_make_write_rule(getattr(aten, _name)))

@@ -6,9 +6,9 @@
     expr         interned expressions
     conditions   interned relations to zero, conjunctions, disjunctions
     floats       expressions with floating-point numbers
-    knowledge    what is known about symbols, as rewrites and proofs read it
-    learning     how a fact is taken in
+    knowledge    the store of facts about symbols, as rewrites and proofs read it
+    learning     adds a fact to the store, with its consequences
     prover       proofs
-    facts        the questions that knowledge answers
+    facts        Facts: learning, proving and simplifying
     writers      expressions and conditions in other languages: text, Python, torch
 """

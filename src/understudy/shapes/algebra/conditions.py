@@ -6,7 +6,7 @@
     and   of conditions, flat, without repetition
     or    the same
 
-What the declared ranges of the symbols alone decide is a plain bool.
+Conditions that are decided by the declared ranges of the symbols are plain bools.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ def _normal(kind: str, p: Integer) -> bool | Condition:
     decided = decided_by_interval(kind, algebra.interval(p))
     if decided is not None:
         return decided
-    # A factor that is never zero says nothing; for an inequality it has to be positive.
+    # A factor that is never zero can be dropped; in an inequality it has to be positive.
     factor = polynomials.common_monomial(p.terms)
     if factor:
         factor = tuple((atom, exponent) for atom, exponent in factor if _has_sign(kind, algebra.interval(atom)))
@@ -203,11 +203,11 @@ def cofactor_of_product(knowledge: Knowledge, p: Expr) -> Integer | None:
     return None if least is None or least < n else normal(polynomials.divide_terms(product, factor))
 
 
-# -- one operation compared with a number: what the operation is about, compared with a number -------------
+# -- one operation compared with a number: simplified to its operand compared with a number ----------------
 
 
 def _of_one_term(kind: str, p: Expr) -> bool | Condition | None:
-    """The plainer form of ±term + n == 0 or >= 0, if there is one."""
+    """The simpler form of ±term + n == 0 or >= 0, if there is one."""
     variable = [term for term in p.terms if term[0]]
     if len(variable) != 1:
         return None
@@ -265,8 +265,7 @@ OF_OPERATION = {"floordiv": _of_quotient, "mod": _of_remainder}
 
 
 def separate(condition: Condition) -> tuple[bool | Condition, ...]:
-    """The conditions that it is made of, if all of them have to hold. A sum of terms that are not negative is 0 if each
-    of them is (which is plainer; but that it is not 0 can be known when it can't of any of them)."""
+    """The conditions of a conjunction. A sum of non-negative terms is 0 if each of them is."""
     if condition.kind == "and":
         return condition.parts
     terms = condition.expr.terms if condition.kind == "eq" else ()
@@ -280,7 +279,8 @@ def separate(condition: Condition) -> tuple[bool | Condition, ...]:
 
 
 def by_remainder(condition: Condition) -> Condition:
-    """(n + 1) // 2 == n // 2 is n % 2 == 0: what holds for one remainder only, or for all but one, said like that."""
+    """(n + 1) // 2 == n // 2 is n % 2 == 0: a condition that holds for exactly one remainder, or all but one, in that
+    form."""
     if condition.parts or len(condition.symbols) != 1:
         return condition
     divisors = {atom.args[1] for atom in condition.expr.atoms if atom.kind in ("floordiv", "mod")}
@@ -325,7 +325,7 @@ def _intern(algebra: Algebra, kind: str, p: Integer, parts: tuple[Condition, ...
 
 
 def is_about_one(condition: object) -> bool:
-    """Whether it says of a size that it is 1."""
+    """Whether it is the condition that a size is 1."""
     return isinstance(condition, Condition) and condition.kind == "eq" and constant_of(condition.expr) == -1
 
 
@@ -362,7 +362,7 @@ def join(kind: str, conditions: list[bool | Condition]) -> bool | Condition:
 
 
 def conjunction(conditions: list[bool | Condition]) -> bool | Condition:
-    """All of them. What one says an atom is, it is in the others: `x == 1 and x*y == 1` becomes `x == 1 and y == 1`."""
+    """The conjunction. Equalities are substituted into the others: `x == 1 and x*y == 1` becomes `x == 1 and y == 1`."""
     left, values = conditions, dict[Expr, int]()
     said: list[bool | Condition] = []
     while found := [(condition, *value) for condition in left if (value := _as_value(condition))]:
@@ -374,7 +374,7 @@ def conjunction(conditions: list[bool | Condition]) -> bool | Condition:
 
 
 def _as_value(condition: bool | Condition) -> tuple[Expr, int] | None:
-    """(atom, number) if it says that the atom is the number."""
+    """(atom, number) if the condition is atom == number."""
     if isinstance(condition, bool) or condition.kind != "eq":
         return None
     atom = condition.algebra.sub(condition.expr, constant_of(condition.expr))
@@ -382,7 +382,7 @@ def _as_value(condition: bool | Condition) -> tuple[Expr, int] | None:
 
 
 def _with_atoms(condition: bool | Condition, values: Mapping[Expr, int]) -> bool | Condition:
-    """With numbers in the place of atoms of the outermost sums."""
+    """The condition with numbers substituted for atoms of the outermost sums."""
     if isinstance(condition, bool):
         return condition
     if condition.parts:
@@ -403,7 +403,7 @@ def negate(a: bool | Condition) -> bool | Condition:
         elif a.parts:
             found = join("or" if a.kind == "and" else "and", [negate(part) for part in a.parts])
         else:
-            found = _otherwise(a)
+            found = _negate_two_valued(a)
             if found is None:
                 found = _intern(algebra, "ne" if a.kind == "eq" else "eq", a.expr, ())
         a._negation = found
@@ -412,8 +412,8 @@ def negate(a: bool | Condition) -> bool | Condition:
     return found
 
 
-def _otherwise(a: Condition) -> Condition | None:
-    """Of something that has two values only: not being one of them is being the other."""
+def _negate_two_valued(a: Condition) -> Condition | None:
+    """For an expression with only two values: not being one of them is being the other."""
     others: dict[Interval, int] = {(0, 1): 1, (-1, 0): -1}
     other = others.get(a.algebra.interval(a.expr)) if a.kind == "eq" else None
     found = relation("eq", a.algebra.sub(a.expr, other)) if other is not None else None

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from understudy.shapes.algebra import polynomials
 from understudy.shapes.algebra.intervals import Interval, interval_of
 from understudy.shapes.algebra.polynomials import Integer, Monomial, Terms, terms_of
-from understudy.shapes.algebra.rewrites import folded_division, rewrite
+from understudy.shapes.algebra.rewrites import fold_division, rewrite
 from understudy.shapes.algebra.writers import TEXT, T, Writer
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 NO_SYMBOLS: frozenset[Expr] = frozenset()
 MANY = 32
-"""Sums of more terms are made at once; of fewer, term by term, which folds what it can on the way."""
+"""Sums of more terms are built in one step; shorter ones term by term, which simplifies on the way."""
 
 
 class Expr:
@@ -41,14 +41,14 @@ class Expr:
     terms: Terms
     symbols: frozenset[Expr]
     is_symbol: bool
-    is_hidden: bool  # a symbol that a prover made up; it never leaves it
-    is_unbacked: bool  # a symbol that only data knows
+    is_hidden: bool  # a symbol of the prover, never visible outside
+    is_unbacked: bool  # an unbacked symbol
     name: str
     low: int | None
     high: int | None
     order: int
-    weight: int  # how long it is, written out
-    depth: int  # how many operations there are inside of each other
+    weight: int  # the length of the expression
+    depth: int  # the nesting depth of operations
 
     def __init__(self, algebra: Algebra, kind: str, order: int) -> None:
         self.algebra = algebra
@@ -128,7 +128,7 @@ class Expr:
         return {atom: None for monomial, _ in self.terms for atom, _ in monomial}
 
     def evaluate(self, values: Mapping[Expr, int]) -> int:
-        """The number that it is at the given sizes; ArithmeticError where it can't be computed."""
+        """The value at the given sizes; ArithmeticError where it can't be computed."""
         if self.kind == "sum":
             total = 0
             for monomial, coefficient in self.terms:
@@ -174,10 +174,10 @@ EVALUATE: dict[str, Any] = {
 
 
 class Algebra:
-    """The tables of one environment: what was built, and what each operation gave."""
+    """The tables of one environment: interned expressions, and memoised operations."""
 
     def __init__(self) -> None:
-        self.algebra = self  # with `apply`, `atom`, `interval`, `bounds`: what a rewrite may ask
+        self.algebra = self  # with `apply`, `atom`, `interval`, `bounds`: the protocol `Knowledge`
         self.symbols: dict[str, Expr] = {}
         self.conditions: dict[tuple[Any, ...], Condition] = {}
         self.compared: dict[tuple[Any, ...], bool | Condition] = {}
@@ -203,24 +203,24 @@ class Algebra:
         return symbol
 
     def free_symbol(self, name: str) -> Expr:
-        """A symbol of which nothing is known, and that can't be found by its name."""
-        symbol = self._born("symbol")
+        """A symbol without bounds that is not registered by its name."""
+        symbol = self._create("symbol")
         symbol.name, symbol.is_symbol = name, True
         symbol.symbols = frozenset((symbol,))
         return symbol
 
     def part_symbol(self, whole: Expr, divisor: int, remainder: int) -> Expr:
-        """The hidden symbol for (whole - remainder) / divisor: provers write with it, users never see it."""
+        """The hidden symbol for (whole - remainder) / divisor, used by provers only."""
         key = (whole, divisor, remainder)
         part = self._parts.get(key)
         if part is None:
-            part = self._parts[key] = self._born("symbol")
+            part = self._parts[key] = self._create("symbol")
             part.name = f"({whole.name} - {remainder})/{divisor}"
             part.is_symbol = part.is_hidden = True
             part.symbols = frozenset((part,))
         return part
 
-    def _born(self, kind: str) -> Expr:
+    def _create(self, kind: str) -> Expr:
         self._count += 1
         atom = Expr(self, kind, self._count)
         if kind != "sum":
@@ -229,11 +229,11 @@ class Algebra:
         return atom
 
     def atom(self, kind: str, args: tuple[Integer, ...]) -> Integer:
-        """The atom as it is, without a rewrite."""
+        """The atom, without rewriting it."""
         key = (kind, *args)
         found = self._atoms.get(key)
         if found is None:
-            found = self._atoms[key] = self._born(kind)
+            found = self._atoms[key] = self._create(kind)
             found.args = args
             inner = [a for a in args if isinstance(a, Expr)]
             found.symbols = NO_SYMBOLS.union(*[a.symbols for a in inner])
@@ -245,7 +245,7 @@ class Algebra:
         return len(self._atoms)
 
     def atoms_since(self, count: int) -> list[Expr]:
-        """The atoms that were made after there were that many, in order."""
+        """The atoms made since there were `count` of them, in order."""
         return [] if count == len(self._atoms) else list(self._atoms.values())[count:]
 
     def normal(self, table: dict[Monomial, int]) -> Integer:
@@ -261,10 +261,10 @@ class Algebra:
         found = self._interned.get(terms)
         if found is not None:
             return found
-        shorter = folded_division(self, terms)
+        shorter = fold_division(self, terms)
         if shorter is not None:
             return shorter
-        found = self._interned[terms] = self._born("sum")
+        found = self._interned[terms] = self._create("sum")
         found.terms = terms
         atoms = [atom for monomial, _ in terms for atom, _ in monomial]
         found.symbols = NO_SYMBOLS.union(*[atom.symbols for atom in atoms])
@@ -299,7 +299,7 @@ class Algebra:
         return result
 
     def add_all(self, parts: Sequence[Integer]) -> Integer:
-        """The sum of them: as long as it is, but not as long as all of its beginnings together."""
+        """The sum, in linear time."""
         if len(parts) <= MANY:
             total: Integer = 0
             for part in parts:
@@ -358,7 +358,7 @@ class Algebra:
         return self.apply("abs", a)
 
     def apply(self, kind: str, *args: Integer) -> Integer:
-        """Any operation that is no polynomial, by name."""
+        """Apply an operation that is not polynomial, by name."""
         key = (kind, *args)
         found = self._applied.get(key)
         if found is None:
@@ -368,7 +368,7 @@ class Algebra:
     # -- what a rewrite may ask ----------------------------------------------------------------------
 
     def interval(self, size: Integer) -> Interval:
-        """What the declared ranges of the symbols alone say."""
+        """The interval from the declared ranges of the symbols."""
         if isinstance(size, int):
             return size, size
         if size._interval is None:
@@ -376,7 +376,7 @@ class Algebra:
         return size._interval
 
     def bounds(self, monomial: Expr) -> Interval:
-        """The declared range of a symbol; nothing is declared of other things."""
+        """The declared range of a symbol; other expressions have none."""
         return monomial.low, monomial.high
 
 

@@ -1,4 +1,4 @@
-"""Knowledge about the sizes, append-only, and the questions that it answers."""
+"""Facts about sizes, append-only: learning, proving, simplifying."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from understudy.shapes.algebra.conditions import (
 from understudy.shapes.algebra.expr import Algebra, Expr
 from understudy.shapes.algebra.intervals import Interval, expand
 from understudy.shapes.algebra.knowledge import Store
-from understudy.shapes.algebra.learning import Lesson, without_factors
+from understudy.shapes.algebra.learning import FactPropagation, without_factors
 from understudy.shapes.algebra.polynomials import Integer, constant_of, variable_content
 from understudy.shapes.algebra.prover import Search
 
 
 class Proof(Enum):
-    """An answer for all admitted sizes at once; UNKNOWN if it differs among them, or was not found."""
+    """The answer for all sizes that satisfy the facts; UNKNOWN if it differs among them, or no proof was found."""
 
     YES = "yes"
     NO = "no"
@@ -32,18 +32,18 @@ class Proof(Enum):
 
 
 YES, NO, UNKNOWN = Proof
-MOST_ROUNDS = 4
+MOST_ITERATIONS = 4
 OPPOSITE = {YES: NO, NO: YES, UNKNOWN: UNKNOWN}
 
 
 class Facts:
-    """What is known about the symbols of one algebra, beyond their declared ranges.
+    """The facts about the symbols of one algebra, beyond their declared ranges.
 
-    Whatever `prove`, `simplify` and `interval` say is true for all sizes that are within the declared
-    ranges and meet all learned facts, as far as the expression can be computed at them.
+    The results of `prove`, `simplify` and `interval` hold for all sizes within the declared ranges that satisfy all
+    learned facts, where the expression can be computed.
 
-    `example`: sizes that meet the facts, for some of the symbols or all. What holds there can't be refuted, and what does
-    not can't be proved, so that half of a search is left out.
+    `example`: values of some or all symbols that satisfy the facts. A condition that holds there can't be refuted, and
+    one that fails there can't be proved, which saves half of each search.
     """
 
     def __init__(self, algebra: Algebra, example: Mapping[Expr, int] | None = None) -> None:
@@ -52,35 +52,35 @@ class Facts:
         self.version = 0
         self._store = Store(algebra)
         self._learned: dict[Condition, None] = {}
-        self._alternatives: list[Condition] = []  # disjunctions of which it is open what holds
-        self._decided: dict[Condition, Proof] = {}  # for good: facts are never taken back
-        self._undecided: dict[Condition, int] = {}  # the version that did not know
+        self._alternatives: list[Condition] = []  # disjunctions with more than one possible part
+        self._decided: dict[Condition, Proof] = {}  # final: facts are never removed
+        self._undecided: dict[Condition, int] = {}  # the version of the facts at the last attempt
         self._simplified: dict[Expr, Integer] = {}
         self._at_example: dict[Condition, bool] = {}
-        self._has_example = True  # until a fact is learned that may not hold there
+        self._has_example = True  # False once a fact is learned that may not hold there
 
     def copy(self, example: Mapping[Expr, int]) -> Facts:
-        """The same knowledge beside another example, to learn more from: neither hears of what the other learns."""
+        """An independent copy of the facts with another example."""
         other = Facts(self.algebra, example)
         other._store = self._store.copy()
         other._learned, other._alternatives = dict(self._learned), list(self._alternatives)
-        other._decided = dict(self._decided)  # proofs hold for all sizes, whatever the example
+        other._decided = dict(self._decided)  # proofs do not depend on the example
         other._has_example = all(map(other._agrees_with_example, self._learned))
         return other
 
     @property
     def conditions(self) -> tuple[Condition, ...]:
-        """All that was learned, in order."""
+        """The learned facts, in order."""
         return tuple(self._learned)
 
     @property
     def count(self) -> int:
-        """Of what was learned."""
+        """The number of learned facts."""
         return len(self._learned)
 
     @property
     def is_contradictory(self) -> bool:
-        """Whether no sizes are left that meet all facts, as far as that was noticed."""
+        """Whether the facts were found to contradict each other."""
         return self._store.is_contradictory
 
     # -- learning --------------------------------------------------------------------------------------
@@ -106,10 +106,10 @@ class Facts:
         elif condition.kind == "or":
             self._alternatives.append(condition)
         else:
-            Lesson(self._store).take(condition.kind, condition.expr)
+            FactPropagation(self._store).take(condition.kind, condition.expr)
 
     def _settle(self) -> None:
-        """A disjunction of which all but one part are refuted is that part."""
+        """Learn the last part of each disjunction whose other parts are refuted."""
         changed = True
         while changed and self._alternatives:
             changed = False
@@ -117,13 +117,13 @@ class Facts:
                 open_parts = self._open_parts(alternatives)
                 if len(open_parts) == 1:
                     self._alternatives.remove(alternatives)
-                    self.version += 1  # what was not known before may be now
+                    self.version += 1  # unproved conditions may be provable now
                     self._take(open_parts[0])
                     changed = True
 
     def _open_parts(self, alternatives: Condition) -> list[Condition]:
-        """The parts that are not refuted; of many, two."""
-        found = [part for part in alternatives.parts if self._at_hand(part)][:2]
+        """The parts that are not refuted; at most two of them."""
+        found = [part for part in alternatives.parts if self._value_at_example(part)][:2]
         for part in alternatives.parts:
             if len(found) > 1:
                 break
@@ -134,13 +134,13 @@ class Facts:
     # -- the example -----------------------------------------------------------------------------------
 
     def _agrees_with_example(self, condition: Condition) -> bool:
-        """Whether a fact leaves the example as it is: it holds there, or is only about symbols that are not in it."""
+        """Whether the example satisfies a fact, or has no values for its symbols."""
         if condition.symbols.isdisjoint(self.example):
             return True
-        return self._at_hand(condition) is True
+        return self._value_at_example(condition) is True
 
-    def _at_hand(self, condition: Condition) -> bool | None:
-        """Whether it holds at the example's sizes; None if they don't tell."""
+    def _value_at_example(self, condition: Condition) -> bool | None:
+        """Whether it holds at the example's sizes; None if that can't be computed."""
         if not self._has_example:
             return None
         found = self._at_example.get(condition)
@@ -171,7 +171,7 @@ class Facts:
         return found
 
     def recall(self, condition: Condition) -> Proof:
-        """As `prove`, but without a search: what was found, or learned, before."""
+        """As `prove`, but without a search: memoised and learned results only."""
         found = self._decided.get(condition)
         if found is None:
             found = YES if condition in self._learned else NO if condition._negation in self._learned else UNKNOWN
@@ -185,17 +185,17 @@ class Facts:
         if condition.parts:
             return self._decide_combination(condition)
         try:
-            return self._relation(condition.kind, condition.expr, self._at_hand(condition))
-        except ArithmeticError:  # it can't be computed at any of the sizes that are left
+            return self._relation(condition.kind, condition.expr, self._value_at_example(condition))
+        except ArithmeticError:  # it can't be computed for any remaining sizes
             return UNKNOWN
 
     def _decide_combination(self, condition: Condition) -> Proof:
-        """By its parts; without those that can't decide, where the example tells which answer there can be."""
-        decisive, at_hand = (NO, False) if condition.kind == "and" else (YES, True)
-        known = self._at_hand(condition)
+        """Decide by the parts. The example tells which answer is possible, so that some parts can be skipped."""
+        decisive, at_example = (NO, False) if condition.kind == "and" else (YES, True)
+        known = self._value_at_example(condition)
         found = OPPOSITE[decisive]
         for part in condition.parts:
-            if known is at_hand and self._at_hand(part) is not at_hand:
+            if known is at_example and self._value_at_example(part) is not at_example:
                 found = UNKNOWN
                 continue
             answer = self._answer(part)
@@ -203,21 +203,22 @@ class Facts:
                 return decisive
             if answer is UNKNOWN:
                 found = UNKNOWN
-                if known is not None and known is not at_hand:
+                if known is not None and known is not at_example:
                     break
         return found
 
-    def _relation(self, kind: str, expr: Expr, at_hand: bool | None) -> Proof:
-        """In both forms: with c*(p // c), where a product shows its sign, and with p - p % c, where sums cancel."""
+    def _relation(self, kind: str, expr: Expr, at_example: bool | None) -> Proof:
+        """Try both forms: with c*(p // c), in which products have a visible sign, and with p - p % c, in which sums
+        cancel."""
         store = self._store
         inside = store.inside(expr)
-        found = self._decide_comparison(kind, inside, at_hand)
+        found = self._decide_comparison(kind, inside, at_example)
         if found is UNKNOWN:
             longer = expand(store, inside)
-            return found if longer is inside else self._decide_comparison(kind, longer, at_hand)
+            return found if longer is inside else self._decide_comparison(kind, longer, at_example)
         return found
 
-    def _decide_comparison(self, kind: str, p: Integer, at_hand: bool | None) -> Proof:
+    def _decide_comparison(self, kind: str, p: Integer, at_example: bool | None) -> Proof:
         store = self._store
         if not isinstance(p, int):
             number = variable_content(p.terms)
@@ -226,7 +227,7 @@ class Facts:
         decided = decided_by_interval(kind, store.interval(p))
         if decided is not None:
             return YES if decided else NO
-        may_hold, may_fail = at_hand is not False, at_hand is not True
+        may_hold, may_fail = at_example is not False, at_example is not True
         if kind == "ge":
             if may_hold and Search(store).nonnegative(p):
                 return YES
@@ -239,28 +240,28 @@ class Facts:
         return is_equal if may_hold and Search(store).zero(p) else UNKNOWN
 
     def simplify(self, expr: Integer) -> Integer:
-        """The expression with all that is known, in the user's symbols."""
+        """The expression simplified by all facts, in the user's symbols."""
         if isinstance(expr, int):
             return expr
         found = self._simplified.get(expr)
         if found is None:
-            found = self._simplified[expr] = self._simplified_fully(expr)
+            found = self._simplified[expr] = self._simplify_fully(expr)
         return found
 
-    def _simplified_fully(self, expr: Expr) -> Integer:
-        """What is simple stays as it is: the result is remembered for itself, too."""
-        found = self._simplified_once(expr)
-        for _ in range(MOST_ROUNDS):  # a shorter form may show more
+    def _simplify_fully(self, expr: Expr) -> Integer:
+        """Simplify until nothing changes. The result is memoised as its own simplification."""
+        found = self._simplify_once(expr)
+        for _ in range(MOST_ITERATIONS):  # a shorter form may simplify further
             if isinstance(found, int) or found in self._simplified:
                 break
-            again = self._simplified_once(found)
+            again = self._simplify_once(found)
             if again is found:
                 break
             found = again
         return found if isinstance(found, int) else self._simplified.setdefault(found, found)
 
     def simplify_condition(self, condition: Condition) -> Condition:
-        """What the condition adds to all that is known, if that is shorter to say."""
+        """The condition simplified by all facts, if the result is shorter."""
         if condition.parts:
             without_effect = YES if condition.kind == "and" else NO
             parts = [part for part in condition.parts if self.prove(part) is not without_effect]
@@ -277,7 +278,7 @@ class Facts:
         return by_remainder(found if is_shorter and isinstance(found, Condition) else condition)
 
     def _narrow(self, kind: str, p: Integer) -> tuple[str, Integer]:
-        """p != 0 where p has no value below 0 is p >= 1. (Of a symbol or remainder, `!= 0` says more to a reader.)"""
+        """p != 0 where p >= 0 is p >= 1. (For a symbol or a remainder, `!= 0` is more readable, and kept.)"""
         if kind != "ne" or isinstance(p, int) or p.is_symbol or p.kind == "mod":
             return kind, p
         low, high = self._store.interval(p)
@@ -285,14 +286,14 @@ class Facts:
             return "ge", self.algebra.sub(p, 1)
         return ("ge", self.algebra.sub(-1, p)) if high == 0 else (kind, p)
 
-    def _simplified_once(self, expr: Expr) -> Integer:
+    def _simplify_once(self, expr: Expr) -> Integer:
         try:
             return self._store.outside(self._replace_rounding(self._store.inside(expr)))
-        except ArithmeticError:  # it can't be computed at any of the sizes that are left
+        except ArithmeticError:  # it can't be computed for any remaining sizes
             return expr
 
     def _replace_rounding(self, size: Integer) -> Integer:
-        """With p - r in place of c*(p // c) where the remainder r is known."""
+        """Replace c*(p // c) by p - r where the remainder r is known."""
         store = self._store
         if isinstance(size, int):
             return size
@@ -303,12 +304,12 @@ class Facts:
         return size
 
     def interval(self, expr: Integer) -> Interval:
-        """The least and the largest value, None where there is none."""
+        """The least and the largest value, None where unbounded."""
         try:
             return self._store.interval(self._replace_rounding(self._store.inside(expr)))
         except ArithmeticError:
             return None, None
 
     def replacement(self, symbol: Expr) -> Integer:
-        """What the symbol was merged into or specialised to; else itself."""
+        """The expression that the symbol was merged with or specialised to; else the symbol itself."""
         return self.simplify(symbol)

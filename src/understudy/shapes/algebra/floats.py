@@ -1,8 +1,8 @@
 """Floating-point expressions over symbolic sizes, `h * 0.5`, `seq / 8`, `sqrt(d)`, and conditions on them.
 
 Sizes meet floats in scale factors and averages. These expressions are trees without a normal form; what matters is
-that they can be evaluated, that they have intervals, and that what is exactly a quotient of sizes is treated as one:
-rounded to an integer, or compared, it is integer arithmetic.
+that they can be evaluated, that they have intervals, and that exact quotients of sizes are recognised: rounding or
+comparing them is integer arithmetic.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     **{name: getattr(math, name) for name in FUNCTIONS},
 }  # fmt: skip
 SMALL = 1 << 20
-"""Numerators and denominators up to which quotients of sizes are exact: a size times one has fewer than 53 bits."""
+"""Quotients with numerators and denominators up to this are exact: a size times such a number has fewer than 53 bits."""
 
 
 Number: TypeAlias = Union[int, float, Expr, "FloatExpr"]
 AnyCondition: TypeAlias = Union[Condition, "Comparison", "Combination"]
 Truth: TypeAlias = Union[bool, AnyCondition]
 Operand: TypeAlias = Union[Number, AnyCondition]
-"""What an operation may be given: the condition of `ite` is one."""
+"""The operands of an operation, including the condition of `ite`."""
 
 
 class FloatExpr:
@@ -75,7 +75,7 @@ class FloatExpr:
 
     @property
     def unbacked_symbol(self) -> Expr | None:
-        """The symbol that it is, if it is an unbacked float."""
+        """The symbol of an unbacked float, None for other expressions."""
         symbol = self.arguments[0] if self.operation == "value" else None
         return symbol if isinstance(symbol, Expr) else None
 
@@ -166,7 +166,7 @@ def as_fraction(expression: Operand) -> tuple[Integer, int] | None:
         if expression.operation == "mul" and not isinstance(right, (int, float)):
             left, right = right, left
         inner, factor = as_fraction(left), _number_as_fraction(right)
-        # 1/49*49 is not 1: only what was exact before takes part in another operation.
+        # 1/49*49 is not 1: only exact quotients can be operands of another one.
         if inner is None or factor is None or inner[1] & (inner[1] - 1):
             return None
         top, bottom = factor if expression.operation == "mul" else factor[::-1]
@@ -190,7 +190,7 @@ INTEGER_RELATIONS: dict[str, Callable[[Integer, Integer], bool | Condition]] = {
 
 
 def as_integer_condition(relation: str, left: Number, right: Number) -> bool | Condition | None:
-    """The same comparison of sizes, None if it is none."""
+    """The equivalent comparison of integers, None if there is none."""
     a, b = as_fraction(left), as_fraction(right)
     if a is None or b is None:
         return None
@@ -201,13 +201,13 @@ def as_integer_condition(relation: str, left: Number, right: Number) -> bool | C
 
 Bounds = tuple[float, float]
 ANYTHING: Bounds = (-math.inf, math.inf)
-MATHEMATICAL = frozenset({"atan", "tanh", "exp"})
+MONOTONIC_FUNCTIONS = frozenset({"atan", "tanh", "exp"})
 EXACT = frozenset({"to_float", "value", "floor", "ceil", "trunc"})
 CORNERS = frozenset({"add", "sub", "mul", "min", "max"})
 
 
 def bounds_of(value: Operand, interval: Callable[[Integer], Interval]) -> Bounds:
-    """Between which numbers a value lies, for all sizes within their intervals."""
+    """The bounds of a value, for all sizes within their intervals."""
     if isinstance(value, (int, float)):
         return (value, value) if value == value else ANYTHING
     if isinstance(value, Expr):
@@ -222,7 +222,7 @@ def bounds_of(value: Operand, interval: Callable[[Integer], Interval]) -> Bounds
 
 
 def _bounds(operation: str, arguments: list[Bounds]) -> Bounds:
-    if operation in EXACT or operation in MATHEMATICAL:  # they never decrease
+    if operation in EXACT or operation in MONOTONIC_FUNCTIONS:  # monotonic
         low, high = (_limit(operation, end) for end in arguments[0])
         return (low, high) if operation in EXACT else _wider(low, high)
     if operation == "sqrt" and arguments[0][0] >= 0:
@@ -246,13 +246,13 @@ def _bounds(operation: str, arguments: list[Bounds]) -> Bounds:
 
 
 def _limit(operation: str, end: float) -> float:
-    if math.isinf(end) and operation not in MATHEMATICAL:
+    if math.isinf(end) and operation not in MONOTONIC_FUNCTIONS:
         return end
     return float(OPERATIONS[operation](end))
 
 
 def _wider(low: float, high: float) -> Bounds:
-    """Rounding is at most one step each way, in each of at most two operations."""
+    """Widen by the rounding errors: one step each way, in each of at most two operations."""
     for _ in range(2):
         low, high = math.nextafter(low, -math.inf), math.nextafter(high, math.inf)
     return low, high
@@ -266,7 +266,7 @@ def _as_float(number: int) -> float:
 
 
 def compared_by_bounds(relation: str, left: Bounds, right: Bounds) -> bool | None:
-    """True or False if the intervals decide, else None. They never decide that two floats are equal."""
+    """True or False if the intervals decide, else None. Intervals never prove that two floats are equal."""
     if left[1] < right[0]:
         return relation in ("<", "<=", "!=")
     if left[0] > right[1]:

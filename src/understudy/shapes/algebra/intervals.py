@@ -26,7 +26,7 @@ MOST_EXPANSIONS = 8
 
 
 class Knowledge(Protocol):
-    """What a rewrite or an interval may ask: an algebra (declared ranges) or facts (learned ones)."""
+    """What rewrites and intervals use: an algebra (declared ranges) or a store of facts."""
 
     algebra: Algebra
 
@@ -67,7 +67,7 @@ def meet(a: Interval, b: Interval) -> Interval:
 
 def times(a: Interval, b: Interval) -> Interval:
     (low, high), (low2, high2) = a, b
-    if low is not None and low2 is not None and low >= 0 and low2 >= 0:  # sizes: nearly always
+    if low is not None and low2 is not None and low >= 0 and low2 >= 0:  # the common case: sizes
         if high == 0 or high2 == 0:
             return 0, 0
         return low * low2, None if high is None or high2 is None else high * high2
@@ -203,7 +203,7 @@ ATOM_INTERVALS: dict[str, Callable[..., Interval]] = {
 
 
 def interval_of(knowledge: Knowledge, expr: Expr) -> Interval:
-    """Not memoised: ask the knowledge, which remembers."""
+    """Not memoised: call `knowledge.interval`, which is."""
     result = without_scaling(knowledge, expr)
     if expr.kind == "sum" and len(expr.terms) > 1 and any(atom.kind == "floordiv" for atom in expr.atoms):
         result = meet(result, by_scaling(knowledge, expr))
@@ -281,7 +281,7 @@ def _low_by_moving(knowledge: Knowledge, terms: Terms) -> int | None:
 
 
 def _has_endless_term(knowledge: Knowledge, terms: Terms) -> bool:
-    """Whether a term without a least value stands alone: no other term has its atom."""
+    """Whether some unbounded term contains an atom that no other term has."""
     for monomial, coefficient in terms:
         if len(monomial) == 1 and knowledge.interval(monomial[0][0])[0 if coefficient > 0 else 1] is None:
             atom = monomial[0][0]
@@ -296,8 +296,8 @@ def _shift_atom(table: dict[Monomial, int], atom: Expr, start: int, direction: i
     for monomial, coefficient in table.items():
         exponent = dict(monomial).get(atom, 0)
         if exponent == 0 or exponent > LARGEST_EXPONENT:
-            # A power too high to expand keeps its atom: below, only its sign and width count, which
-            # would be wrong after a move; so the caller gets an unbounded answer through a huge table.
+            # A power that is too high to expand keeps its atom, which would be wrong after the substitution; so the
+            # caller gets a table that is too large, and answers unbounded.
             if exponent:
                 return {((atom, i),): -1 for i in range(1, LARGEST_SHIFT + 2)}
             moved[monomial] = moved.get(monomial, 0) + coefficient
@@ -315,7 +315,7 @@ def by_scaling(knowledge: Knowledge, expr: Expr) -> Interval:
     scale, polynomial = without_floors(knowledge, expr)
     if polynomial is expr:
         return EVERYTHING
-    # Not by scaling again: a numerator may bring floor-divisions of its own, without end.
+    # Without scaling again: a numerator may contain floor-divisions, without end.
     known: Interval = (
         (polynomial, polynomial) if isinstance(polynomial, int) else without_scaling(knowledge, polynomial)
     )
@@ -326,7 +326,7 @@ def by_scaling(knowledge: Knowledge, expr: Expr) -> Interval:
 def without_floors(knowledge: Knowledge, expr: Integer) -> tuple[int, Integer]:
     """A multiple of the expression in which p // c has become (p - p % c) / c, and its factor."""
     total = 1
-    for _ in range(3):  # a numerator may bring floor-divisions of its own
+    for _ in range(3):  # a numerator may contain further floor-divisions
         if isinstance(expr, int):
             break
         scale = 1
@@ -355,8 +355,8 @@ def expand(knowledge: Knowledge, size: Integer) -> Integer:
 
 
 def _expand(knowledge: Knowledge, table: dict[Monomial, int]) -> Integer | None:
-    """None if nothing cancels. The table is used up."""
-    # All of them before the sum is put together: what does not cancel folds to what it was.
+    """None if nothing cancels. Modifies the table."""
+    # All floor-divisions are expanded before the sum is built: those that do not cancel are folded back.
     cancels = False
     for _ in range(MOST_EXPANSIONS):
         found = next(expandable(table.items()), None)
@@ -382,7 +382,7 @@ def _expand_one(knowledge: Knowledge, table: dict[Monomial, int], atom: Expr, re
 
 
 def compact(knowledge: Knowledge, size: Integer) -> Integer:
-    """`expand`, where that makes it no longer: products of floor-divisions stay the products that they are."""
+    """`expand`, unless that makes the expression longer."""
     longer = expand(knowledge, size)
     return size if len(polynomials.terms_of(longer)) > len(polynomials.terms_of(size)) else longer
 

@@ -1,8 +1,8 @@
-"""What is known about the symbols of an algebra, in the form that rewrites and proofs read.
+"""The store of facts about the symbols of an algebra, as rewrites and proofs read it.
 
-Inside, expressions are written with all replacements done: a symbol that was merged or specialised is
-gone, and one with a known residue, `x % 8 == 3`, is `8*k + 3` with a hidden symbol k, so that everything
-about divisibility is plain arithmetic on polynomials. `outside` writes an expression in the user's symbols.
+Inside, expressions have all replacements applied: a symbol that was merged or specialised does not occur, and one with
+a known residue, `x % 8 == 3`, is `8*k + 3` with a hidden symbol k, so that divisibility is plain arithmetic on
+polynomials. `outside` converts an expression back to the user's symbols.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Store:
             return size, size
         found = self._intervals.get(size)
         if found is None:
-            # Until it is known, whoever asks again on the way gets the safe answer.
+            # Recursive calls get the safe answer until the result is known.
             self._intervals[size] = EVERYTHING
             found = interval_of(self, size)
             if size.kind == "sum" and size in self.limits:
@@ -79,7 +79,7 @@ class Store:
         return meet((monomial.low, monomial.high), limits) if monomial.is_symbol else limits
 
     def without_known_multiples(self, p: Integer, q: Integer) -> Integer:
-        """p less multiples of q that the congruences tell."""
+        """p reduced by multiples of q that are known from congruences."""
         if not isinstance(q, int):
             return p
         for _ in range(8):
@@ -101,7 +101,7 @@ class Store:
     # -- inside and outside ----------------------------------------------------------------------------
 
     def inside(self, size: Integer) -> Integer:
-        """With all replacements done, rewritten with all that is known."""
+        """The expression with all replacements applied, simplified by all facts."""
         if isinstance(size, int):
             return size
         found = self._inside.get(size)
@@ -116,7 +116,7 @@ class Store:
         return found
 
     def outside(self, size: Integer) -> Integer:
-        """In the user's symbols."""
+        """The expression in the user's symbols."""
         if isinstance(size, int) or not any(symbol.is_hidden for symbol in size.symbols):
             return size
         if size.kind not in ("sum", "symbol", "mod"):
@@ -130,7 +130,7 @@ class Store:
         return shown
 
     def _with_wide_remainders(self, size: Expr) -> Integer:
-        """With (c*p) % (c*n) in place of c*(p % n), if c*p can be written without parts."""
+        """Replace c*(p % n) by (c*p) % (c*n), if c*p can be written without hidden symbols."""
         algebra = self.algebra
         total: Integer = 0
         for monomial, coefficient in size.terms:
@@ -150,7 +150,7 @@ class Store:
         return total
 
     def whole(self, size: Integer) -> int:
-        """How many times the expression can be written without parts of the user's symbols."""
+        """The least multiple of the expression that can be written without hidden symbols."""
         total = 1
         for monomial, coefficient in terms_of(size):
             needed = 1
@@ -163,7 +163,7 @@ class Store:
         return total if total <= LARGEST_WHOLE else 1
 
     def _without(self, size: Expr, k: Expr) -> Integer:
-        """With x - r in place of c*k where the coefficients allow it, else x // c in place of k."""
+        """Replace c*k by x - r where the coefficients allow it, else k by x // c."""
         algebra = self.algebra
         x, c, r = self.hidden[k]
         total: Integer = 0
@@ -183,7 +183,7 @@ class Store:
         return total
 
     def scale(self, x: Expr) -> int:
-        """How many of x go into the user's symbol that it is a part of."""
+        """The factor of a hidden symbol in the user's symbol that it is a part of."""
         total = 1
         while x in self.hidden:
             x, c, _ = self.hidden[x]
@@ -202,15 +202,15 @@ class Store:
 
     # -- changes ---------------------------------------------------------------------------------------
 
-    def forget_derived(self) -> None:
-        """What was computed from less knowledge stays true, but may be too weak."""
+    def clear_derived(self) -> None:
+        """Clear memoised results after a new fact: they stay true, but may be too weak."""
         self._inside.clear()
         self._applied.clear()
         self._intervals.clear()
         self.proved.clear()
 
     def narrow(self, monomial: Expr, interval: Interval) -> bool:
-        """Whether the interval said something new."""
+        """Intersect the limits with an interval. Returns whether they changed."""
         before = self.interval(monomial)
         after = meet(before, interval)
         if after == before:

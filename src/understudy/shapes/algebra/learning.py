@@ -1,11 +1,11 @@
-"""How a store takes in facts: each is brought to its simplest form and put into the table it belongs to.
+"""Adds facts to a store: each is brought to its simplest form and put into the table to which it belongs.
 
 x == 4, x == 2*y + 1    a replacement
 x % 8 == 3              a replacement by 8*k + 3
 x*y % 8 == 0            a congruence
 x <= 2048               a limit
 x*y <= z                an inequality, and limits that follow from the limits of the others
-x != 0                  a limit if zero is at the end of x's interval, else remembered
+x != 0                  a limit if zero is at the end of x's interval, else stored
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from understudy.shapes.algebra.intervals import Interval, by_terms, compact, exc
 from understudy.shapes.algebra.knowledge import Store
 from understudy.shapes.algebra.polynomials import Integer, Monomial, constant_of
 
-# Limits for one fact, against bounds that creep (x < y and y < x) and against chains without end. What is
-# left out beyond them makes answers weaker, never wrong.
+# Limits of the work for one fact, against bounds that creep (x < y and y < x) and endless chains. What is left out
+# beyond them makes answers weaker, never wrong.
 MOST_NARROWINGS = 100
 MOST_TASKS = 10_000
 MOST_BITS = 1024  # of a bound: x*x <= x + 1 and x >= 2, which nothing meets, squares it again and again
@@ -29,8 +29,8 @@ LARGEST_DIVISOR = 1 << 20  # 2*x == 3*x*x makes x a multiple of 3, then of 9, â€
 Task = tuple[str, Integer]
 
 
-class Lesson:
-    """The work that one new fact causes: a queue, because each consequence may have its own."""
+class FactPropagation:
+    """Propagates one new fact and its consequences, with a queue of tasks."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -47,18 +47,18 @@ class Lesson:
         for _ in range(MOST_TASKS):
             if self.tasks:
                 try:
-                    self.perform(*self.tasks.popleft())
-                except ArithmeticError:  # a fact divides by what is zero now: no sizes are left
+                    self.run_task(*self.tasks.popleft())
+                except ArithmeticError:  # a fact divides by an expression that is zero now: a contradiction
                     self.store.is_contradictory = True
             elif self.to_propagate:
                 self.propagate(self.to_propagate.popleft())
             else:
                 break
-        self.store.forget_derived()
+        self.store.clear_derived()
         self.refresh()
 
     def refresh(self) -> None:
-        """Replacements were found with less knowledge than there is now."""
+        """Simplify the existing replacements again with the new facts."""
         store = self.store
         changed = False
         for atom, old in store.replacements.items():
@@ -70,17 +70,17 @@ class Lesson:
                 store.replacements[atom] = new
                 changed = True
         if changed:
-            store.forget_derived()
+            store.clear_derived()
 
-    def perform(self, kind: str, p: Integer) -> None:
+    def run_task(self, kind: str, p: Integer) -> None:
         p = self.simplest(kind, p)
         if isinstance(p, int):
             self.store.is_contradictory |= not HOLDS[kind](p)
         else:
-            TEACH[kind](self, p)
+            RELATION_HANDLERS[kind](self, p)
 
     def simplest(self, kind: str, p: Integer) -> Integer:
-        """The relation without what is known, common factors, or a leading minus (unless it is >=)."""
+        """The simplified relation, without common factors and (unless it is >=) without a leading minus."""
         return without_factors(self.store, kind, compact(self.store, self.store.inside(p)))
 
     # -- p >= 0 ----------------------------------------------------------------------------------------
@@ -118,7 +118,7 @@ class Lesson:
                 self.tasks.append(("ne", p))
 
     def consequences(self, monomial: Monomial, whole: Expr) -> None:
-        """What the limits of a product or of an atom say about its parts."""
+        """Derive limits of the parts of a product or atom from its own limits."""
         low, high = self.store.interval(whole)
         if low is not None and low == high and whole.is_atom:
             self.tasks.append(("eq", self.algebra.sub(whole, low)))
@@ -138,7 +138,7 @@ class Lesson:
             self.tasks.extend(("ge", self.algebra.sub(high, arg)) for arg in whole.args)
 
     def neighbours(self, p: Integer, c: int, low: int | None, high: int | None) -> None:
-        """p % c >= 1 exactly where (p - 1) % c <= c - 2: rounding up asks of one of them, rounding down of the other."""
+        """p % c >= 1 exactly where (p - 1) % c <= c - 2: rounding up uses one form, rounding down the other."""
         if low is not None and low >= 1:
             self.tasks.append(("ge", self.algebra.sub(c - 2, self.algebra.mod(self.algebra.sub(p, 1), c))))
         if high is not None and high <= c - 2:
@@ -208,7 +208,8 @@ class Lesson:
             return atom.kind != "mod"
         if atom.is_symbol:
             return atom not in value.symbols
-        # An operation gives way to a polynomial in other symbols, or in parts of its own, so that replacing always ends.
+        # An operation is replaced only by a polynomial in other symbols, or in parts of its own, so that replacing
+        # terminates.
         if atom.kind == "mod":
             return False
         return all(a.is_symbol and a not in atom.symbols for a in value.atoms) or parts_of(atom).issuperset(value.atoms)
@@ -217,9 +218,9 @@ class Lesson:
         store = self.store
         limits = store.interval(atom)
         store.replacements[atom] = value
-        store.forget_derived()
+        store.clear_derived()
         for other, old in list(store.replacements.items()):
-            if not other.is_symbol and atom in other.symbols:  # its new form has to be found
+            if not other.is_symbol and atom in other.symbols:  # to be simplified again
                 del store.replacements[other]
                 self.tasks.append(("eq", self.algebra.sub(other, old)))
             else:
@@ -247,7 +248,7 @@ class Lesson:
     # -- congruences -----------------------------------------------------------------------------------
 
     def is_congruence(self, p: Expr) -> bool:
-        """Whether p == 0 is q % c == r for numbers c and r; it is taken in then."""
+        """Add p == 0 as a congruence if it is q % c == r for numbers c and r. Returns whether it is."""
         r = -constant_of(p)
         atom = self.algebra.add(p, r)
         if isinstance(atom, int) or atom.kind != "mod":
@@ -290,9 +291,9 @@ class Lesson:
 
 
 def without_factors(store: Store, kind: str, p: Integer) -> Integer:
-    """The relation p == 0, p != 0 or p >= 0 divided by what is known to be positive, or not zero where that will do.
+    """The relation p == 0, p != 0 or p >= 0 divided by factors that are known to be positive (or non-zero, for == and !=).
 
-    A number other than 0 stands for p == 0 if it can't be.
+    A non-zero number is returned if p == 0 is impossible.
     """
     normal = store.algebra.normal
     while not isinstance(p, int):
@@ -316,16 +317,16 @@ def without_factors(store: Store, kind: str, p: Integer) -> Integer:
 
 
 def parts_of(atom: Expr) -> frozenset[Expr]:
-    """The atoms that an operation is made of, at any depth, that are operations themselves."""
+    """The operations inside an operation, at any depth."""
     direct = [part for arg in atom.args if isinstance(arg, Expr) for part in arg.atoms if not part.is_symbol]
     return frozenset(direct).union(*map(parts_of, direct))
 
 
-TEACH = {"ge": Lesson.nonnegative, "eq": Lesson.zero, "ne": Lesson.nonzero}
+RELATION_HANDLERS = {"ge": FactPropagation.nonnegative, "eq": FactPropagation.zero, "ne": FactPropagation.nonzero}
 
 
 def meaning(atom: Expr, value: Integer) -> list[Integer]:
-    """What is >= 0 because the value is that of the operation."""
+    """Expressions that are >= 0 because the operation has this value."""
     algebra = atom.algebra
     if atom.kind == "floordiv" and isinstance(atom.args[1], int):
         p, c = atom.args

@@ -1,6 +1,6 @@
 """Arithmetic on polynomials as plain tables {monomial: coefficient}.
 
-A monomial is a tuple of (atom, exponent) in the order of the atoms' birth; the empty one stands for 1.
+A monomial is a tuple of (atom, exponent) in the order of creation of the atoms; the empty one stands for 1.
 Nothing here interns or rewrites: `Algebra.normal` turns a table into an expression.
 """
 
@@ -60,7 +60,7 @@ def times(a: Monomial, b: Monomial) -> Monomial:
 
 
 def over(a: Monomial, b: Monomial) -> Monomial | None:
-    """a / b, or None if b is no factor of a."""
+    """a / b, or None if b does not divide a."""
     if not b:
         return a
     exponents = dict(a)
@@ -112,7 +112,7 @@ def common_monomial(*polynomials: Terms) -> Monomial:
 
 
 def divide_terms(terms: Terms, monomial: Monomial, number: int = 1) -> dict[Monomial, int]:
-    """Division of each term by something that is known to divide it."""
+    """Divide each term by a monomial and a number that are known to divide it."""
     table = {}
     for each, coefficient in terms:
         quotient = over(each, monomial)

@@ -1,4 +1,4 @@
-"""Proofs that an expression is >= 0, or zero, for all sizes that a store admits.
+"""Proofs that an expression is >= 0, or zero, for all sizes that satisfy the facts of a store.
 
 Each tactic is a function that returns True only with a proof. `TACTICS` is the order in which they are
 tried; a budget ends the search, so that a question that can't be decided stays cheap.
@@ -25,13 +25,13 @@ from understudy.shapes.algebra.knowledge import Store
 from understudy.shapes.algebra.polynomials import Integer, Monomial, constant_of
 
 DEPTH = 3  # facts combined in one proof
-BUDGET = 25  # inequalities looked at for one question
+BUDGET = 25  # inequalities tried for one question
 LARGEST_PRODUCT = 256  # number whose divisors are tried
 LARGEST_SPLIT = 12  # residues that are tried one by one
 
 
 class Search:
-    """One question: the store, and how much may still be tried."""
+    """One proof search: the store, and the remaining budget."""
 
     def __init__(self, store: Store, splits: int = 1) -> None:
         self.store = store
@@ -54,7 +54,7 @@ class Search:
                 self.budget -= 1
                 found = any(tactic(self, p, depth) for tactic in TACTICS)
                 if not found and self.budget <= 0:
-                    return False  # given up, not refuted: a fresh search may find it
+                    return False  # out of budget, not refuted: a new search may succeed
             self.store.proved[key] = found
         return found
 
@@ -85,7 +85,7 @@ class Search:
         return self.is_no_multiple(p)
 
     def is_no_product(self, p: Expr) -> bool:
-        """Whether p is k*x*y - n, where n is a small number and x or y can't be any of its divisors."""
+        """Whether p is k*x*y - n for a small n, and x or y can't be any of the divisors of n."""
         n = constant_of(p)
         if not 0 < abs(n) <= LARGEST_PRODUCT or len(p.terms) != 2 or len(p.terms[0][0]) < 2:
             return False
@@ -98,7 +98,7 @@ class Search:
         return False
 
     def is_no_multiple(self, p: Expr) -> bool:
-        """Whether p leaves a remainder for some number that divides most of its coefficients."""
+        """Whether p has a non-zero remainder for some number that divides most of its coefficients."""
         numbers = {abs(c) for m, c in p.terms if m and abs(c) > 1}
         return any(excludes_zero(self.store.interval(self.store.apply("mod", p, n))) for n in numbers)
 
@@ -134,7 +134,7 @@ def by_facts(search: Search, p: Expr, depth: int) -> bool:
 
 
 def remainders(search: Search, p: Expr) -> Iterator[Integer]:
-    """a*p - b*m*fact, without one of the terms that keep p from being seen as >= 0."""
+    """a*p - b*m*fact, in which one of the terms that may be negative cancels."""
     store, algebra = search.store, search.algebra
     known = store.by_monomial
     local: dict[Monomial, list[tuple[int, Expr]]] = {}
@@ -164,7 +164,7 @@ def remainders(search: Search, p: Expr) -> Iterator[Integer]:
 
 
 def parts_of(monomial: Monomial) -> Iterator[Monomial]:
-    """The monomial itself first, then what is left when factors are taken away."""
+    """The monomial itself first, then its divisors."""
     yield monomial
     for i, (atom, exponent) in enumerate(monomial):
         if len(monomial) > 1:
@@ -174,7 +174,8 @@ def parts_of(monomial: Monomial) -> Iterator[Monomial]:
 
 
 def lemmas(search: Search, atom: Expr, is_rounded: bool) -> Iterator[Expr]:
-    """What is >= 0 by the meaning of an atom, beyond its interval. `is_rounded`: a multiple of c*(p // c) is there."""
+    """Expressions that are >= 0 by the definition of an atom, beyond its interval. `is_rounded`: p contains a multiple
+    of c*(p // c)."""
     store, algebra = search.store, search.algebra
     found: list[Integer] = []
     if atom.kind in ("floordiv", "mod"):
@@ -201,7 +202,7 @@ def lemmas(search: Search, atom: Expr, is_rounded: bool) -> Iterator[Expr]:
 
 
 def by_cases(search: Search, p: Expr, depth: int) -> bool:
-    """A minimum, maximum or absolute value is one of a few things at each size."""
+    """A minimum, maximum or absolute value equals one of its operands at each size."""
     if not search.splits:
         return False
     atom = next((atom for atom in p.atoms if atom.kind in ("min", "max", "abs")), None)
@@ -236,20 +237,20 @@ def by_residues(search: Search, p: Expr, depth: int) -> bool:
         value = algebra.add(algebra.mul(divisor, k), r)
         low, high = store.interval(k)
         if low is not None and high is not None and low > high:
-            continue  # no size has this residue
-        cases.append(rewritten(store, p, x, value))
+            continue  # no admissible size has this residue
+        cases.append(rewrite_with(store, p, x, value))
     return all_cases(search, depth, cases)
 
 
-def rewritten(store: Store, size: Integer, x: Expr, value: Integer) -> Integer:
-    """The expression with x replaced, rewritten with all that is known."""
+def rewrite_with(store: Store, size: Integer, x: Expr, value: Integer) -> Integer:
+    """The expression with x replaced, simplified by all facts."""
     if isinstance(size, int) or x not in size.symbols:
         return size
     if size.is_symbol:
         return value
     if size.kind == "sum":
-        return store.algebra.map_atoms(size, lambda atom: rewritten(store, atom, x, value))
-    return store.apply(size.kind, *[rewritten(store, arg, x, value) for arg in size.args])
+        return store.algebra.map_atoms(size, lambda atom: rewrite_with(store, atom, x, value))
+    return store.apply(size.kind, *[rewrite_with(store, arg, x, value) for arg in size.args])
 
 
 def all_cases(search: Search, depth: int, cases: list[Integer]) -> bool:

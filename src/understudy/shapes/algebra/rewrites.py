@@ -38,12 +38,12 @@ def rewrite(kind: str, known: Knowledge, args: tuple[Integer, ...]) -> Integer:
 
 
 def is_positive(known: Knowledge, divisor: Integer) -> bool:
-    """Of something divided by: it is not zero."""
+    """Whether a divisor, which is never zero, is positive."""
     return is_nonnegative(known.interval(divisor))
 
 
 def multiples_and_rest(known: Knowledge, p: Integer, q: Integer) -> tuple[Integer, Integer]:
-    """(a, r) with p == a*q + r, where r is as simple as can be seen."""
+    """(a, r) with p == a*q + r, with a simple r."""
     algebra = known.algebra
     divisor = terms_of(q)
     if len(divisor) > 1:
@@ -268,7 +268,7 @@ def remain_within_bounds(known: Knowledge, p: Integer, q: Integer) -> Integer | 
 
 
 def extreme_of(kind: str, wins: Callable[[Knowledge, Integer, Integer], bool]) -> Rule:
-    """The rule that keeps only what may win, flat and in order of birth, a number last."""
+    """The rule for min or max: keeps only operands that may win, flat and in order of creation, a number last."""
 
     def extreme(known: Knowledge, *args: Integer) -> Integer | None:
         flat: list[Integer] = []
@@ -351,15 +351,15 @@ def power_of_a_sum(known: Knowledge, base: Integer, exponent: Integer) -> Intege
 # -- sums ------------------------------------------------------------------------------------------------
 
 
-def folded_division(algebra: Algebra, terms: Terms) -> Integer | None:
-    """The sum with a remainder gone, or None if there is none to remove.
+def fold_division(algebra: Algebra, terms: Terms) -> Integer | None:
+    """The sum with a quotient and its remainder combined, or None if there is no such pair.
 
     c*(p//c) + p % c == p            a quotient and its remainder
     p - p % c        == c*(p//c)     rounded down: padding to multiples and cutting at multiples read like that
     """
     remainders = [(m, c, atom) for m, c in terms for atom, _ in m if atom.kind == "mod"]
     if not remainders:
-        return folded_half(algebra, terms)
+        return fold_half(algebra, terms)
     table = dict(terms)
     has_quotient = any(atom.kind == "floordiv" for monomial, _ in terms for atom, _ in monomial)
     for monomial, coefficient, atom in remainders:
@@ -378,10 +378,10 @@ def folded_division(algebra: Algebra, terms: Terms) -> Integer | None:
             polynomials.accumulate(table, ((partner, number),), -1)
             polynomials.accumulate(table, numerator)
             return algebra.normal(table)
-    return folded_half(algebra, terms)
+    return fold_half(algebra, terms)
 
 
-def folded_half(algebra: Algebra, terms: Terms) -> Integer | None:
+def fold_half(algebra: Algebra, terms: Terms) -> Integer | None:
     """p - p//2 == (p + 1)//2 and p - (p + 1)//2 == p//2, where p is an atom."""
     signs = {coefficient > 0 for monomial, coefficient in terms if monomial}
     if len(signs) < 2:
@@ -408,7 +408,7 @@ def folded_half(algebra: Algebra, terms: Terms) -> Integer | None:
 
 
 def _has(table: dict[Monomial, int], monomial: Monomial, coefficient: int) -> bool:
-    """Whether the term is there, with that coefficient or more of the same sign."""
+    """Whether the table has the term with at least this coefficient, of the same sign."""
     share = table.get(monomial, 0)
     return abs(share) >= abs(coefficient) and (share < 0) == (coefficient < 0)
 

@@ -1,12 +1,13 @@
-"""Expressions and conditions in other languages: one fold over what they are made of, and a writer for each language.
+"""Expressions and conditions in other languages: one fold, and a writer for each language.
 
-    Writer         the fold: a writer says what becomes of each kind of part
-    TextWriter     what users read: the notation of Python, in the names of the symbols
-    PythonWriter   Python that computes with plain numbers, where symbols have other names
-    TorchWriter    Python for a program in which sizes are symbols: it decides nothing
+    Writer         the fold: a method for each kind of part
+    TextWriter     text for users: the notation of Python, with the names of the symbols
+    PythonWriter   Python code for plain numbers, in which symbols may have other names
+    TorchWriter    Python code for symbolic sizes, which decides nothing
 
-Two more writers stand where their languages are known: `SympyWriter` in shapes/sympy_writer.py, and the writer of graph
-nodes in graph/symbol_nodes.py. Nothing reads what a writer has written: guards are data, and how they print is free.
+There are three more: `SympyWriter` in shapes/sympy_writer.py, the writer of graph nodes in graph/symbol_nodes.py, and the
+writer of torch's numbers in exporting/interop.py. No code parses the text of a writer: guards are data, and their printed
+form is free to change.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ T = TypeVar("T")
 
 
 class Writable(Protocol):
-    """An expression or a condition: it tells a writer what it is made of."""
+    """An expression or a condition, which calls the writer's method for its kind."""
 
     def write(self, writer: Writer[T]) -> T: ...
 
 
 class Writer(Generic[T]):
-    """The fold. `T` is what a part becomes: a piece of text, an object of sympy, a node of a graph."""
+    """The fold. `T` is the result for a part: text, a sympy object, a graph node."""
 
     def write(self, value: Operand | Writable) -> T:
         return self.write_number(value) if isinstance(value, (int, float)) else value.write(self)
@@ -46,7 +47,7 @@ class Writer(Generic[T]):
         raise NotImplementedError
 
     def write_sum(self, terms: Sequence[Term]) -> T:
-        """Of coefficient × monomial."""
+        """A sum of coefficient × monomial."""
         raise NotImplementedError
 
     def write_integer_operation(self, value: Writable, operation: str, operands: Sequence[Operand]) -> T:
@@ -54,7 +55,7 @@ class Writer(Generic[T]):
         return self.write_operation(value, operation, operands)
 
     def write_operation(self, value: Writable, operation: str, operands: Sequence[Operand]) -> T:
-        """An operation of floats, or one of integers that has no normal form: `floats.OPERATIONS`."""
+        """An operation of `floats.OPERATIONS`: on floats, or on integers without normal form."""
         raise NotImplementedError
 
     def write_comparison(self, relation: str, left: T, right: T) -> T:
@@ -72,7 +73,7 @@ class Writer(Generic[T]):
 
 
 def sides(kind: str, terms: Terms) -> tuple[list[Term], str, list[Term]]:
-    """A relation of a sum to zero as a comparison, with positive terms on both sides as far as possible."""
+    """A relation of a sum to zero as a comparison, with positive terms on both sides where possible."""
     left = [(m, c) for m, c in terms if c > 0]
     right = [(m, -c) for m, c in terms if c < 0]
     relation = {"eq": "==", "ne": "!=", "ge": ">="}[kind]
@@ -93,12 +94,12 @@ def sides(kind: str, terms: Terms) -> tuple[list[Term], str, list[Term]]:
 # --- text ----------------------------------------------------------------------------------------------------------
 
 JUNCTION, COMPARISON, SUM, QUOTIENT, PRODUCT, ATOM = range(6)
-"""How tightly a piece of text binds. A quotient, a remainder or a power is in parentheses inside of any other operation."""
+"""The precedence of a piece of text. A quotient, a remainder or a power is in parentheses inside any other operation."""
 INFIX = {"add": "+", "sub": "-", "mul": "*", "truediv": "/", "floordiv": "//", "mod": "%", "pow": "**",
          "and": "&", "or": "|", "xor": "^"}  # fmt: skip
 INTEGER_INFIX = {"floordiv": "//", "mod": " % ", "pow": "**"}
 CONVERSIONS = frozenset({"to_float", "value"})
-"""Operations that change the type of a number only: text and sympy have no word for them."""
+"""Operations that change only the type of a number: not written in text and sympy."""
 
 
 class Text(NamedTuple):
@@ -118,7 +119,7 @@ class TextWriter(Writer[Text]):
         return Text(symbol.name, ATOM)
 
     def write_sum(self, terms: Sequence[Term]) -> Text:
-        """Positive terms first among equals in their order: `seq - 1`, never `-1 + seq`."""
+        """A positive term comes first: `seq - 1`, never `-1 + seq`."""
         if not terms:
             return Text("0", ATOM)
         first = next((i for i, (_, coefficient) in enumerate(terms) if coefficient > 0), 0)
@@ -182,15 +183,15 @@ TEXT = TextWriter()
 # --- code ----------------------------------------------------------------------------------------------------------
 
 LONGEST = 10_000
-"""Up to how many characters the way to compute a number is written out."""
+"""The largest number of characters of the code for one number."""
 
 
 class TooLong(ValueError):
-    """The way to compute a number is too long to be written out."""
+    """The code that computes a number is too long."""
 
 
 class PythonWriter(TextWriter):
-    """`names` says how symbols are called; one that has no name but a definition is written as that."""
+    """`names`: the names of symbols; a symbol without a name is written as its definition."""
 
     def __init__(self, names: Mapping[Expr, str], definitions: Mapping[Expr, Writable]) -> None:
         self._names, self._definitions = names, definitions
@@ -217,7 +218,7 @@ TORCH_FUNCTIONS = {
 
 
 class TorchWriter(PythonWriter):
-    """`(n == 3) | (n == 5)`, `torch.sym_min(n, m)`: the words of Python itself would ask for a decision at once."""
+    """`(n == 3) | (n == 5)`, `torch.sym_min(n, m)`: Python's `or` and `min` would force a decision."""
 
     def write_junction(self, kind: str, parts: Sequence[Writable]) -> Text:
         joint = " | " if kind == "or" else " & "
@@ -228,6 +229,6 @@ class TorchWriter(PythonWriter):
 
     def write_call(self, function: str, operands: Sequence[str]) -> Text:
         name = TORCH_FUNCTIONS.get(function, f"torch._sym_{function}")
-        if function in ("min", "max"):  # they take two
+        if function in ("min", "max"):  # binary functions
             return Text(functools.reduce(lambda left, right: f"{name}({left}, {right})", operands), ATOM)
         return super().write_call(name, operands)

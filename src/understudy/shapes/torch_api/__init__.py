@@ -1,5 +1,5 @@
-"""The names that torch gives to these things, and what its C++ and its tools ask.
+"""Torch's names for these things, and what its C++ code and its tools call.
 
     names        contexts, constraints, guard_bool and other functions
-    environment  what torch's shape functions and tools ask of an environment
+    environment  methods of an environment that torch's shape functions and tools call
 """

@@ -1,4 +1,4 @@
-"""What an environment knows, as the tables that users of torch's read: keyed by sympy symbols, made when asked for."""
+"""The attributes and methods of torch's own environments: tables keyed by sympy symbols, made on access."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ WORDS = {
     **MATHEMATICS, "math": math, "FloorDiv": operator.floordiv, "Mod": operator.mod, "PythonMod": operator.mod,
     "Max": torch.sym_max, "Min": torch.sym_min,
 }  # fmt: skip
-"""What an expression may be written with, ours or sympy's."""
+"""Names that the text of an expression may use, ours or sympy's."""
 
 
 @dataclass(frozen=True)
@@ -49,11 +49,11 @@ class GuardWriters:
 
 
 USUAL_SIZE = 8192
-"""What torch takes for a size of which nothing is known, where the choice changes no result."""
+"""Torch's default for unknown sizes, in choices that do not change results."""
 
 
 class TorchFacade:
-    """What torch's tools ask of an environment beyond what `ShapeEnv` has itself, under torch's names."""
+    """Attributes and methods under torch's names that `ShapeEnv` delegates, for torch's tools."""
 
     def __init__(self, env: ShapeEnv) -> None:
         self.env = env
@@ -62,7 +62,7 @@ class TorchFacade:
         self._sympy: dict[Operand, Any] = {}
         self._from_sympy: dict[Any, Operand] = {}
 
-    # --- sympy: torch's tools speak it; what was translated for them is remembered ------------------------------
+    # --- sympy; conversions are memoised ------------------------------
 
     def to_sympy(self, value: Operand) -> Any:
         found = self._sympy.get(value)
@@ -75,7 +75,7 @@ class TorchFacade:
         return found
 
     def from_sympy(self, expression: Any) -> Any:
-        """What a sympy expression stands for here; anything else as it is."""
+        """A sympy expression in our terms; any other value unchanged."""
         if isinstance(expression, (int, Expr)):
             return expression
         found = self._from_sympy.get(expression)
@@ -87,7 +87,7 @@ class TorchFacade:
         return self.env.simplify(value)
 
     def merge_symbols(self, value: Any) -> Any:
-        """The value with numbers, and with symbols that took the place of others."""
+        """The value with specialised and merged symbols replaced."""
         if not isinstance(value, (Expr, Condition)):
             return self.decisions.simplify(value)
         known = {symbol: self.facts.simplify(symbol) for symbol in value.symbols}
@@ -98,7 +98,7 @@ class TorchFacade:
 
     @property
     def backed_var_to_val(self) -> dict[Any, int]:
-        """For each symbol with an example: the example."""
+        """The hint of each backed symbol."""
         return {
             self.to_sympy(symbol): self.hints[symbol] for symbol in self.env.symbols.list_visible() if symbol in self.hints
         }
@@ -107,7 +107,7 @@ class TorchFacade:
 
     @property
     def var_to_sources(self) -> dict[Any, list[InputSize]]:
-        """For each symbol: where it stands in the inputs."""
+        """The sources of each symbol in the inputs."""
         found: dict[Any, list[InputSize]] = {}
         for place in self.env.inputs.sizes:
             value = value_of(place.size)
@@ -119,42 +119,42 @@ class TorchFacade:
 
     @property
     def var_to_range(self) -> dict[Any, Any]:
-        """For each symbol: the values that it can have, with all that is known."""
+        """The range of each symbol, by all facts."""
         return {self.to_sympy(s): _torch.value_range(*self.facts.interval(s)) for s in self.env.symbols.list_visible()}
 
     @property
     def replacements(self) -> dict[Any, Any]:
-        """For each symbol that was merged or became a number: what it is."""
+        """The replacement of each symbol that was merged or specialised."""
         simple = {symbol: self.decisions.simplify(symbol) for symbol in self.env.symbols.list_visible()}
         return {self.to_sympy(s): self.to_sympy(other) for s, other in simple.items() if other is not s}
 
     @property
     def source_to_var(self) -> dict[str, Any]:
-        """For each place in the inputs where a symbol stands alone: the symbol."""
+        """For each source in the inputs that is a single symbol: the symbol."""
         return {place.text: symbol for symbol, places in self.var_to_sources.items() for place in places}
 
     @property
     def val_to_var(self) -> dict[int, Any]:
-        """For each example that dimensions share a symbol for: the symbol."""
+        """For each example size of duck-shaped dimensions: the symbol."""
         return {example: self.to_sympy(symbol) for example, symbol in self.env.symbols.by_hint.items()}
 
     @property
     def size_like(self) -> set[Any]:
-        """The symbols that only data tells, and of which it is known that they are sizes: they are at least 0."""
+        """The unbacked symbols that are known to be sizes: at least 0."""
         least = {symbol: self.facts.interval(symbol)[0] for symbol in self.births}
         return {self.to_sympy(symbol) for symbol, number in least.items() if number is not None and number >= 0}
 
     def bind_symbols(self, placeholders: object, *args: object) -> dict[Any, int]:
-        """What each symbol is for these inputs: in place of stand-ins, a graph's placeholders, or (None) the run's."""
+        """The value of each symbol for these inputs, which replace the placeholders, or (None) the inputs of the run."""
         found = self.env.checks.bind_symbols(placeholders, *args)
         return {self.to_sympy(symbol): number for symbol, number in found.items()}
 
     def _default_unspecified_value_range(self) -> Any:
-        """Asked for by torch's passes, under this name."""
+        """Called by torch's passes."""
         return _torch.any_number()
 
     def bound_sympy(self, expr: object, size_oblivious: bool = False) -> Any:
-        """The least and the largest value of an expression, as torch's tools know ranges."""
+        """The range of an expression, as an object of torch's class for ranges."""
         value = self.from_sympy(expr)
         low, high = self.facts.interval(value) if isinstance(value, (int, Expr)) else (None, None)
         return _torch.value_range(low, high)
@@ -163,7 +163,7 @@ class TorchFacade:
 
     @property
     def deferred_runtime_asserts(self) -> dict[Any, list[Guard]]:
-        """What is to be checked when the program runs, by the symbol that is known last (None: no data needed)."""
+        """The runtime asserts, by the last of their unbacked symbols (None: no unbacked symbol)."""
         found: dict[Any, list[Guard]] = {}
         for promise in self.env.runtime_asserts:
             symbols = {s for symbol in promise.condition.symbols for s in origins(symbol, self.definitions)}
@@ -174,7 +174,7 @@ class TorchFacade:
     def produce_guards(
         self, placeholders: object = None, sources: Any = None, *args: object, input_contexts: Any = None, **options: Any
     ) -> list[str]:
-        """As above; with the contexts of the inputs, an error if the run has not kept what they ask for."""
+        """As above; with the contexts of the inputs, raises if the run violates their constraints."""
         found = self.env.checks.produce_guards(placeholders, sources, **options)
         if input_contexts:
             inputs = self._choose_inputs(placeholders, sources)
@@ -188,7 +188,7 @@ class TorchFacade:
         self, placeholders: object = None, sources: Any = None, *args: object,
         langs: Sequence[str] = ("python", "verbose_python"), **options: Any,
     ) -> list[GuardWriters]:  # fmt: skip
-        """The same for each of the languages; the verbose one has the lines of code that made them, as comments."""
+        """The same for each of the languages; the verbose one has the lines that made the guards as comments."""
         plain = self.produce_guards(placeholders, sources, **options)
         inputs = self._choose_inputs(placeholders, sources)
         required = self.env.checks.choose_requirements(inputs, **options)
@@ -199,16 +199,16 @@ class TorchFacade:
         return self.env.inputs if placeholders is None else describe_inputs(list_placeholders(placeholders), sources)
 
     def get_pruned_guards(self, symints: Sequence[object]) -> list[Guard]:
-        """The guards that are about these numbers, and no others."""
+        """The guards whose symbols are all in these numbers."""
         symbols = {s for number in symints for s in getattr(self.from_sympy(value_of(number)), "symbols", ())}
         return [guard for guard in self.env.guards if guard.condition.symbols <= symbols]
 
     def format_guards(self, verbose: bool = False) -> str:
-        """The guards, one a line; `verbose`: with the lines of code that made them."""
+        """The guards, one in each line; `verbose`: with the lines of code that made them."""
         return "\n".join(f" - {guard if verbose else guard.text}" for guard in self.env.guards)
 
     def get_nontrivial_guards(self) -> list[Any]:
-        """The guards that are more than a range or the value of one symbol, or that two symbols are one."""
+        """The guards that are not just a range or the value of one symbol, or the equality of two symbols."""
         merged = [self._replace_known(guard.condition) for guard in self.env.guards]
         return [self.to_sympy(condition) for condition in merged if not is_trivial(condition)]
 
@@ -218,16 +218,16 @@ class TorchFacade:
         return condition.substitute({symbol: self.facts.simplify(symbol) for symbol in condition.symbols})
 
     def guard_or_defer_runtime_assert(self, expression: object, message: str = "", fx_node: object = None) -> bool:
-        """`torch._check` of a condition: a guard if there is an example, else a promise."""
+        """`torch._check` of a condition: a guard if there are hints, else a promise."""
         return self.decisions.expect(self.from_sympy(expression))
 
     def freeze(self) -> None:
-        """From here on decisions are made, and not recorded."""
+        """From now on, decisions are made without recording guards."""
         self.env.frozen = True
         self.decisions.suppressions += 1
 
     def evaluate_symexpr(self, code: str) -> Any:
-        """What an expression in the names of symbols is at the example's sizes: `env.evaluate_symexpr("n // 2")`."""
+        """The value of an expression for the hints: `env.evaluate_symexpr("n // 2")`."""
         examples = {str(symbol): number for symbol, number in self.backed_var_to_val.items()}
         return eval(code, dict(WORDS), examples)
 
@@ -238,7 +238,7 @@ class TorchFacade:
 
     @property
     def num_deferred_runtime_asserts(self) -> int:
-        """How much is to be checked when the program runs."""
+        """The number of runtime asserts."""
         return len(self.env.runtime_asserts)
 
     @property
@@ -246,7 +246,7 @@ class TorchFacade:
         """The other spelling."""
         return self.env.specialisations
 
-    # --- what torch's shape functions ask ---------------------------------------------------------------------
+    # --- called by torch's shape functions ---------------------------------------------------------------------
 
     def evaluate_sym_node(
         self, sym_node: SymNode, size_oblivious: bool = False, fallback_value: bool | None = None
@@ -272,7 +272,7 @@ class TorchFacade:
         return hint
 
     def optimization_hint(self, expr: object, fallback: int | None = None) -> Any:
-        """The example value; where only data tells, what comes out for a size like `fallback`, as far as it can be that."""
+        """The value for the hints; for unbacked symbols, the value for sizes of `fallback`, within their ranges."""
         value = self.from_sympy(expr)
         hint = self.decisions.get_hint(value)
         if hint is not None or not isinstance(value, Expr):
@@ -296,7 +296,7 @@ class TorchFacade:
         return value.evaluate(found)
 
     def size_hint(self, expr: object, fallback: int | None = None, *, allow_none: bool = False) -> Any:
-        """As `optimization_hint`; `allow_none`: None where only data tells."""
+        """As `optimization_hint`; `allow_none`: None for unbacked symbols."""
         if allow_none:
             return self.decisions.get_hint(self.from_sympy(expr))
         return self.optimization_hint(expr, fallback)
@@ -305,7 +305,7 @@ class TorchFacade:
         return self.decisions.get_hint(self.from_sympy(expression)) is not None
 
     def freeze_runtime_asserts(self) -> None:
-        """From here on nothing more is written down to be checked when the program runs."""
+        """From now on, no runtime asserts are recorded."""
         self.env.runtime_asserts_frozen = True
 
     def constrain_symbol_range(self, symbol: object, compiler_min: int, compiler_max: int) -> None:
@@ -331,7 +331,7 @@ class TorchFacade:
 
 
 def is_trivial(condition: object) -> bool:
-    """Whether a condition is decided, or no more than a range or the value of one symbol."""
+    """Whether a condition is decided, or just a range or the value of one symbol."""
     if isinstance(condition, bool):
         return True
     return isinstance(condition, Condition) and not condition.parts and condition.kind != "ne" and is_linear(condition.expr)

@@ -1,4 +1,4 @@
-"""Torch's way to say how each dimension of an input becomes a size. `dims("batch", "seq")` is the shorter one."""
+"""Torch's classes and functions for symbolic sizes. `dims("batch", "seq")` is a shorter way to make symbolic contexts."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from understudy.shapes.sympy_reader import is_sympy
 
 
 class DimDynamic(Enum):
-    """What becomes of a dimension."""
+    """How a dimension becomes a size."""
 
     DYNAMIC = 0
     """A symbol of its own."""
     DUCK = 1
-    """A symbol that it shares with dimensions whose example has the same size."""
+    """A symbol shared with all dimensions of the same example size."""
     STATIC = 2
     """A number."""
     UNBACKED = 3
-    """A symbol without example."""
+    """An unbacked symbol."""
     INFER_STRIDE = 4
-    """Of a stride: what follows from the sizes."""
+    """For a stride: inferred from the sizes."""
 
 
 @dataclass(frozen=True)
 class Constraint:
-    """What must hold of a dimension; `warn_only` is taken note of, no more."""
+    """A constraint on a dimension; with `warn_only` it is never an error."""
 
     warn_only: bool
 
@@ -51,7 +51,7 @@ class StrictMinMaxConstraint(Constraint):
 
 @dataclass(frozen=True)
 class RelaxedUnspecConstraint(Constraint):
-    """The size stays a symbol; what is assumed about it is up to the run."""
+    """The size must not be specialised; other guards are allowed."""
 
 
 @dataclass(frozen=True)
@@ -61,14 +61,14 @@ class SymbolicContext:
 
 @dataclass(frozen=True)
 class SymIntSymbolicContext(SymbolicContext):
-    """What must hold of a number among the inputs."""
+    """The constraint on a number among the inputs."""
 
     constraint: Any
 
 
 @dataclass(frozen=True)
 class StatelessSymbolicContext(SymbolicContext):
-    """A `DimDynamic` for each size, and for each stride if these do not follow from the sizes."""
+    """A `DimDynamic` for each size, and for each stride that does not follow from the sizes."""
 
     dynamic_sizes: Sequence[Any]
     dynamic_strides: Sequence[Any] | None = None
@@ -77,7 +77,7 @@ class StatelessSymbolicContext(SymbolicContext):
     specialize_on: Sequence[Any] | None = None
     view_base_context: Any = None
     shape_ids: dict[int, str | None] | None = None
-    """By dimension: those of the same name are one symbol, if they are `UNBACKED`."""
+    """By dimension: `UNBACKED` dimensions of the same name share a symbol."""
     unbacked_bounds: dict[int, tuple[int | None, int | None]] | None = None
 
     def __post_init__(self) -> None:
@@ -99,12 +99,12 @@ class StatelessSymbolicContext(SymbolicContext):
 
 @dataclass(frozen=True, kw_only=True)
 class StatefulSymbolicContext(StatelessSymbolicContext):
-    """The same for a tensor that may be converted again: its sizes are called after `tensor_source`."""
+    """The same for a tensor that may be converted again: its symbols are named after `tensor_source`."""
 
     tensor_source: Any = None
     shape_env_to_source_to_symbol_cache: dict[int, dict[str, Any]] = field(default_factory=dict)
     excluded_sizes: tuple[int | None, ...] | None = None
-    """Sizes that torch's compiler has compiled for already: what is asked here is answered for them as well."""
+    """Sizes for which torch's compiler has compiled already; ignored here."""
 
 
 @dataclass(frozen=True)
@@ -115,38 +115,38 @@ class SubclassSymbolicContext(StatefulSymbolicContext):
     track_outer_size_stride: bool = True
 
 
-# --- What code asks of numbers that may be symbols, under the names of torch --------------------------------
+# --- Torch's functions on numbers that may be symbolic --------------------------------
 
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 SymTypes = SYMBOLIC
 
-# --- a plain number from here on: whatever it depends on becomes a guard ---------------------------------------------
+# --- specialisation to a plain number, with guards ---------------------------------------------
 
 
 def guard_int(a: int | torch.SymInt) -> int:
-    """The integer that it is at the example's sizes, and has to be from now on."""
+    """Specialise to the integer for the hints, with a guard."""
     return a.node.guard_int("", 0) if isinstance(a, torch.SymInt) else _plain(a, int)
 
 
 def guard_float(a: float | torch.SymFloat) -> float:
-    """The float that it is at the example's sizes, and has to be from now on."""
+    """Specialise to the float for the hints, with a guard."""
     return a.node.guard_float("", 0) if isinstance(a, torch.SymFloat) else _plain(a, float)
 
 
 def guard_bool(a: bool | torch.SymBool) -> bool:
-    """Whether it is true at the example's sizes, and has to be from now on."""
+    """Specialise to the truth value for the hints, with a guard."""
     return a.node.guard_bool("", 0) if isinstance(a, torch.SymBool) else _plain(a, bool)
 
 
 def guard_scalar(a: Any) -> bool | int | float:
-    """`guard_bool`, `guard_int` or `guard_float`, whichever it takes."""
+    """`guard_bool`, `guard_int` or `guard_float`, by type."""
     if isinstance(a, (bool, torch.SymBool)):
         return guard_bool(a)
     return guard_int(a) if isinstance(a, (int, torch.SymInt)) else guard_float(a)
 
 
 def guard_size_oblivious(expr: bool | torch.SymBool) -> bool:
-    """The answer for sizes that are neither 0 nor 1; an error where only data tells."""
+    """The answer for sizes that are neither 0 nor 1; an error if it is data-dependent."""
     if not isinstance(expr, torch.SymBool):
         return _plain(expr, bool)
     node: Any = expr.node
@@ -166,12 +166,12 @@ def _plain(value: object, kind: type) -> Any:
 
 
 def expect_true(a: bool | torch.SymBool, skip: int = 0) -> bool:
-    """`torch._check` as a question: decided at the example's sizes, else promised for the time that the program runs."""
+    """`torch._check`, returning a bool: decided by hints, else a promise that is checked when the program runs."""
     return a.node.expect_true("", 0) if isinstance(a, torch.SymBool) else bool(a)
 
 
 def constrain_range(a: int | torch.SymInt, *, min: int | None, max: int | None = None) -> None:
-    """The number lies between `min` and `max`, both included. Where it depends on data, that is a promise."""
+    """The number lies between `min` and `max`, both included. For unbacked symbols, that is a promise."""
     if min is not None and max is not None and max < min:
         raise ValueError(f"there is no number from {min} to {max}")
     if isinstance(a, int):
@@ -186,7 +186,7 @@ def constrain_range(a: int | torch.SymInt, *, min: int | None, max: int | None =
 
 
 def constrain_unify(a: object, b: object) -> None:
-    """The two numbers are one. Where they depend on data, that is a promise; an error if they differ at hand."""
+    """The two numbers are equal. For unbacked symbols, that is a promise; raises if the hints differ."""
     same = a == b
     holds = expect_true(same) if isinstance(same, torch.SymBool) else same
     if not holds:
@@ -194,7 +194,7 @@ def constrain_unify(a: object, b: object) -> None:
 
 
 def check_consistent(new: object, old: object) -> None:
-    """Two tensors have the same sizes, or two numbers are one: as `constrain_unify`. Of anything else nothing is asked."""
+    """Two tensors have the same sizes, or two numbers are equal, as `constrain_unify`. Other values are not compared."""
     if isinstance(new, torch.Tensor):
         if not isinstance(old, torch.Tensor) or old.dim() != new.dim():
             raise SymbolMismatch(f"{old} and {new} are not the same")
@@ -204,7 +204,7 @@ def check_consistent(new: object, old: object) -> None:
         constrain_unify(old, new)
 
 
-# --- what is known of it, without assuming anything -----------------------------------------------------------------------
+# --- queries, without guards -----------------------------------------------------------------------
 
 
 def is_symbolic(val: object) -> bool:
@@ -213,7 +213,7 @@ def is_symbolic(val: object) -> bool:
 
 
 def is_nested_int(s: object) -> bool:
-    """Whether this is the size of the rows of a jagged tensor, which is a number of its own kind."""
+    """Whether this is a nested int: the ragged size of a jagged tensor."""
     return isinstance(s, torch.SymInt) and bool(s.node.is_nested_int())
 
 
@@ -224,7 +224,7 @@ def has_symbolic_sizes_strides(elem: torch.Tensor) -> bool:
 
 
 def is_concrete_int(a: int | torch.SymInt) -> bool:
-    """Whether it is a plain integer, or nothing else is left for it to be."""
+    """Whether it is a plain integer, or has only one possible value."""
     return _is_concrete(a, int, torch.SymInt)
 
 
@@ -234,7 +234,7 @@ def is_concrete_float(a: float | torch.SymFloat) -> bool:
 
 
 def is_concrete_bool(a: bool | torch.SymBool) -> bool:
-    """Whether it is a plain truth value, or decided for all sizes that are admitted."""
+    """Whether it is a plain bool, or provably true or false."""
     return _is_concrete(a, bool, torch.SymBool)
 
 
@@ -245,7 +245,7 @@ def _is_concrete(a: object, kind: type, symbolic: type) -> bool:
 
 
 def has_static_value(a: object) -> bool:
-    """Whether it is a plain number, or can be no other than one."""
+    """Whether it is a plain number, or has only one possible value."""
     if not isinstance(a, SYMBOLIC):
         return True
     node = a.node
@@ -262,24 +262,24 @@ def has_static_value(a: object) -> bool:
 
 
 def has_guarding_hint(a: object) -> bool:
-    """Whether there is an example value to decide by."""
+    """Whether it has a hint."""
     return not isinstance(a, SYMBOLIC) or bool(a.node.has_hint())
 
 
 def guarding_hint_or_throw(a: object) -> Any:
-    """The example value, for a decision that the caller records; an error if only data tells."""
+    """The hint, for a decision that the caller records; an error if it is unbacked."""
     node = a.node if isinstance(a, SYMBOLIC) else a
     return node.require_hint() if type(node) is SymNode else a
 
 
 def optimization_hint(a: object, fallback: int | None = None) -> Any:
-    """The example value, for choices that change no result; if only data tells, one for sizes like `fallback`."""
+    """The hint, for choices that do not change results; for unbacked symbols, the value for sizes of `fallback`."""
     if not isinstance(a, SYMBOLIC):
         return a
     return a.node.shape_env.torch_api.optimization_hint(value_of(a), fallback)
 
 
-# --- combinations, without deciding ----------------------------------------------------------------------------------------
+# --- combinations, without decisions ------------------------------------------------------------------------------
 
 
 def sym_and(x: object, *others: object) -> Any:
@@ -304,7 +304,7 @@ def sym_eq(x: object, y: object) -> Any:
     return x == y
 
 
-# --- Small helpers under the names that torch's own module of symbolic shapes gives them, for code written for that ---
+# --- Helpers of torch's module of symbolic shapes, for code written for it ---------------------------------------------
 
 aten = torch.ops.aten
 METHODS_THAT_READ = ("size", "stride", "storage_offset", "item")
@@ -315,7 +315,7 @@ OPERATORS_THAT_READ = (
 
 
 def create_contiguous(shape: Sequence[object]) -> list[object]:
-    """The strides of a tensor of this shape without gaps."""
+    """The strides of a contiguous tensor of this shape."""
     strides: list[Any] = [1]
     for size in reversed(shape[1:]):
         strides.insert(0, size * strides[0])
@@ -323,7 +323,7 @@ def create_contiguous(shape: Sequence[object]) -> list[object]:
 
 
 def is_accessor_node(node: Any) -> bool:
-    """Whether a node of a graph reads a number off a tensor: a size, a stride, its offset, its value."""
+    """Whether a node of a graph reads a number from a tensor: a size, a stride, its offset, its value."""
     if node.op == "call_function":
         return node.target in OPERATORS_THAT_READ
     is_method = node.op == "call_method" and node.target in METHODS_THAT_READ
@@ -331,7 +331,7 @@ def is_accessor_node(node: Any) -> bool:
 
 
 def canonicalize_bool_expr(expr: object) -> Any:
-    """A condition in sympy's words, with one form for each: `<` or `<=`, positive terms on both sides, no common factor."""
+    """The canonical form of a sympy condition: `<` or `<=`, positive terms on both sides, no common factor."""
     # why: sympy is slow, and only tools that have expressions of it want this
     import sympy
 
@@ -355,7 +355,7 @@ def canonicalize_bool_expr(expr: object) -> Any:
 
 
 class SymIntEqByExpr:
-    """A size that is equal to what is written the same: nothing is decided, and it can be a key."""
+    """A size that compares equal by its expression, without guards, and can be a dict key."""
 
     __slots__ = ("val",)
 
@@ -376,7 +376,7 @@ class SymIntEqByExpr:
 
 @dataclass(eq=False)
 class TrackedFake:
-    """An input of a program: its stand-in or symbolic number, where it comes from, and how its sizes became symbols."""
+    """An input of a program: its stand-in or symbolic number, its source, and its symbolic context."""
 
     fake: Any
     source: Any
@@ -390,7 +390,7 @@ class TrackedFake:
 
 
 def eval_is_non_overlapping_and_dense(sizes: Sequence[Any], strides: Sequence[object]) -> int:
-    """1 if a tensor has its elements side by side in some order of its dimensions, 0 if not. Symbols are decided upon."""
+    """1 if a tensor is dense in some order of its dimensions, 0 if not. May add guards."""
     if len(sizes) == 1:
         return int(bool(strides[0] == 1) or bool(sizes[0] < 2))
     step: Any = 1
@@ -411,22 +411,22 @@ SYMPY_INTERP: dict[str, Any] = {
     "math": math,
     "torch": torch,
 }
-"""What the code of a guard may call, by name: `eval(code, SYMPY_INTERP, sizes)`."""
+"""The names that the code of a guard may use: `eval(code, SYMPY_INTERP, sizes)`."""
 
 
 def safe_expand(r: object) -> Any:
-    """A sympy expression with products of sums written out as sums of products; anything else as it is."""
+    """A sympy expression with products of sums expanded; any other value unchanged."""
     return r.expand() if is_sympy(r) and hasattr(r, "expand") else r
 
 
 def uninteresting_files() -> set[str]:
-    """The files of torch and of this library, as far as they are loaded: in a stack of a user's program, no lines of his."""
+    """The loaded files of torch and of this library, which are skipped in stack traces of a user's program."""
     libraries = [m for name, m in list(sys.modules.items()) if name.partition(".")[0] in ("torch", "understudy")]
     return {file for module in libraries if (file := getattr(module, "__file__", None))} | {"<string>"}
 
 
 def error() -> NoReturn:
-    """Stands where no call is expected."""
+    """A function that must not be called."""
     raise AssertionError("this was not expected to be called")
 
 

@@ -1,0 +1,134 @@
+"""Writes that C++ does in place with plain tensors, and out of place while any mode is active.
+
+C++ is careful with tensors that may be of a subclass: where a mode is active it takes a new tensor for the sum of two
+gradients, for what a formula of a gradient writes into zeros, and for the sum of a product and a bias or a mask. A program
+without a mode has no such tensor. So the call is answered as the one that C++ makes then, in place.
+
+The first two come straight from autograd's engine: no Python function runs inside of the backward pass. It is a sum of
+gradients, except for the first sum of a node whose formula adds on its own account. The last one is of a product that was
+made just before, and that Python has no reference to.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from understudy import _torch
+from understudy.fake.tensor import FakeTensor
+from understudy.ops.traits.scratch import uses_blas
+from understudy.ops.traits.writes import PlainWrite, gives_zeros, plain_write
+from understudy.spec.strides import is_dense
+
+if TYPE_CHECKING:
+    from understudy.simulation.storages import ObservedMode
+
+IN_PLACE: dict[int, tuple[PlainWrite, _torch.OpOverload]] = {}
+"""Where C++ writes in place, and by which operator: by the identity of the one that it calls while a mode is active."""
+for _name, _place in plain_write.items():
+    _packet, _, _overload = _name.partition(".")
+    IN_PLACE[id(_torch.operator_named(_name))] = _place, _torch.operator_named(f"{_packet}_.{_overload}".rstrip("."))
+
+ADDING_NODES = frozenset(
+    "AminmaxBackward0 Atan2Backward0 CholeskyBackward0 CholeskyInverseBackward0 CholeskySolveBackward0 "
+    "LinalgCholeskyExBackward0 LinalgDetBackward0 LinalgLstsqBackward0 LinalgLuBackward0 LinalgLuFactorExBackward0 "
+    "LinalgLuSolveBackward0 LinalgPinvBackward0 LinalgQrBackward0 LinalgSvdBackward0 LogcumsumexpBackward0 "
+    "LuUnpackBackward0 MvlgammaBackward0 NativeGroupNormBackward0 SpecialI1EBackward0 SpecialLogNdtrBackward0 "
+    "StdMeanBackward0 TriangularSolveBackward0 VarMeanBackward0".split()
+)
+"""Nodes of autograd whose formula adds tensors, found by running samples of all operators."""
+MOST_NODES = 8192
+"""Of so many nodes the name is asked for: torch frees nodes that Python has seen one inside of the other, and some 30,000 in
+a row exceed the stack. After that, all sums are taken for sums of gradients."""
+CALL_REFERENCES = 3
+"""Of Python to an argument that only C++ has: the object's own, that of the call, and that of the question."""
+PASSED_THROUGH = ("torch._ops", "understudy.fake.kernels.autocast")
+"""Modules between the engine and a mode: kernels of autocast call the operator again."""
+
+
+class PlainWrites:
+    """Of one mode."""
+
+    def __init__(self) -> None:
+        self._asked = 0
+        self._last_adding: int | None = None
+        """The number of the last node whose formula has added."""
+
+    def find(self, mode: ObservedMode, func: _torch.OpOverload, args: tuple[Any, ...]) -> _torch.OpOverload:
+        """The operator that C++ would call if no mode were active, from within `__torch_dispatch__`."""
+        place, variant = IN_PLACE[id(func)]
+        is_temporary = sys.getrefcount(args[0]) <= CALL_REFERENCES
+        first = args[0]
+        if type(first) is not FakeTensor:
+            return func
+        if torch.is_grad_enabled() or not _is_called_by_engine(sys._getframe(2)):
+            is_biased = is_temporary and _is_biased_product(mode, args) and not _is_in_transform(sys._getframe(2))
+            return variant if is_biased else func
+        if place is PlainWrite.FILLS_ZEROS:
+            return variant if _are_new_zeros(mode, first) else func
+        return variant if _is_sum(args) and _may_take(first) and not self._adds_by_itself() else func
+
+    def _adds_by_itself(self) -> bool:
+        """Whether the formula of the running node asks for the sum."""
+        if self._asked >= MOST_NODES:
+            return False
+        self._asked += 1
+        node = _torch.running_node()
+        if node.name() not in ADDING_NODES:
+            return False
+        before, self._last_adding = self._last_adding, _torch.number_of_node(node)
+        return before != self._last_adding
+
+
+def _is_called_by_engine(frame: FrameType | None) -> bool:
+    while frame is not None and frame.f_globals.get("__name__") in PASSED_THROUGH:
+        frame = frame.f_back
+    return frame is not None and frame.f_code is _torch.BACKWARD
+
+
+def _is_in_transform(frame: FrameType | None) -> bool:
+    """Whether a transform of torch.func is on the way: its wrappers, which C++ has, may be the program's."""
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").startswith("torch._functorch"):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _is_biased_product(mode: ObservedMode, args: tuple[Any, ...]) -> bool:
+    """Whether a product that was made just before is added to, and keeps its shape and dtype: in a linear layer whose input
+    is a batch in another order, in attention that is computed step by step."""
+    record = mode.find_record(args[0])
+    if record is None or record.serial != mode.births or not isinstance(record.maker, _torch.OpOverload):
+        return False
+    if uses_blas.of(record.maker) is None or len(args) != 2 or type(args[1]) is not FakeTensor:
+        return False
+    product, other = args[0]._spec, args[1]._spec
+    sizes = zip(reversed(product.shape), reversed(other.shape), strict=False)
+    fits = other.ndim <= product.ndim and all(theirs in (1, ours) for ours, theirs in sizes)
+    return bool(fits and product.dtype is other.dtype and product.device == other.device)
+
+
+def _are_new_zeros(mode: ObservedMode, fake: FakeTensor) -> bool:
+    """Whether nothing was made after these zeros."""
+    record = mode.find_record(fake)
+    if record is None or record.serial != mode.births or not isinstance(record.maker, _torch.OpOverload):
+        return False
+    return gives_zeros.of(record.maker) is not None
+
+
+def _is_sum(args: tuple[Any, ...]) -> bool:
+    """Of two tensors of one shape and dtype, without a factor."""
+    if len(args) != 2 or type(args[1]) is not FakeTensor:
+        return False
+    one, other = args[0]._spec, args[1]._spec
+    return bool(one.shape == other.shape and one.dtype is other.dtype and one.device == other.device)
+
+
+def _may_take(fake: FakeTensor) -> bool:
+    """Whether the engine writes into this gradient: nobody else has it, and it fills its memory."""
+    spec = fake._spec
+    return spec.sparse is None and is_dense(spec.shape, spec.stride) and _torch.is_held_only_by_caller(fake)

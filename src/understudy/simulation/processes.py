@@ -1,0 +1,144 @@
+"""Programs that a script starts: those that only tell something are run, all others are listed, and taken for done.
+
+    subprocess.run(["git", "rev-parse", "HEAD"])     is run
+    os.system("rm -rf checkpoints")                  is not: 0, as if it had been
+
+Another program knows nothing of the overlay: what it writes would be written for real.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import shlex
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from understudy.patching import REHEARSAL, patch
+from understudy.simulation.overlay import active_overlay, note_refused
+
+Function = Callable[..., Any]
+
+TELLING = frozenset(
+    "arch basename cat df dirname du echo false file free getconf grep head id locale ls lscpu lsmod lspci nproc printenv "
+    "ps pwd sleep stat sw_vers tail test tr true uname uptime wc which whoami".split()
+)
+"""Programs that change nothing, whatever their arguments are."""
+TELLING_OPTIONS = {
+    "hostname": re.compile(r"(-\w+ ?)*"),
+    "ldconfig": re.compile("-p"),
+    "nvidia-smi": re.compile(r"((--query|--format|-L|-q|-i|--id|\d)\S* ?)*"),
+}
+"""Programs that change nothing with these arguments."""
+TELLING_COMMANDS = {
+    "git": frozenset("cat-file describe diff log ls-files ls-tree rev-list rev-parse show show-ref status".split())
+}
+"""Programs that change nothing with these commands."""
+WRITING_OPTIONS = re.compile(r"-[co].*|--output.*|--ext-diff|--exec.*|--config-env.*")
+HARMLESS_REDIRECTION = re.compile(r"\d?>\s*/dev/null|\d>&\d")
+BETWEEN_COMMANDS = re.compile(r"\|\||&&|[|;]")
+WRITING_SHELL = re.compile(r"[<>`&\n]|\$\(")
+
+
+def only_tells(command: Any, is_shell: bool) -> bool:
+    """Whether a command is known to change nothing. `command` is a line, or a list of words."""
+    if is_shell:
+        line = command if isinstance(command, (str, bytes)) else command[0]
+        return all(map(_words_only_tell, _split_line(os.fsdecode(line))))
+    return _words_only_tell(_list_words(command))
+
+
+def _list_words(command: Any) -> list[str]:
+    words = [command] if isinstance(command, (str, bytes, os.PathLike)) else command
+    return [os.fsdecode(word) for word in words]
+
+
+def _split_line(line: str) -> list[list[str]]:
+    """The commands of a line of the shell; one without words where that is not sure."""
+    line = HARMLESS_REDIRECTION.sub(" ", line)
+    try:
+        parts = [shlex.split(part) for part in BETWEEN_COMMANDS.split(line)]
+    except ValueError:  # quotation marks around one of the signs
+        return [[]]
+    return [[]] if WRITING_SHELL.search(BETWEEN_COMMANDS.sub(" ", line)) else parts
+
+
+def _words_only_tell(words: Sequence[str]) -> bool:
+    if not words:
+        return False
+    program, *arguments = os.path.basename(words[0]), *words[1:]
+    if program in TELLING_OPTIONS:
+        return bool(TELLING_OPTIONS[program].fullmatch(" ".join(arguments)))
+    commands = TELLING_COMMANDS.get(program)
+    if commands is None:
+        return program in TELLING
+    while arguments[:1] == ["-C"]:  # in another folder
+        arguments = arguments[2:]
+    named = [word for word in arguments if not word.startswith("-")]
+    return bool(named) and named[0] in commands and not any(map(WRITING_OPTIONS.fullmatch, arguments))
+
+
+def _is_refused(command: Any, is_shell: bool) -> bool:
+    """Whether a rehearsal does not run it; then it is listed."""
+    overlay = active_overlay()
+    if overlay is None or only_tells(command, is_shell):
+        return False
+    note_refused("command", command if isinstance(command, str) else shlex.join(_list_words(command)))
+    return True
+
+
+def _words_of_nothing() -> list[str]:
+    """A program that does nothing, and succeeds."""
+    found = shutil.which("true")
+    return [found] if found else [sys.executable, "-S", "-c", ""]
+
+
+@patch("subprocess.Popen.__init__", during=REHEARSAL)
+def start_what_tells(original: Function) -> Function:
+    """A rehearsal starts no program that may write."""
+
+    def __init__(self: object, args: Any, *rest: Any, **options: Any) -> None:
+        if _is_refused(args, bool(options.get("shell"))):
+            args = _words_of_nothing()
+            options = {**options, "shell": False, "executable": None}
+        original(self, args, *rest, **options)
+
+    return __init__
+
+
+@patch("os.system", during=REHEARSAL)
+def run_line_that_tells(original: Function) -> Function:
+    """As `subprocess.Popen`."""
+
+    def system(command: Any) -> int:
+        return 0 if _is_refused(command, True) else original(command)
+
+    return system
+
+
+@patch("os.posix_spawn", "os.posix_spawnp", during=REHEARSAL)
+def spawn_what_tells(original: Function) -> Function:
+    """As `subprocess.Popen`."""
+
+    def posix_spawn(path: Any, argv: Any, *args: Any, **kwargs: Any) -> int:
+        if _is_refused(argv, False):
+            argv = _words_of_nothing()
+            path = argv[0]
+        return original(path, argv, *args, **kwargs)
+
+    return posix_spawn
+
+
+@patch("os.execv", "os.execve", during=REHEARSAL)
+def refuse_to_become_another(original: Function) -> Function:
+    """The program would take the place of the rehearsal."""
+
+    def execute(path: Any, argv: Any, *args: Any) -> Any:
+        if _is_refused(argv, False):
+            raise OSError(errno.EPERM, "a rehearsal does not become another program (--write allows it)", os.fsdecode(path))
+        return original(path, argv, *args)
+
+    return execute
