@@ -103,6 +103,12 @@ def library_programs() -> dict[str, Program]:
         optimizer = torch.optim.AdamW(trained.parameters())
         understudy.capture_step(trained, lambda y: y.sum(), optimizer, batch())
 
+    def simulate() -> None:
+        with understudy.simulate("2xh100"):
+            model().to("cuda")
+            torch.cuda.set_device(1)
+            model()(torch.ones(5, 4, device="cuda:0")).sum().backward()
+
     return {
         "enter": enter,
         "mode": lambda: in_mode("cpu"),
@@ -111,11 +117,12 @@ def library_programs() -> dict[str, Program]:
         "make_fx fake": lambda: make_fx(model(), tracing_mode="fake")(batch()),
         "make_fx symbolic": lambda: make_fx(model(), tracing_mode="symbolic")(batch()),
         "make_fx real": lambda: make_fx(model().eval())(batch()),
-        "make_fx gradients": lambda: make_fx(gradients, tracing_mode="fake")(batch()),
+        "make_fx gradients": lambda: make_fx(gradients, tracing_mode="fake", allow_non_fake_inputs=True)(batch()),
         "make_fx pre_dispatch": lambda: make_fx(model(), tracing_mode="fake", pre_dispatch=True)(batch()),
         "symbolic_trace": lambda: understudy.symbolic_trace(model(), meta_args={"input": batch()}),
         "FakeTensorProp": propagate,
         "capture_step": step,
+        "simulate": simulate,
     }
 
 
@@ -205,7 +212,10 @@ def patched_places() -> dict[str, Any]:
 
     places = {patch.place: found for patch in ENGINE.registered if (found := find_place(patch)) is not None}
     contents = {place: id(vars(owner).get(name)) for place, (owner, name) in places.items()}
-    return {"patches": contents, "holds": len(ENGINE.holds), "scopes": ENGINE.active, "settled": ENGINE.is_settled}
+    return {
+        "patches": contents, "holds": len(ENGINE.holds), "scopes": ENGINE.active, "settled": ENGINE.is_settled,
+        "simulated cards": torch.cuda.device_count(),
+    }  # fmt: skip
 
 
 def everything() -> dict[str, Any]:

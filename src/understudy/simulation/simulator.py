@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 
 from understudy import _torch
+from understudy.contexts import GuardedExit, guard_exit
 from understudy.fake import native
 from understudy.fake.kernels.autocast import clear_cast_cache
 from understudy.patching import SIMULATION, combine
@@ -72,6 +73,7 @@ class simulate:
         machine.moved_modules = MovedModules()
         machine.generators = [CudaGenerator(index) for index in range(machine.count)]
         scopes = machine.mode.patch_scopes | (combine(SIMULATION) if machine.count else 0)
+        guard_exit(self, self._leave)
         try:
             self._machine = ACTIVE.machine = machine
             native.current_indices["cuda"] = machine.current_device
@@ -82,18 +84,11 @@ class simulate:
             raise
         return machine
 
+    @GuardedExit
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        try:
-            self._leave()
-        except BaseException:  # an interrupt
-            self._leave()
-            raise
-
-    def __del__(self) -> None:
-        if self._machine is not None:  # an interrupt before the first line of __exit__
-            self._leave()
+        self._leave()
 
     def _leave(self) -> None:
         """May be called twice, after an interrupt at any of its lines."""

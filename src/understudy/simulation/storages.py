@@ -233,7 +233,7 @@ class ObservedMode(FakeTensorMode):
         key = id(storage)
         if key in self.storages:
             return
-        record = self.storages[key] = StorageRecord(storage, self._remove)
+        record = StorageRecord(storage, self._remove)
         record.key = key
         record.spec = spec
         record.maker = self.operator
@@ -243,6 +243,7 @@ class ObservedMode(FakeTensorMode):
         record.serial = self.births = self.births + 1
         record.address = 0
         record.label = None
+        self.storages[key] = record  # complete: an interrupt leaves no record without its fields
         count = 0
         try:
             for tell in self._on_birth:
