@@ -346,3 +346,30 @@ class function_mode:
     def _leave(self) -> None:
         while count_function_modes() > self._depth:
             torch._C._pop_torch_function_stack()
+
+
+# --- gradients ------------------------------------------------------------------------------------------------
+
+inference_mode = torch._C._InferenceMode
+"""As torch.inference_mode, which is a Python class around it: an interrupt can't come inside this one's `__exit__`."""
+
+
+class grad_mode:
+    """As torch.set_grad_enabled in a `with` statement, and safe against interrupts."""
+
+    __slots__ = ("_is_enabled", "_was_enabled")
+
+    def __init__(self, is_enabled: bool) -> None:
+        self._is_enabled = is_enabled
+
+    def __enter__(self) -> None:
+        self._was_enabled = torch.is_grad_enabled()
+        guard_exit(self, self._put_back)
+        torch._C._set_grad_enabled(self._is_enabled)
+
+    @GuardedExit
+    def __exit__(self, *exception: object) -> None:
+        self._put_back()
+
+    def _put_back(self) -> None:
+        torch._C._set_grad_enabled(self._was_enabled)

@@ -15,6 +15,8 @@ from torch._C import DispatchKey
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nested._internal.nested_int import NestedIntNode
 
+from understudy._torch.modes import inference_mode
+
 make_wrapper: Any = Tensor._make_wrapper_subclass
 make_subclass = Tensor._make_subclass
 give_storage: Callable[[Tensor, Tensor], None] = torch._functionalize_unsafe_set
@@ -116,7 +118,7 @@ def _place_of_read_flag() -> int | None:
     Python can only set the flag for writes, which comes before it. Found by trying on a separate storage: the flag for
     writes is the byte that `forbid_data_pointer` changes, and setting the next one has to make a read raise.
     """
-    with PastDispatch(), torch.inference_mode(False):
+    with PastDispatch(), inference_mode(False):
         tried = torch.zeros(4, device="cpu")
         storage = native_storage(tried)
         before = ctypes.string_at(storage._cdata, LENGTH_SEARCHED)

@@ -239,7 +239,7 @@ class Constants:
             # Below all function modes: a real tensor may have been given a gradient without data.
             if tensor is real and type(real) is not FakeTensor and real.is_leaf and type(real.grad) is FakeTensor:
                 real.grad = None
-        with _torch.no_modes(), torch.no_grad():
+        with _torch.no_modes(), _torch.grad_mode(False):
             for tensor, value in self._saved.values():
                 tensor.copy_(value)
         self._saved.clear()

@@ -222,7 +222,7 @@ class LazyParameters:
                 first.stand_in()
 
     def make(self, lazy: LazyParameter) -> FakeTensor:
-        with _torch.NoFunctionModes(), torch.inference_mode(False):
+        with _torch.NoFunctionModes(), _torch.inference_mode(False):
             if self._constants is None:  # after the trace the real tensor may have changed: the spec is used
                 return make_new(self._mode, lazy.spec)
             fake = self._mode.fake_tensor_converter.convert_simple(self._mode, lazy.real)

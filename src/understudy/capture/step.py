@@ -356,7 +356,7 @@ def _evaluate_node(node: Node, graph: GraphModule, values: dict[Node, Any]) -> A
                 result = getattr(result, part)
         elif node.op == "call_function" and callable(node.target):
             read = torch.fx.map_arg((node.args, node.kwargs), lambda inner: _evaluate_node(inner, graph, values))
-            with torch.no_grad():
+            with _torch.grad_mode(False):
                 result = node.target(*read[0], **read[1])
         else:
             raise StateFromInputs(node.name)

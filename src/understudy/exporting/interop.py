@@ -146,7 +146,7 @@ def _convert_graph(graph_module: GraphModule, mode: Any, symbols: TorchSymbols) 
     for node in result.graph.nodes:
         for name in OURS:
             node.meta.pop(name, None)
-    with torch.no_grad():
+    with _torch.grad_mode(False):
         TorchFakeTensorProp(result, mode).propagate_dont_convert_inputs(*inputs)
     return result
 

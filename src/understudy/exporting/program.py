@@ -158,7 +158,7 @@ class Recording:
             options = replace(options, tracing_mode="fake")
         given = [fake for fake in self.fakes if isinstance(fake, (torch.Tensor, torch.SymInt))]
         is_grad_enabled = torch.is_grad_enabled()
-        with active(EXPORTING), torch.set_grad_enabled(is_grad_enabled and is_training):
+        with active(EXPORTING), _torch.grad_mode(is_grad_enabled and is_training):
             module = self._run(options, tuple(given))
         check_requests(self.mode.shape_env, self.inputs)
         return Captured(self, module, is_training, is_grad_enabled)
@@ -418,7 +418,7 @@ def _decompose(program: FunctionalProgram, vals: list[Any], table: Table) -> Fun
 
     tracing_mode: TracingMode = "fake" if origin.mode.shape_env is None else "symbolic"
     options = replace(_options(table), record_module_stack=False, tracing_mode=tracing_mode)
-    with active(EXPORTING), torch.no_grad():
+    with active(EXPORTING), _torch.grad_mode(False):
         made = Capture(run, options).run(tuple(val for val, is_one in zip(vals, is_given, strict=True) if is_one))
     signature = program.graph_signature
     specs = [InputSpec(spec.kind, copy.copy(spec.arg), spec.target, spec.persistent) for spec in signature.input_specs]

@@ -102,7 +102,7 @@ class FakeTensorConverter:
             return self._convert_whole(fake_mode, t)
         wanted = _ConversionRequest(static_shapes, source, symbolic_context)
         if t.is_inference() or torch.is_inference_mode_enabled() or _torch.has_modes():
-            with _torch.no_modes(), torch.inference_mode(t.is_inference()):
+            with _torch.no_modes(), _torch.inference_mode(t.is_inference()):
                 fake = self._convert(fake_mode, t, wanted)
         else:  # entering these costs as much as the conversion
             fake = self._convert(fake_mode, t, wanted)
@@ -229,7 +229,7 @@ class FakeTensorConverter:
         if t.requires_grad and not fake.requires_grad:
             fake.requires_grad_()
             if not t.is_leaf:  # gets a `grad_fn`
-                with torch.enable_grad():
+                with _torch.grad_mode(True):
                     fake = _torch.as_result(fake)
         if isinstance(t, torch.nn.Parameter):
             fake._is_param = True
@@ -252,10 +252,10 @@ class FakeTensorConverter:
         base: Any = self.from_real_tensor(mode, real_base, static_shapes=True)
         if base._spec.is_symbolic:
             return fake
-        with torch.no_grad(), mode:
+        with _torch.grad_mode(False), mode:
             if not t.is_leaf and not base.requires_grad:
                 base = base.view_as(base).requires_grad_()  # the view at which gradients start is gone
-            with torch.set_grad_enabled(not t.is_leaf):
+            with _torch.grad_mode(not t.is_leaf):
                 return _view_like(base, t)
 
     def _convert_wrapper(self, mode: FakeTensorMode, t: torch.Tensor, wanted: _ConversionRequest) -> Any:

@@ -38,7 +38,7 @@ def deep_copy(mode: FakeTensorMode, fake: FakeTensor, memo: dict[int, Any]) -> F
         )
     if getattr(fake, "_is_param", False):
         return _copy_parameter(fake, memo)
-    with torch.no_grad():
+    with _torch.grad_mode(False):
         if _torch.active_recorder() is None:
             duplicate: Any = _copy_on_new_storage(mode, fake, memo)
         else:  # while a graph is recorded, the copy has to be an operator
@@ -53,7 +53,7 @@ def deep_copy(mode: FakeTensorMode, fake: FakeTensor, memo: dict[int, Any]) -> F
 
 def _copy_parameter(fake: FakeTensor, memo: dict[int, object]) -> FakeTensor:
     """As for a real parameter: cloned by an operator, without gradient and attributes."""
-    with torch.no_grad():
+    with _torch.grad_mode(False):
         values = fake.clone(memory_format=torch.preserve_format)
     duplicate: Any = torch.nn.Parameter(values, fake.requires_grad)
     memo[id(fake)] = duplicate
@@ -85,7 +85,7 @@ def _copy_attributes(fake: FakeTensor, duplicate: FakeTensor, memo: dict[int, ob
 
 def shallow_copy(mode: FakeTensorMode, fake: FakeTensor) -> FakeTensor:
     """`copy.copy`: another tensor on the same storage."""
-    with torch.no_grad():
+    with _torch.grad_mode(False):
         duplicate: Any = fake.detach()
     duplicate.requires_grad_(fake.requires_grad)
     for name, value in fake.__dict__.items():

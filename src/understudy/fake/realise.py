@@ -71,7 +71,7 @@ def make_view(mode: FakeTensorMode, base: FakeTensor, spec: TensorSpec, expects_
     if base.is_inference() is not in_inference_mode():
         # A view has an inference tensor as base or not, whatever the current mode: views share the version counter of
         # their base, and inference tensors have none.
-        with torch.inference_mode(base.is_inference()):
+        with _torch.inference_mode(base.is_inference()):
             return make_view(mode, base, spec, expects_operators)
     # Measured: a wrapper that is then given the storage, 2.7 µs; as_strided past the dispatcher, 5.7; set_, 9.
     try:
@@ -149,7 +149,7 @@ def _make_view_of_marked_storage(base: FakeTensor, spec: TensorSpec, expects_ope
 
 def _make_view_without_dispatch(base: FakeTensor, spec: TensorSpec) -> FakeTensor:
     shape, stride, offset = map(to_torch, spec.shape), map(to_torch, spec.stride), to_torch(spec.offset)
-    with torch.no_grad():
+    with _torch.grad_mode(False):
         guard = NoDispatch()
         try:
             # Not `as_strided`: C++ would make a view on the device of the storage.

@@ -118,7 +118,7 @@ def _by_torch_func(function: Function, operands: Values, gradients: Values) -> V
 
 def _by_autograd(function: Function, operands: Values, gradients: Values) -> Values:
     is_watched = torch.is_grad_enabled() and any(value.requires_grad for value in (*operands, *gradients))
-    with torch.enable_grad():
+    with _torch.grad_mode(True):
         leaves = [value.view_as(value) if value.requires_grad else _leaf(value) for value in operands]
         pairs = zip(function(*leaves), gradients, strict=True)
         results = [(result, gradient) for result, gradient in pairs if result.requires_grad]

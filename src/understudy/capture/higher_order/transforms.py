@@ -194,7 +194,7 @@ class FuncGradCall(_torch.SingleLevelFunction):  # type: ignore[misc]
     def forward(interpreter: Any, call: DifferentiableCall, *tensors: torch.Tensor) -> tuple[Any, ...]:
         level = interpreter.level()
         inner = [_torch.unwrap_for_grad(tensor, level) for tensor in tensors]
-        with torch.enable_grad(), _torch.with_forward_gradients(), interpreter.lower():
+        with _torch.grad_mode(True), _torch.with_forward_gradients(), interpreter.lower():
             results = call.run(inner)
         return tuple([
             _torch.wrap_for_grad(value, level) if isinstance(value, torch.Tensor) else value for value in results
@@ -221,7 +221,7 @@ class LeafCall:
 
     def run(self, tensors: tuple[torch.Tensor, ...]) -> tuple[Any, ...]:
         inner = [_torch.unwrap_for_grad(tensor, self._level) for tensor in tensors]
-        with torch.enable_grad(), self._interpreter.lower():
+        with _torch.grad_mode(True), self._interpreter.lower():
             if _torch.is_transformed() or any(tensor.requires_grad for tensor in inner):
                 raise unsupported_error(self.call.op, "torch.func.grad inside of another transform of torch.func")
             self._leaves = list(map(_leaf, inner))

@@ -100,7 +100,7 @@ class ReplayedValues:
             if torch.is_inference_mode_enabled() is self._is_inference:
                 self._made[step] = self._all(step)
             else:
-                with torch.inference_mode(self._is_inference):
+                with _torch.inference_mode(self._is_inference):
                     self._made[step] = self._all(step)
         return self._made[step]
 

@@ -124,7 +124,7 @@ class WholeLayer(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         is_tracked = torch.is_grad_enabled()
-        with torch.enable_grad():
+        with _torch.grad_mode(True):
             tensors = [_make_leaf(tensor, is_tracked) for tensor in ctx.saved_tensors]
             with _torch.NoFunctionModes(), _torch.python_versions():
                 results = ctx.op(*_arguments(ctx.op, ctx.states, ctx.settings, tensors))

@@ -11,12 +11,13 @@ import torch
 
 from understudy import _torch
 from understudy._torch import active_fake_mode
+from understudy.contexts import contextmanager
 from understudy.errors import NoDataError
 from understudy.fake import higher_order as _higher_order  # noqa: F401  (registers how each is run)
 from understudy.fake.kernels import transforms
 from understudy.fake.tensor import FakeTensor
 from understudy.ops import hops
-from understudy.patching import ANY_MODE, ENGINE, RECORDING, SCRIPTED, SYMBOLS, patch
+from understudy.patching import ANY_MODE, ENGINE, RECORDING, SCRIPTED, SYMBOLS, TRACING, patch
 from understudy.spec.error_context import with_line
 
 if TYPE_CHECKING:
@@ -165,3 +166,10 @@ def keep_our_functions_from_dynamo(original: Function) -> Function:
         return function if is_ours else original(function)
 
     return disallow
+
+
+@patch("torch.overrides._pop_mode_temporarily", during=(RECORDING, TRACING))
+def restore_function_mode_at_once(original: Any) -> Function:
+    """Python functions of torch suspend a function mode while it handles them. After an interrupt in that moment, torch's
+    generator would restore the mode only when the traceback is freed, which may be after the recorder has ended."""
+    return contextmanager(original.__wrapped__)

@@ -50,7 +50,7 @@ def draw_truncated_normal_once(original: Function) -> Function:
             return original(tensor, mean, std, a, b, generator)
         if type(tensor) is FakeTensor and initial_values.draw_normal(tensor, mean, std, generator):
             return tensor
-        with torch.no_grad():
+        with _torch.grad_mode(False):
             return tensor.normal_(mean, std, generator=generator)
 
     return draw

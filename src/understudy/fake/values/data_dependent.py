@@ -72,7 +72,7 @@ def is_known(fake: FakeTensor) -> bool:
 def _compute_on_values(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any, inputs: list[FakeTensor]) -> object:
     """Run the operator on the determined values."""
     real_args, real_kwargs = map_structure(mode.value_of, FakeTensor, (tuple(args), dict(kwargs)))
-    with _torch.no_modes(), torch.no_grad():
+    with _torch.no_modes(), _torch.grad_mode(False):
         result = func(*real_args, **real_kwargs)
     device = inputs[0]._spec.device
     return map_structure(lambda real: _make_determined(mode, real, device), torch.Tensor, result)
@@ -155,7 +155,7 @@ def _pack_padded_sequence(mode: FakeTensorMode, x: FakeTensor, lengths: FakeTens
         answer = answer_size(mode, aten._pack_padded_sequence.default, lengths, 1, longest)
         with _torch.PastDispatch():
             known = torch.full(lengths._spec.numbers.shape, answer, dtype=torch.int64, device="cpu")
-    with _torch.no_modes(), torch.no_grad():
+    with _torch.no_modes(), _torch.grad_mode(False):
         steps = torch.empty(spec.numbers.shape[:2])
         data, sizes = aten._pack_padded_sequence.default(steps, known, batch_first)
     packed = make_new(mode, spec.like((data.shape[0], *spec.shape[2:])))
