@@ -11,8 +11,9 @@ An elementwise operator keeps the order of dimensions of its operands in memory.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from understudy.shapes.node import Shape
 from understudy.shapes.sizes import (
@@ -34,6 +35,7 @@ from understudy.spec.tensor_spec import TensorSpec, contiguous_strides, is_conti
 if TYPE_CHECKING:
     from understudy.shapes.node import SymNode
 
+T = TypeVar("T")
 CHANNELS_LAST_ORDER = {4: (1, 3, 2, 0), 5: (1, 4, 3, 2, 0)}  # from the fastest dimension to the slowest
 
 
@@ -278,12 +280,18 @@ def _broadcast_row(shape: Shape, operand: TensorSpec) -> Shape:
 
 
 def _memory_order(shape: Shape, rows: Sequence[Shape]) -> list[int]:
-    """Dimensions from the fastest to the slowest: an insertion sort in which comparisons may be undecided."""
-    order = list(range(len(shape) - 1, -1, -1))
+    """Dimensions from the fastest to the slowest."""
+    return sort_where_decided(range(len(shape) - 1, -1, -1), functools.partial(_compare, shape, rows))
+
+
+def sort_where_decided(items: Iterable[T], compare: Callable[[T, T], int]) -> list[T]:
+    """Insertion sort with a comparison that may be undecided (0; positive: the second goes first): torch sorts dimensions
+    so, and those that nothing is said of stay where they are."""
+    order = list(items)
     for start in range(1, len(order)):
         moving = start
         for position in range(start - 1, -1, -1):
-            verdict = _compare(shape, rows, order[position], order[moving])
+            verdict = compare(order[position], order[moving])
             if verdict > 0:
                 order[position], order[moving] = order[moving], order[position]
                 moving = position

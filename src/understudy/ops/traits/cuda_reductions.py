@@ -14,6 +14,7 @@ import torch
 
 from understudy.spec import TensorSpec
 from understudy.spec.device_facts import DeviceFacts
+from understudy.spec.strides import sort_where_decided
 
 WARP = 32
 MOST_THREADS = 512
@@ -92,19 +93,8 @@ def _dims_of(x: TensorSpec, kept: Sequence[int]) -> list[ReducedDim]:
 
 
 def sort(dims: Sequence[ReducedDim]) -> list[ReducedDim]:
-    """Reduced dimensions first; then by the strides of the result, and of the input where these leave it open. An
-    insertion sort: dimensions of which nothing can be said stay where they are."""
-    found = list(dims)
-    for i in range(1, len(found)):
-        position = i
-        for other in range(i - 1, -1, -1):
-            order = _compare(found[other], found[position])
-            if order > 0:
-                found[other], found[position] = found[position], found[other]
-                position = other
-            elif order < 0:
-                break
-    return found
+    """Reduced dimensions first; then by the strides of the result, and of the input where these leave it open."""
+    return sort_where_decided(dims, _compare)
 
 
 def _compare(one: ReducedDim, other: ReducedDim) -> int:
