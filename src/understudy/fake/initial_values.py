@@ -25,6 +25,7 @@ NUMBER_TYPES = frozenset({float, int})
 FILL_TYPES = frozenset({float, int, bool})
 LARGEST_IN_ALL_DTYPES = 127
 """Every dtype can represent the integers from 0 to this one; signed dtypes also the negative ones."""
+NAMES_WITH_USER_RULES = user_rule.names
 can_skip_dispatch_for = _torch.can_skip_dispatch_for
 count_writes = _torch.count_writes
 is_inference = torch.Tensor.is_inference
@@ -39,24 +40,24 @@ native = torch.Tensor
 
 def draw_normal(fake: FakeTensor, mean: float, std: float, generator: object = None) -> bool:
     is_plain = type(std) in NUMBER_TYPES and type(mean) in NUMBER_TYPES and std >= 0 and generator is None
-    return is_plain and "aten::normal_" not in user_rule and _draw(fake)
+    return is_plain and "aten::normal_" not in NAMES_WITH_USER_RULES and _draw(fake)
 
 
 def draw_uniform(fake: FakeTensor, low: object, high: Any, generator: object = None) -> bool:
     is_plain = type(low) in NUMBER_TYPES and type(high) in NUMBER_TYPES and low <= high and generator is None
     is_read = fake._spec.numel == 1  # the range of a single number is tracked
-    return is_plain and not is_read and "aten::uniform_" not in user_rule and _draw(fake)
+    return is_plain and not is_read and "aten::uniform_" not in NAMES_WITH_USER_RULES and _draw(fake)
 
 
 def fill(fake: FakeTensor, value: Any) -> bool:
     if type(value) not in FILL_TYPES:
         return False
     fits = abs(value) <= LARGEST_IN_ALL_DTYPES and (value >= 0 or fake._spec.dtype.is_signed)
-    return fits and "aten::fill_.Scalar" not in user_rule and _fill(fake, value)
+    return fits and "aten::fill_.Scalar" not in NAMES_WITH_USER_RULES and _fill(fake, value)
 
 
 def zero(fake: FakeTensor) -> bool:
-    return "aten::zero_" not in user_rule and _fill(fake, 0)
+    return "aten::zero_" not in NAMES_WITH_USER_RULES and _fill(fake, 0)
 
 
 def _draw(fake: FakeTensor) -> bool:
@@ -141,7 +142,7 @@ def detach(self: FakeTensor) -> Any:
     mode, spec = self.fake_mode, self._spec
     if (
         not (mode.can_skip_dispatch and spec.sparse is None and can_skip_dispatch_for(mode))
-        or "aten::detach" in user_rule
+        or "aten::detach" in NAMES_WITH_USER_RULES
     ):
         return native.detach(self)
     guard = NoDispatch()

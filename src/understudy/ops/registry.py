@@ -19,7 +19,7 @@ source. In-place and out= variants need no rule of their own: `variants` derives
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, KeysView
 from functools import cached_property
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, cast
 
@@ -190,6 +190,11 @@ class Trait(Generic[Fact]):
     def __contains__(self, op: OpOverload | str) -> bool:
         """Whether something is registered under exactly this name."""
         return full_name(op) in self._by_name
+
+    @property
+    def names(self) -> KeysView[str]:
+        """The full names under which something is registered, as a live view."""
+        return self._by_name.keys()
 
     def items(self) -> Iterable[tuple[str, Fact]]:
         return self._by_name.items()
