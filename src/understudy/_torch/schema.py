@@ -35,11 +35,6 @@ def returned_arguments(op: object) -> list[str] | None:
     return found if found and len(found) == len(names) else None
 
 
-def has_out_arguments(op: object) -> bool:
-    """Whether it has `out=` arguments, which are resized to fit."""
-    return any(argument.is_out for argument in op._schema.arguments)
-
-
 
 
 def chunked_cross_entropy(

@@ -28,7 +28,15 @@ from understudy.errors import (
     UnsupportedOperatorException,
 )
 from understudy.ops.registry import record_of
-from understudy.ops.shared.dtypes import BOOL, COMPLEX_HALF, FLOAT8, INTEGERS, UNSIGNED
+from understudy.ops.shared.dtypes import (
+    BOOL,
+    COMPLEX,
+    COMPLEX_HALF,
+    FLOAT8,
+    INTEGERS,
+    SMALL_COMPLEX,
+    UNSIGNED,
+)
 from understudy.ops.traits.caching import uncacheable
 from understudy.ops.traits.devices import device_of
 from understudy.ops.traits.writes import may_trust_arguments, written_inputs
@@ -234,6 +242,7 @@ MOST_INT32 = 2**31 - 1
 "Many kernels store numbers as int32. Slices use larger ones for an open end: `x[1:]`."
 WHOLE = INTEGERS | BOOL
 STORED = FLOAT8 | UNSIGNED | COMPLEX_HALF
+STORED_OR_COMPLEX = STORED | COMPLEX | SMALL_COMPLEX
 BUILT_IN = (NotImplementedError, IndexError, ValueError, TypeError, RuntimeError)
 NOT_RAISED_BY_EAGER = (
     DataDependentOutputException,
@@ -287,7 +296,7 @@ def _stay_empty_if_refused_else(call: Call) -> None:
     """A kernel that is missing for a dtype is not missed by an empty tensor: where it would be with an element, sizes that
     are 0 at hand are assumed to stay so."""
     dtypes = {spec.dtype for spec in call.inputs}
-    is_rare = any(dtype in STORED or dtype.is_complex for dtype in dtypes)
+    is_rare = not STORED_OR_COMPLEX.isdisjoint(dtypes)
     empty = [spec for spec in call.inputs if _is_empty_by_hints(spec)]
     if not (empty and is_rare):
         return
@@ -319,15 +328,13 @@ def run_on_zeros_or_ones(call: Call, new_maker: Callable[[], Callable[[TensorSpe
 def _is_unusual_call(call: Call) -> bool:
     """Dtypes that are for storing numbers, complex, whole or mixed; no elements; tensors to write to."""
     inputs = call.inputs
-    dtypes = {spec.dtype for spec in inputs}
-    if _torch.has_out_arguments(call.op) or call.kwargs.get("dtype") in STORED:
-        return True
-    if any(dtype in STORED or dtype.is_complex for dtype in dtypes):
-        return True
     record = record_of(call.op)
+    dtypes = {spec.dtype for spec in inputs}
+    if record.has_out or call.kwargs.get("dtype") in STORED or not dtypes.isdisjoint(STORED_OR_COMPLEX):
+        return True
     if not record.is_pointwise and (len(dtypes) > 1 or _has_fractions(call, dtypes)):
         return True
-    if not (record.is_pointwise or record.is_view) and dtypes and all(dtype in WHOLE for dtype in dtypes):
+    if not (record.is_pointwise or record.is_view) and dtypes and dtypes <= WHOLE:
         return True
     if record.is_mutable and call.kwargs.get("dtype") is not None:
         return True

@@ -67,8 +67,9 @@ def effects_of(call: Call, outcomes: Outcomes, written: tuple[int, ...]) -> tupl
 
 def _may_mind_shared_memory(op: Any) -> bool:
     """Whether no rule tells what it does where what it writes to shares memory with what it reads."""
-    cache_contiguity = record_of(op).is_pointwise or writes_in_order.of(op) is not None or counts_own_writes(op)
-    return _torch.has_out_arguments(op) or not cache_contiguity
+    record = record_of(op)
+    keeps_order = record.is_pointwise or writes_in_order.of(op) is not None or counts_own_writes(op)
+    return record.has_out or not keeps_order
 
 
 @dataclass(frozen=True, slots=True)

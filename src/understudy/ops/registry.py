@@ -172,7 +172,7 @@ class Trait(Generic[Fact]):
         self._clear_memo()
 
     def of(self, op: OpOverload) -> Fact | None:
-        record = record_of(op)
+        record = _records.get(id(op)) or record_of(op)
         try:
             return record.facts[self]
         except KeyError:

@@ -17,6 +17,7 @@ from understudy.fake.realise import make_new
 from understudy.fake.tensor import FakeTensor
 from understudy.graph.node_values import storages_of
 from understudy.ops.hops import higher_order
+from understudy.ops.registry import record_of
 
 if TYPE_CHECKING:
     from understudy._torch import OpOverload
@@ -88,12 +89,12 @@ def target_of(node: Node) -> Target:
 
 
 def _of_operator(op: OpOverload) -> Target:
+    record = record_of(op)
     target = Target(
-        writes=_torch.is_mutable(op) or not _torch.is_builtin_namespace(op),
-        changes_metadata=torch.Tag.inplace_view in op.tags or _torch.has_out(op),
+        writes=record.is_mutable or not record.is_builtin, changes_metadata=record.changes_metadata or record.has_out
     )
     target.is_operator = True
-    target.is_direct = not target.writes and not _torch.has_composite_kernel(op)
+    target.is_direct = not target.writes and not record.is_composite
     target.lists = _torch.number_list_positions(op)
     target.returns_list = _torch.returns_list(op)
     return target

@@ -270,10 +270,12 @@ def _find_differing_attributes(modules: tuple[torch.nn.Module, ...]) -> list[str
     names = [
         name
         for name, value in tables[0].items()
-        if name not in EVERY_MODULE_HAS and type(value) in COMPARED and all(name in table for table in tables)
-        and not any(hasattr(type(module), name) for module in modules)  # a class attribute would be found first
+        if name not in EVERY_MODULE_HAS and type(value) in COMPARED
+        and any(table.get(name) is not value for table in tables)  # most are the same object in all
     ]  # fmt: skip
     return [
-        name for name in names if len({(type(table[name]), table[name]) for table in tables}) > 1
-        and all(type(table[name]) in COMPARED for table in tables)
+        name for name in names
+        if all(name in table and type(table[name]) in COMPARED for table in tables)
+        and not any(hasattr(type(module), name) for module in modules)  # a class attribute would be found first
+        and len({(type(table[name]), table[name]) for table in tables}) > 1
     ]  # fmt: skip

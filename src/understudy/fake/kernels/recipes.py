@@ -26,7 +26,7 @@ from understudy.infer.cache import PLAIN_TYPES, SIZED_TYPES, UnusualArgument, ad
 from understudy.infer.engine import cache
 from understudy.infer.kernels import answer_for_shared
 from understudy.infer.shared import SharedPlans, SharedQuestion
-from understudy.ops.registry import hidden_writes
+from understudy.ops.registry import hidden_writes, record_of
 from understudy.ops.shared.decompositions import decomposed_kernel, decomposition
 from understudy.ops.traits.caching import has_recipe, has_recipe_if_strided, needs_recipe
 from understudy.shapes.patterns import Pattern
@@ -427,7 +427,7 @@ def register_kernels() -> None:
 def _decomposed_kernel(op: Any, function: Callable[..., object]) -> Callable[..., object]:
     """Of out= variants, eager is asked first: the simpler operators write to nothing that the whole one reads."""
     run = decomposed_kernel(op, function)
-    if not _torch.has_out_arguments(op):
+    if not record_of(op).has_out:
         return run
 
     def kernel(*args: object, **kwargs: object) -> object:
