@@ -43,6 +43,7 @@ else
 	$(BIN)/python -m benchmarks.symbolic $(if $(findstring --quick,$(ARGS)),--quick)
 	$(BIN)/python -m benchmarks.make_fx $(if $(findstring --quick,$(ARGS)),--quick)
 	$(BIN)/python -m benchmarks.export $(if $(findstring --quick,$(ARGS)),--quick)
+	$(BIN)/python -m benchmarks.rehearsal $(if $(findstring --quick,$(ARGS)),--quick)
 endif
 
 conformance: $(READY)  ## the long sweeps: every operator against the real one, models against torch
