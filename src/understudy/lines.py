@@ -29,12 +29,19 @@ def is_user_file(file: str) -> bool:
 
 
 def user_frames() -> Iterator[FrameType]:
-    """The frames of code that is neither torch's nor ours, innermost first."""
+    """The frames of code that is neither torch's nor ours nor generated, innermost first."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if is_user_file(frame.f_code.co_filename):
+        code = frame.f_code
+        if is_user_file(code.co_filename) and (code.co_name == "<module>" or not is_generated(code.co_filename)):
             yield frame
         frame = frame.f_back
+
+
+def is_generated(file: str) -> bool:
+    """Whether code was made by a program and has no text to show: `<string>`, the methods of a dataclass. The functions of
+    `python -c` can't be told from it before Python 3.13; its outermost line can."""
+    return file.startswith("<") and not linecache.getline(file, 1)
 
 
 @functools.cache

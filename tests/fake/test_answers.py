@@ -210,6 +210,21 @@ def test_an_accuracy_is_a_share(is_inference: bool) -> None:
             assert 0 <= accuracy.item() <= 1
 
 
+def test_shares_of_unknown_masks_and_mixing_weights_are_shares() -> None:
+    with plausible():
+        rewards = torch.randn(8, dtype=torch.bfloat16)
+        assert 0 < (rewards > 0).float().mean().item() < 1
+        assert 0 < torch.distributions.Beta(0.8, 0.8).sample().item() < 1
+
+
+def test_a_count_of_what_is_rare_is_none() -> None:
+    """`generate` warns of padding on the wrong side where one of 8 tokens is the one that pads."""
+    with plausible():
+        tokens = torch.randint(0, 50_000, (8, 16))
+        assert not torch.sum(tokens[:, -1] == 0) > 0
+        assert torch.sum(tokens[:, -1] >= 25_000) > 0
+
+
 @pytest.mark.parametrize("is_inference", [False, True])
 def test_routing_is_balanced(is_inference: bool) -> None:
     with plausible(), torch.inference_mode(is_inference):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import weakref
 
 import torch
@@ -65,3 +66,111 @@ def test_cost_grows_linearly() -> None:
 
     measure(100)
     assert measure(4000) < 5 * measure(1000)
+
+
+# --- whose memory it is
+
+
+class Part(torch.nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(width, width, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x)
+
+
+class Autoencoder(torch.nn.Module):
+    """As of Lightning: its parts are called by a method, `forward` never is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.decoder = Part(32), Part(32)
+
+    def training_step(self, x: torch.Tensor) -> torch.Tensor:
+        return self.decoder(self.encoder(x)).square().mean()
+
+
+def test_parts_of_a_module_whose_forward_is_not_called() -> None:
+    def train() -> None:
+        Autoencoder().training_step(torch.randn(4, 32)).backward()
+
+    found = understudy.rehearse(train)
+    rows = {row.path: row for row in found.modules}
+    assert rows[""].kind == "Autoencoder"
+    assert rows["encoder.layer"].parameters == rows["decoder.layer"].parameters == 4096
+    assert rows["encoder.layer"].macs == 2 * 4 * 32 * 32  # forward, and the gradient of the weight
+    assert sum(row.macs for row in found.modules) == found.macs
+
+
+def test_several_models_have_their_names_in_the_program() -> None:
+    def train() -> None:
+        generator, discriminator, criterion = Part(32), Part(32), torch.nn.MSELoss()
+        critics = [Part(16), Part(16)]
+        score = discriminator(generator(torch.randn(4, 32)))
+        scores = [critic(torch.randn(4, 16)).sum() for critic in critics]
+        (criterion(score, torch.zeros(4, 32)) + sum(scores)).backward()
+
+    found = understudy.rehearse(train)
+    rows = {row.path: row for row in found.modules}
+    assert rows["generator.layer"].parameters == rows["discriminator.layer"].parameters == 4096
+    assert rows["critics.0.layer"].parameters == rows["critics.1.layer"].parameters == 1024
+    assert rows["criterion"].kind == "MSELoss"
+    assert sum(row.macs for row in found.modules) == found.macs
+    assert found.peak.module in rows
+    assert "(whole program)" in str(found)
+
+
+def test_a_loss_beside_one_model_is_a_module_of_its_own() -> None:
+    def train() -> None:
+        net, criterion = Part(32), torch.nn.MSELoss()
+        criterion(net(torch.randn(4, 32)), torch.zeros(4, 32)).backward()
+
+    found = understudy.rehearse(train)
+    assert {row.path for row in found.modules} >= {"", "layer", "criterion"}
+    assert "(whole model) (Part)" in str(found)
+
+
+def test_models_of_one_name_in_turn_are_one_row_if_they_are_of_one_class() -> None:
+    def search() -> None:
+        for part in (Part, Part, torch.nn.Linear):
+            model = part(8) if part is Part else part(8, 8)
+            model(torch.randn(2, 8)).sum().backward()
+            del model
+
+    found = understudy.rehearse(search)
+    assert {row.path for row in found.modules if row.calls} == {"model", "model.layer", "model_2"}
+
+
+def test_looking_for_names_keeps_nothing_alive() -> None:
+    kept: list[bool] = []
+
+    def train() -> None:
+        model, x = Part(8), torch.randn(2, 8)
+        model(x).sum().backward()
+        alive = weakref.ref(x)
+        del x
+        kept.append(alive() is not None)
+
+    understudy.rehearse(train)
+    assert kept == [False]
+
+
+def test_lines_are_not_those_of_generated_code() -> None:
+    @dataclasses.dataclass
+    class Batch:
+        x: object = dataclasses.field(default_factory=lambda: None)
+        y: object = None
+
+        def __post_init__(self) -> None:
+            self.y = make()
+
+    def make() -> torch.Tensor:
+        names: dict[str, object] = {"torch": torch}
+        exec("def make():\n    return torch.ones(64)", names)
+        result: torch.Tensor = names["make"]()
+        return result
+
+    found = understudy.rehearse(lambda: Batch())
+    assert all("<string>" not in row.line for row in found.lines)
+    assert any(row.source == 'result: torch.Tensor = names["make"]()' for row in found.lines)

@@ -372,6 +372,13 @@ def _range_of_rand(*args: object, **kwargs: object) -> ValueRange:
     return ValueRange(0, math.nextafter(1, 0), False, 0.5)  # without 1
 
 
+@value_range("_sample_dirichlet")
+def _range_of_dirichlet(concentration: Operand, generator: object = None) -> ValueRange:
+    """Also of a beta distribution, which is one of two values."""
+    count = concentration.spec.shape[-1] if concentration.spec.ndim and not concentration.spec.is_symbolic else 2
+    return ValueRange(0, 1, True, 1 / max(count, 1))
+
+
 @value_range("uniform_", "uniform")
 def _range_of_uniform(x: Operand, low: float = 0.0, high: float = 1.0, *, generator: object = None) -> ValueRange:
     return round_outwards(low, high, False, (low + high) / 2, low != 0 or high != 1)

@@ -327,9 +327,9 @@ class Measurement(Listener):
 
     def _modules(self) -> Iterator[tuple[str, torch.nn.Module]]:
         """All below the modules that were called from outside, with their paths, as `named_modules` gives them."""
-        for reference in self.places.roots:
-            root = reference()
-            waiting: list[tuple[str, Any]] = [] if root is None else [("", root)]
+        for name, reference in self.places.roots.items():
+            root = reference.module()
+            waiting: list[tuple[str, Any]] = [] if root is None else [(name, root)]
             seen: set[int] = set()
             while waiting:
                 path, module = waiting.pop()
@@ -337,8 +337,7 @@ class Measurement(Listener):
                     seen.add(id(module))
                     yield path, module
                     if module._modules:
-                        below = f"{path}." if path else ""
-                        waiting += [(below + name, part) for name, part in reversed(module._modules.items())]
+                        waiting += [(f"{path}.{name}", part) for name, part in reversed(module._modules.items())]
 
     def _take_inputs(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
         self.find_parameters()

@@ -2,8 +2,10 @@
 
     phases   setup ──► forward ──► backward ──► after backward ──► optimizer ──► between steps ──► forward …
 
-A module has the path that it has below the outermost module that was called. Backward has no modules: autograd numbers its
-nodes in the order in which the forward made them, so the number that the counter had when a module was entered or left
+A module has the path that it has below its root: the outermost module that was called, or, where a method of a larger
+module called it (`training_step` of Lightning, `encode` of an autoencoder), that one. A path begins with the name of the
+root in the program; `shorten_path` leaves it out where there is only one model. Backward has no modules: autograd numbers
+its nodes in the order in which the forward made them, so the number that the counter had when a module was entered or left
 tells which module the node belongs to that runs now.
 
 All of it is asked for at every allocation. Step, phase and the count of calls change seldom, and are one `StepPhase` until
@@ -16,6 +18,7 @@ import sys
 import weakref
 from bisect import bisect_right
 from collections.abc import Callable
+from inspect import CO_OPTIMIZED
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
@@ -23,7 +26,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from understudy import _torch
-from understudy.lines import is_installed, is_user_file
+from understudy.lines import is_generated, is_installed, is_user_file, user_frames
 from understudy.patching import OBSERVATION, patch
 from understudy.simulation.steps import StepCounter
 
@@ -40,7 +43,7 @@ running_node, number_of_node = _torch.running_node, _torch.number_of_node
 count_autograd_nodes = _torch.count_autograd_nodes
 
 LinePlace = tuple[CodeType, int]
-NOT_THE_USERS, INSTALLED, OWN, BOUNDARY = range(4)
+NOT_THE_USERS, INSTALLED, OWN, BOUNDARY, GENERATED = range(5)
 _kinds: dict[str, int] = {__file__: BOUNDARY}
 """By the name of a file. The functions of this one around code that is running are calls of modules, and backward passes."""
 _lines: dict[tuple[int, int], LinePlace] = {}
@@ -49,7 +52,12 @@ _lines: dict[tuple[int, int], LinePlace] = {}
 
 def _find_kind(frame: FrameType) -> None:
     file = frame.f_code.co_filename
-    _kinds[file] = NOT_THE_USERS if not is_user_file(file) else INSTALLED if is_installed(file) else OWN
+    if not is_user_file(file):
+        _kinds[file] = NOT_THE_USERS
+    elif is_generated(file):
+        _kinds[file] = GENERATED
+    else:
+        _kinds[file] = INSTALLED if is_installed(file) else OWN
 
 
 def _line_of(frame: FrameType) -> LinePlace:
@@ -81,6 +89,13 @@ class ModulePlace:
         self.macs = 0
 
 
+class Root(NamedTuple):
+    """A module that is called from outside of all modules. `has_parameters`: it is a model, and no loss function."""
+
+    module: weakref.ref[torch.nn.Module]
+    has_parameters: bool
+
+
 class Places:
     """Followed while an ObservedMode with this as its `places` is active. Use as a context manager."""
 
@@ -91,7 +106,9 @@ class Places:
         self.outside = ModulePlace("", "")
         self.module = self.outside
         self.forward_module = self.outside
-        self.roots: list[weakref.ref[torch.nn.Module]] = []
+        self.roots: dict[str, Root] = {}
+        """By the names that their paths begin with. Of several modules that had a name in turn, the last."""
+        self._only_model: str | None = None
         self.root_calls = 0
         self.by_path: dict[str, ModulePlace] = {}
         self.on_root_call: Callable[[torch.nn.Module, Any, Any], None] | None = None
@@ -192,6 +209,9 @@ class Places:
                 passed.append(number)
             elif kind == INSTALLED and innermost is None:
                 innermost = frame
+            elif kind == GENERATED and frame.f_code.co_name == "<module>":  # of `python -c`
+                line = _line_of(frame)
+                break
             elif kind is None:
                 _find_kind(frame)
                 continue
@@ -243,14 +263,38 @@ class Places:
     def _add_module(self, module: torch.nn.Module) -> ModulePlace:
         """An outermost module brings the paths of all below it."""
         if self.module is self.outside:
-            self.roots = [root for root in self.roots if root() is not None] + [weakref.ref(module)]
-            for path, part in module.named_modules():
-                self._by_module[id(part)] = self._place(path, part)
+            frames = _list_frames()
+            root = _find_root(module, frames)
+            name = self._name_root(root, frames)
+            self.roots[name] = Root(weakref.ref(root), next(root.parameters(), None) is not None)
+            self._only_model = self._find_only_model()
+            for path, part in root.named_modules():
+                self._by_module[id(part)] = self._place(f"{name}.{path}" if path else name, part)
         else:  # made in forward, or not registered
-            name = type(module).__name__
-            path = f"{self.module.path}.{name}" if self.module.path else name
-            self._by_module[id(module)] = self._place(path, module)
+            self._by_module[id(module)] = self._place(f"{self.module.path}.{type(module).__name__}", module)
         return self._by_module[id(module)]
+
+    def _name_root(self, root: torch.nn.Module, frames: list[FrameType]) -> str:
+        """Its name in the program, with a number where another module has it, or had it and was of another class."""
+        name = wanted = _find_name(root, frames) or type(root).__name__
+        number = 1
+        while name in self.roots and (
+            self.roots[name].module() not in (None, root) or self.by_path[name].kind != type(root).__name__
+        ):
+            number += 1
+            name = f"{wanted}_{number}"
+        return name
+
+    def _find_only_model(self) -> str | None:
+        models = [name for name, root in self.roots.items() if root.has_parameters] or list(self.roots)
+        return models[0] if len(models) == 1 else None
+
+    def shorten_path(self, path: str) -> str:
+        """Without the name of the model, if there is only one."""
+        model = self._only_model
+        if model is None or not path.startswith(model):
+            return path
+        return path[len(model) + 1 :] if path[len(model) : len(model) + 1] in ("", ".") else path
 
     def _place(self, path: str, module: torch.nn.Module) -> ModulePlace:
         place = ModulePlace(path, type(module).__name__, module)
@@ -278,6 +322,50 @@ class Places:
             self._steps.count(optimizer)
             self.step = self._steps.steps
             self._begin_moment()
+
+
+# --- the names of models
+
+
+def _list_frames() -> list[FrameType]:
+    """Of the program and of packages, outermost first. Those of torch and of this library are not in it."""
+    return list(user_frames())[::-1]
+
+
+def _find_root(module: torch.nn.Module, frames: list[FrameType]) -> torch.nn.Module:
+    """The module itself, or the outermost one that contains it and one of whose methods is running."""
+    for frame in frames:
+        code = frame.f_code
+        owner = _read_variables(frame).get(code.co_varnames[0]) if code.co_argcount else None
+        if isinstance(owner, torch.nn.Module) and any(part is module for part in owner.modules()):
+            return owner
+    return module
+
+
+def _find_name(root: torch.nn.Module, frames: list[FrameType]) -> str | None:
+    """What the program calls a module: a variable, an entry of a list (`layers.3`), an attribute of a running object."""
+    own = [frame for frame in frames if not is_installed(frame.f_code.co_filename)]
+    for frame in own or frames:
+        variables = _read_variables(frame)
+        attributes = getattr(variables.pop("self", None), "__dict__", {})
+        for name, value in [*variables.items(), *attributes.items()]:
+            if value is root:
+                return name
+            if type(value) in (list, tuple):
+                for index, entry in enumerate(value):
+                    if entry is root:
+                        return f"{name}.{index}"
+    return None
+
+
+def _read_variables(frame: FrameType) -> dict[str, Any]:
+    """Local variables, or, of a module, global ones. Until Python 3.13 a frame keeps what it has been asked for: tensors
+    in it would live longer than in the program."""
+    variables = frame.f_locals
+    found = dict(variables)
+    if type(variables) is dict and frame.f_code.co_flags & CO_OPTIMIZED:
+        variables.clear()
+    return found
 
 
 @patch("torch.nn.Module.__call__", during=OBSERVATION)

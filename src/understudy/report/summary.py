@@ -14,7 +14,7 @@ import torch
 from understudy.lines import short_path
 from understudy.ops.traits.flops import UNKNOWN
 from understudy.report.measurement import Birth, DeviceTotals, Measurement
-from understudy.report.places import BETWEEN, FORWARD, SETUP, LinePlace
+from understudy.report.places import BETWEEN, FORWARD, SETUP, LinePlace, Places
 from understudy.report.rehearsal import (
     CATEGORIES,
     DOES_NOT_FIT,
@@ -77,7 +77,7 @@ def summarise(
     alive = _alive_at_peak(measurement, totals)
     peak = _peak(measurement, totals, alive, device_memory)
     device = _device(card if device_memory else None, device_memory, options, max(1, len(memory.devices)))
-    oom = _out_of_memory(device_memory)
+    oom = _out_of_memory(device_memory, measurement.places)
     error = round(peak.reserved_bytes * options.margin) if device_memory else 0
     verdict = _verdict(peak, device, oom, error, bool(facts.failure))
     phases = _phase_rows(measurement, totals)
@@ -163,19 +163,19 @@ def _peak(measurement: Measurement, totals: DeviceTotals, alive: list[Birth], me
         fragmentation_bytes=fragmentation,
         step=last.step if last else 0,
         phase=last.phase if last else "",
-        module=last.module.path if last else "",
+        module=measurement.places.shorten_path(last.module.path) if last else "",
         line=_line_text(last.line) if last else "",
         operator="" if last is None or last.operator is None else str(last.operator),
-        contributors=_contributors(alive),
+        contributors=_contributors(alive, measurement.places),
     )
 
 
-def _contributors(alive: Iterable[Birth]) -> list[Contributor]:
+def _contributors(alive: Iterable[Birth], places: Places) -> list[Contributor]:
     groups: dict[tuple[str, str, str, str], list[int]] = defaultdict(list)
     for birth in alive:
         line = _line_text(birth.line)
         operator = "" if birth.operator is None else str(birth.operator)
-        groups[birth.category or "", _module_path(birth), line, operator].append(birth.nbytes)
+        groups[birth.category or "", _module_path(birth, places), line, operator].append(birth.nbytes)
     rows = [Contributor(*group, count=len(sizes), bytes=sum(sizes)) for group, sizes in groups.items()]
     return sorted(rows, key=lambda row: -row.bytes)[:CONTRIBUTORS]
 
@@ -188,8 +188,8 @@ def _categories(alive: Iterable[Birth], transient: int) -> dict[str, int]:
     return found
 
 
-def _module_path(birth: Birth) -> str:
-    return birth.module.path if birth.owner is None else birth.owner
+def _module_path(birth: Birth, places: Places) -> str:
+    return places.shorten_path(birth.module.path if birth.owner is None else birth.owner)
 
 
 _texts: dict[LinePlace, str] = {}
@@ -203,12 +203,15 @@ def _line_text(line: LinePlace | None) -> str:
     return _texts[line]
 
 
-def _out_of_memory(memory: DeviceMemory | None) -> OutOfMemoryRecord | None:
+def _out_of_memory(memory: DeviceMemory | None, places: Places) -> OutOfMemoryRecord | None:
     if memory is None or memory.first_oom is None:
         return None
     state = memory.first_oom.state
     line = memory.first_oom.line.partition(": ")[0]
-    return OutOfMemoryRecord(line, state.requested, state.allocated, state.reserved, *memory.first_oom.place)
+    step, phase, module = memory.first_oom.place
+    return OutOfMemoryRecord(
+        line, state.requested, state.allocated, state.reserved, step, phase, places.shorten_path(module)
+    )
 
 
 # --- the verdict
@@ -276,8 +279,8 @@ def _module_rows(measurement: Measurement, alive: Iterable[Birth]) -> list[Modul
     by_path: dict[str, dict[str, int]] = defaultdict(lambda: dict.fromkeys((*columns, "other"), 0))
     for birth in alive:
         column = birth.category if birth.category in columns else "other"
-        by_path[_module_path(birth)][column] += birth.nbytes
-    places = measurement.places.by_path
+        by_path[_module_path(birth, measurement.places)][column] += birth.nbytes
+    places = {measurement.places.shorten_path(path): place for path, place in measurement.places.by_path.items()}
     rows = [
         ModuleRow(
             path=path,
@@ -450,7 +453,8 @@ def _spans(measurement: Measurement, totals: DeviceTotals, moments: list[int]) -
     def close(birth: Birth, death: int) -> None:
         start, end = bisect_left(moments, born.pop(id(birth))), bisect_left(moments, death)
         if start < end:
-            key = (start, end, category_of(birth, measurement), _module_path(birth), birth.line)
+            module = _module_path(birth, measurement.places)
+            key = (start, end, category_of(birth, measurement), module, birth.line)
             groups[key].append(birth.nbytes)
 
     last: dict[int, Birth] = {}

@@ -26,8 +26,8 @@ COLOURS = {FITS: "32", TIGHT: "33", DOES_NOT_FIT: "31", FAILED: "31"}
 def print_text(rehearsal: Rehearsal, file: TextIO | None = None) -> None:
     file = file or sys.stdout
     is_terminal = file.isatty()
-    cache_contiguity = os.environ.get("COLUMNS", "").isdecimal()
-    width = shutil.get_terminal_size((WIDTH, 24)).columns if is_terminal or cache_contiguity else WIDTH
+    has_columns = os.environ.get("COLUMNS", "").isdecimal()
+    width = shutil.get_terminal_size((WIDTH, 24)).columns if is_terminal or has_columns else WIDTH
     has_colour = is_terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     print(write_text(rehearsal, width, has_colour), file=file)
 
@@ -209,7 +209,7 @@ def _describe(node: ModuleNode, above: str | None) -> str:
     kind = "/".join(sorted(filter(None, node.kinds)))
     ranges = iter(node.numbers)
     parts = [_range(next(ranges)) if part == "*" else part for part in node.path.split(".")]
-    name = ".".join(parts[len(above.split(".")) if above else 0 :]) or "(whole model)"
+    name = ".".join(parts[len(above.split(".")) if above else 0 :]) or ("(whole model)" if kind else "(whole program)")
     times = f" x{node.count}" if node.count > 1 else ""
     return f"{name} ({kind}{times})" if kind else name
 

@@ -220,8 +220,8 @@ def set_data(tracer: PythonKeyTracer, tensor: torch.Tensor, data: torch.Tensor) 
     tracer.symbols.read_all()
     node = tracer.node_of_tensor(data)
     SET_DATA(tensor, data)
-    cache_contiguity = before is not None and before.op == "placeholder" and not tensor.requires_grad
-    target, args = (aten.set_.source_Tensor, (before, node)) if cache_contiguity else (aten.detach.default, (node,))
+    is_input = before is not None and before.op == "placeholder" and not tensor.requires_grad
+    target, args = (aten.set_.source_Tensor, (before, node)) if is_input else (aten.detach.default, (node,))
     node = tracer.append_call(target, args, {})
     set_val(node, tensor)
     tracer.remember(tensor, node)

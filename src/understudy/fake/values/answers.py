@@ -16,6 +16,7 @@ from __future__ import annotations
 import ast
 import functools
 import linecache
+import math
 import os
 import sys
 import threading
@@ -122,9 +123,12 @@ class Plausible:
         return min(max(read.least, round(share * most)), most)
 
     def _next_loss(self, read: Read) -> float:
-        """A loss: positive, and a little smaller each time."""
-        number = 1 + 1.5 * 0.99**read.repeats
-        return min(max(number, read.values.low), read.values.high)
+        """A loss: positive, and a little smaller each time. What has bounds that no such loss keeps to, as an accuracy, is
+        in the middle of them."""
+        number, low, high = 1 + 1.5 * 0.99**read.repeats, read.values.low, read.values.high
+        if -math.inf < low and high < math.inf and not low <= number <= high:
+            return (low + high) / 2
+        return min(max(number, low), high)
 
     def _integer(self, values: ValueRange) -> int:
         if values.likely is not None:

@@ -173,7 +173,7 @@ def _compare(a: object, b: object, is_strict: bool) -> ValueRange:
 
 
 def _guess_order(a: object, b: object, is_strict: bool) -> float | None:
-    first, second = _likely(a), _likely(b)
+    first, second = _likely_number(a), _likely_number(b)
     is_number = [not isinstance(operand, Operand) or operand.is_single for operand in (a, b)]
     has_marker = any(guess is not None and abs(guess) >= EXTRAORDINARY for guess in (first, second))
     if not all(is_number) and not has_marker:
@@ -182,6 +182,13 @@ def _guess_order(a: object, b: object, is_strict: bool) -> float | None:
         return 1.0  # a new score compared with the best one so far: taken to be better
     first, second = (ORDINARY if guess is None else guess for guess in (first, second))
     return float(first < second or (first == second and not is_strict))
+
+
+def _likely_number(x: object) -> float | None:
+    """A count has a likely value in whole numbers: of 8 tokens among 50,000, none is the one that pads."""
+    guess = _likely(x)
+    is_count = isinstance(x, Operand) and x.is_single and not x.is_float and not _is_truth(x)
+    return float(round(guess)) if guess is not None and is_count else guess
 
 
 def _share_below(a: object, b: object, is_strict: bool) -> float | None:
@@ -509,11 +516,18 @@ def _copy(x: Operand, *args: object, dtype: torch.dtype | None = None, **kwargs:
     if not is_finite(x.range):
         return ValueRange(likely=x.range.likely) if dtype.is_floating_point else None
     if dtype.is_floating_point:
+        if _is_exact_in(x.range.low, dtype) and _is_exact_in(x.range.high, dtype):  # rounding keeps the order of numbers
+            return ValueRange(x.range.low, x.range.high, False, x.range.likely)
         return round_outwards(x.range.low, x.range.high, False, x.range.likely, True)
     limits = range_of_dtype(dtype)
     is_within = limits.low <= x.range.low and x.range.high <= limits.high
     low, high = math.floor(x.range.low), math.ceil(x.range.high)
     return ValueRange(low, high, False, x.range.likely) if is_within else None
+
+
+def _is_exact_in(number: float, dtype: torch.dtype) -> bool:
+    """Whether it is an integer that the dtype has."""
+    return number == int(number) and abs(number) <= 2 / torch.finfo(dtype).eps
 
 
 @value_range("to")
