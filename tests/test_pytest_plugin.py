@@ -74,6 +74,26 @@ def test_marker_and_fixture(pytester: pytest.Pytester) -> None:
     result.stdout.fnmatch_lines(["*assert False*"])
 
 
+def test_failures_show_nothing_of_ours(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        """
+        import pytest, torch
+
+        @pytest.mark.rehearse(device="t4", budget="much")
+        def test_wrong_budget(): pass
+
+        @pytest.mark.rehearse(device="t4")
+        def test_wrong_shapes():
+            torch.ones(3, device="cuda") @ torch.ones(4, device="cuda")
+        """
+    )
+    result = pytester.runpytest_inprocess("-p", "no:cacheprovider")
+    result.assert_outcomes(failed=2)
+    result.stdout.fnmatch_lines(["rehearse: 'much' is no size: write 40GiB*", "*torch.ones(3, device=*", "E*differ in size"])
+    result.stdout.no_fnmatch_line("*src/understudy/*")
+    result.stdout.no_fnmatch_line("*During handling*")
+
+
 def test_a_wrong_marker_says_what_it_takes(pytester: pytest.Pytester) -> None:
     pytester.makepyfile("import pytest\n@pytest.mark.rehearse(card='t4')\ndef test_it(): pass\n")
     result = pytester.runpytest_inprocess("-p", "no:cacheprovider")

@@ -1,4 +1,4 @@
-"""The current line of the user's code."""
+"""The current line of the user's code, and tracebacks without frames of this library."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import linecache
 import os
 import sys
 from collections.abc import Iterator
-from types import FrameType
+from types import FrameType, TracebackType
 
 import torch
 
@@ -148,3 +148,26 @@ def is_asked_by_operator() -> bool:
 def short_path(name: str) -> str:
     relative = os.path.relpath(name) if os.path.isabs(name) else name
     return name if relative.startswith("..") else relative
+
+
+# --- tracebacks of the user's program
+
+_OPERATORS = os.path.join(os.path.dirname(os.path.abspath(torch.__file__)), "_ops.py")
+
+
+def drop_own_frames(tb: TracebackType | None) -> TracebackType | None:
+    """A traceback of the program's own frames and those of packages."""
+    entries = []
+    while tb is not None:
+        entries.append(tb)
+        tb = tb.tb_next
+    kept: TracebackType | None = None
+    for entry in reversed(entries):
+        if not is_own_file(entry.tb_frame.f_code.co_filename):
+            kept = TracebackType(kept, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+    return kept
+
+
+def is_own_file(file: str) -> bool:
+    """Operators reach a mode through torch's `_ops`, which a run on real tensors does not pass."""
+    return file == _OPERATORS or file.startswith(_OURS) or file == "<frozen runpy>" or file.endswith(os.sep + "runpy.py")

@@ -83,13 +83,26 @@ def _read_marker(marker: pytest.Mark) -> dict[str, Any]:
 def _rehearse(function: Callable[..., object], args: Any, kwargs: dict[str, Any], settings: dict[str, Any]) -> Rehearsal:
     # why: this file is loaded with every run of pytest
     import understudy
-    from understudy.cli.reports import parse_size  # why: as above
+    from understudy.cli.tables import parse_size  # why: as above
+    from understudy.errors import UnderstudyError  # why: as above
+    from understudy.lines import drop_own_frames  # why: as above
     from understudy.report.rehearsal import DOES_NOT_FIT, TIGHT  # why: as above
+    from understudy.simulation.simulator import find_device  # why: as above
 
-    budget = None if settings.get("budget") is None else parse_size(str(settings["budget"]))
-    more = {} if settings.get("options") is None else {"options": settings["options"]}
-    device = {} if settings.get("device") is None else {"device": settings["device"]}
-    result: Rehearsal = understudy.rehearse(function, *args, **device, **more, **kwargs)
+    problem = ""
+    try:
+        budget = parse_size(settings["budget"]) if isinstance(settings.get("budget"), str) else settings.get("budget")
+        if settings.get("device") is not None:
+            find_device(settings["device"])
+    except (UnderstudyError, OSError, ValueError) as error:
+        problem = str(error)
+    if problem:
+        pytest.fail(f"rehearse: {problem}", pytrace=False)
+    given = {name: settings[name] for name in ("device", "options") if settings.get(name) is not None}
+    try:
+        result: Rehearsal = understudy.rehearse(function, *args, **given, **kwargs)
+    except Exception as error:
+        raise error.with_traceback(drop_own_frames(error.__traceback__)) from error.__cause__
     if result.verdict == DOES_NOT_FIT or (settings.get("strict") and result.verdict == TIGHT):
         pytest.fail(_explain(result, result.headline), pytrace=False)
     if budget is not None and result.peak.reserved_bytes > budget:
@@ -100,7 +113,7 @@ def _rehearse(function: Callable[..., object], args: Any, kwargs: dict[str, Any]
 
 
 def _explain(result: Rehearsal, reason: str) -> str:
-    from understudy.report.comparison import format_bytes  # why: only where a test fails
+    from understudy.report.text import format_size  # why: only where a test fails
 
-    lines = [f"  {format_bytes(row.bytes):>12}  {row.line}  {row.source}" for row in result.lines[:TOP]]
+    lines = [f"  {format_size(row.bytes):>12}  {row.line}  {row.source}" for row in result.lines[:TOP]]
     return "\n".join([reason, "at the peak, by line:", *lines])

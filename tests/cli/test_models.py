@@ -244,3 +244,31 @@ def test_a_reader_that_has_gone_is_no_failure_of_the_model(capsys: pytest.Captur
     with pytest.raises(BrokenPipeError):
         models._run_guarded("graph", run)
     assert capsys.readouterr().err == ""
+
+
+def test_a_model_of_a_script_that_trains_when_it_is_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("trains.py").write_text(
+        "import argparse, torch\n"
+        "argparse.ArgumentParser().parse_args()\n"
+        "open('log.txt', 'w').write('begun')\n"
+        "model = torch.nn.Linear(4, 4)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), 0.1)\n"
+        "while True:\n"
+        "    model(torch.ones(2, 4)).sum().backward()\n"
+        "    optimizer.step()\n"
+    )
+    words = sys.argv[:]
+    assert main(["model", "trains.py:model"]) == 0
+    assert "parameters: 20" in capsys.readouterr().out
+    assert not Path("log.txt").exists() and sys.argv == words
+    assert main(["model", "trains.py"]) == 2
+    assert "a target is file.py:name" in capsys.readouterr().err
+
+
+def test_a_file_without_a_name_says_which_there_are(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for target in (file, f"{file}:nothing_like_it"):
+        assert main(["model", target]) == 2
+        assert "there are Block, Net, Windows" in capsys.readouterr().err

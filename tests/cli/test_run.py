@@ -64,6 +64,8 @@ def test_the_cpu_without_a_device(script: str, capsys: pytest.CaptureFixture[str
 
 def test_exit_codes(script: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "--quiet", "--device", "t4", "--budget", "1MiB", script]) == 3
+    said = capsys.readouterr().out
+    assert said.startswith("does not fit on T4 with a budget of 1.00 MiB: ") and "GiB over the budget, peak in" in said
     assert main(["run", "--quiet", "--device", "t4", script, "--width", "40000"]) == 3
     said = capsys.readouterr().out
     assert "does not fit on T4" in said and "train.py" in said
@@ -81,8 +83,30 @@ def test_a_script_that_fails(script: str, capsys: pytest.CaptureFixture[str]) ->
     Path("exits.py").write_text("import sys\nsys.exit(7)\n")
     assert main(["run", "--quiet", "exits.py"]) == 1
     assert "the script ended with exit code 7" in capsys.readouterr().err
+    Path("usage.py").write_text("import argparse\nargparse.ArgumentParser().parse_args()\n")
+    assert main(["run", "--quiet", "usage.py", "--bogus"]) == 1
+    assert "unrecognized arguments: --bogus" in capsys.readouterr().err
     Path("interrupted.py").write_text("raise KeyboardInterrupt\n")
     assert main(["run", "--quiet", "interrupted.py"]) == 130
+
+
+def test_no_tables_hide_a_traceback(script: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("bad.py").write_text("import torch\nx = torch.ones(2, 3)\nx @ x\n")
+    assert main(["run", "bad.py"]) == 1
+    captured = capsys.readouterr()
+    assert captured.out.startswith("no verdict on") and captured.out.count("\n") == 1
+    assert "ShapeMismatch" in captured.err
+
+
+def test_warnings_name_a_line_of_the_script(script: str) -> None:
+    Path("warns.py").write_text(
+        "import torch\ndata = [torch.ones(2)] * 4\n"
+        "for batch in torch.utils.data.DataLoader(data, batch_size=2, pin_memory=True):\n    print(batch.shape)\n"
+    )
+    command = [sys.executable, "-m", "understudy", "run", "warns.py"]
+    said = subprocess.run(command, check=True, capture_output=True, text=True).stderr
+    assert "warns.py:3: UserWarning: 'pin_memory' argument is set as true" in said
+    assert "patches" not in said
 
 
 def test_several_cards_are_a_table(script: str, capfd: pytest.CaptureFixture[str]) -> None:
@@ -91,6 +115,14 @@ def test_several_cards_are_a_table(script: str, capfd: pytest.CaptureFixture[str
     rows = [line.split()[:2] for line in said.splitlines() if line.startswith(("h100", "t4"))]
     assert [row[0] for row in rows] == ["h100", "t4"]
     assert [found["verdict"] for found in record()] == ["fits", "does not fit"]
+    assert all(", train.py:" in line for line in said.splitlines() if line.startswith(("h100", "t4")))
+
+
+def test_of_several_cards_only_the_first_is_heard(script: str, capfd: pytest.CaptureFixture[str]) -> None:
+    Path("says.py").write_text("import sys\nprint('here')\nprint('there', file=sys.stderr)\n")
+    assert main(["run", "--device", "h100,t4", "says.py"]) == 0
+    captured = capfd.readouterr()
+    assert captured.out.count("here") == captured.err.count("there") == 1
 
 
 def test_a_card_of_ones_own(script: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -110,6 +142,8 @@ WRONG = [
     (["run", "--device", "h100,nope", "train.py"], "understudy run: no device is named 'nope'"),
     (["run", "--steps", "0", "train.py"], "understudy run: argument --steps: '0' is no number of steps"),
     (["run", "--budget", "40 sacks", "train.py"], "understudy run: argument --budget: '40 sacks' is no size"),
+    (["run", "--budget", "40", "train.py"], "understudy run: argument --budget: '40' is no size: write 40GiB"),
+    (["run", "--devic", "h100", "train.py"], "understudy run: there is no option --devic: did you mean --device?"),
     (["run", "--margin", "2", "train.py"], "understudy run: argument --margin: '2' is no part of memory"),
     (["run", "--answers", "maybe", "train.py"], "understudy run: --answers 'maybe': there are plausible"),
     (["run", "--json", "no/where.json", "train.py"], "understudy run: --json 'no/where.json': there is no such folder"),

@@ -98,8 +98,10 @@ def test_files_that_are_no_rehearsals(
 
 def test_sizes_in_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     a = save(tmp_path, "a.json", make_rehearsal())
-    assert main(["diff", a, a, "--allow", "much"]) == 2
-    assert 'a size is written as "1.5GiB"' in capsys.readouterr().err
+    for wrong, message in (("much", "'much' is no size"), ("7", "'7' is no size: write 40GiB"), ("much%", "write 2%")):
+        assert main(["diff", a, a, "--allow", wrong]) == 2
+        assert message in capsys.readouterr().err
+    assert main(["diff", a, a, "--allow", "0"]) == 0
 
 
 def test_report_writes_each_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

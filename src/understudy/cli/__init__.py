@@ -106,6 +106,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         parser.add_argument(option, metavar="SHELL", help=f"{text} completion for bash, zsh or fish")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     program: list[str] = []
+    parsers = [parser]
     for name, summary, module in COMMANDS:
         own = commands.add_parser(name, help=summary, description=summary)
         if arguments[:1] != [name]:
@@ -113,9 +114,12 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         command = find_command(name, module)
         command.add_arguments(own)
         own.set_defaults(command=command)
+        parsers.append(own)
         if command.takes_program:
             given, program = own.split_program(arguments[1:])
             arguments = [name, *given]
-    options = parser.parse_args(arguments)
+    options, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        parsers[-1].refuse(unknown[0])
     options.program = program
     return options

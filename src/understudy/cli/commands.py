@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import itertools
 import textwrap
 from collections.abc import Callable
@@ -39,10 +40,16 @@ class Parser(argparse.ArgumentParser):
     """Says what is wrong in one line."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **{"formatter_class": HelpFormatter, **kwargs})
+        super().__init__(*args, **{"formatter_class": HelpFormatter, "allow_abbrev": False, **kwargs})
 
     def error(self, message: str) -> NoReturn:
         self.exit(USAGE, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+    def refuse(self, argument: str) -> NoReturn:
+        """An argument that the command does not know."""
+        near = difflib.get_close_matches(argument.partition("=")[0], self._option_string_actions, n=1)
+        what = f"there is no option {argument}" if argument.startswith("-") else f"{argument!r} is one argument too many"
+        self.error(f"{what}: did you mean {near[0]}?" if near else what)
 
     def takes_value(self, option: str) -> bool:
         """Whether the argument after this option is its value."""

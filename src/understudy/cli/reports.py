@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from understudy.cli.commands import Command
-from understudy.cli.tables import clean, print_table
+from understudy.cli.tables import clean, format_size, parse_size, print_table
 from understudy.errors import UnderstudyError
 
 if TYPE_CHECKING:
@@ -17,18 +16,6 @@ if TYPE_CHECKING:
 
 GREW = 3
 """The exit code where memory grew by more than is allowed, or the run no longer fits: that of `run` over its budget."""
-
-UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
-
-
-def parse_size(text: str, whole: int = 0) -> int:
-    """Bytes: "1.5GiB", "200 MiB"; a part of `whole`: "2%"."""
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*|%)\s*", text)
-    unit = next((size for name, size in UNITS.items() if found and name.lower() == found[2].lower()), None)
-    if found is None or (unit is None and found[2] != "%"):
-        raise UnderstudyError(f'a size is written as "1.5GiB", "200MiB" or "2%", not {text!r}')
-    return int(float(found[1]) * whole / 100) if unit is None else int(float(found[1]) * unit)
-
 
 # understudy report
 
@@ -105,10 +92,10 @@ def diff_rehearsals(options: argparse.Namespace) -> int:
     from understudy.report.comparison import compare, write_markdown  # why: as above
     from understudy.report.rehearsal import DOES_NOT_FIT  # why: as above
 
-    parse_size(options.allow)
+    _read_allowance(options.allow, 0)
     before, after = (_read_finished(path) for path in (options.before, options.after))
     comparison = compare(before, after)
-    allowed = parse_size(options.allow, comparison.before.peak.reserved_bytes)
+    allowed = _read_allowance(options.allow, comparison.before.peak.reserved_bytes)
     if options.markdown:
         print(write_markdown(comparison, options.top))
     else:
@@ -116,6 +103,17 @@ def diff_rehearsals(options: argparse.Namespace) -> int:
     has_grown = comparison.growth > allowed
     stopped_fitting = comparison.after.verdict == DOES_NOT_FIT and comparison.before.verdict != DOES_NOT_FIT
     return GREW if has_grown or stopped_fitting else 0
+
+
+def _read_allowance(text: str, whole: int) -> int:
+    """A size, or a part of what there was: "2%"."""
+    part = text.strip().removesuffix("%")
+    if not text.strip().endswith("%"):
+        return parse_size(text)
+    try:
+        return int(float(part) * whole / 100)
+    except ValueError:
+        raise UnderstudyError(f"--allow {text!r}: write 2%, or 200MiB") from None
 
 
 def _read_finished(path: str) -> Rehearsal:
@@ -129,7 +127,7 @@ def _read_finished(path: str) -> Rehearsal:
 
 
 def _print_comparison(comparison: RehearsalComparison, top: int) -> None:
-    from understudy.report.comparison import format_bytes, signed_bytes  # why: as above
+    from understudy.report.comparison import format_growth  # why: as above
 
     before, after = comparison.before, comparison.after
     if before.device.key != after.device.key:
@@ -137,7 +135,7 @@ def _print_comparison(comparison: RehearsalComparison, top: int) -> None:
     print(clean(f"before: {before.headline}"))
     print(clean(f"after:  {after.headline}"), end="\n\n")
     rows = [
-        (change.name.replace("_", " "), format_bytes(change.before), format_bytes(change.after), signed_bytes(change.growth))
+        (change.name.replace("_", " "), format_size(change.before), format_size(change.after), format_growth(change.growth))
         for change in (*comparison.figures, *comparison.categories)
     ]
     print_table(("at the peak", "before", "after", "change"), rows, (True, False, False, False))
@@ -145,7 +143,7 @@ def _print_comparison(comparison: RehearsalComparison, top: int) -> None:
         if changes:
             print()
             cells = [
-                (signed_bytes(change.growth), format_bytes(change.after), change.name or "(the model itself)", change.source)
+                (format_growth(change.growth), format_size(change.after), change.name or "(the model itself)", change.source)
                 for change in changes[:top]
             ]
             print_table(("change", "after", title, ""), cells, (False, False, True, True))

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import io
 import json
 import os
-import re
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from understudy.cli.commands import Command
 from understudy.cli.reports import FORMATS, write_files
+from understudy.cli.tables import parse_size, print_table
 from understudy.errors import UnderstudyError
 from understudy.simulation.catalogue import Card, list_cards, parse_devices, read_cards
 
@@ -66,15 +67,11 @@ examples:
 
 # --- input, checked before torch is imported ----------------------------------------------------------------------------
 
-UNITS = {"": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40,
-         "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}  # fmt: skip
-
-
 def _size(text: str) -> int:
-    found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)\s*", text.lower())
-    if found is None or found[2] not in UNITS:
-        raise argparse.ArgumentTypeError(f"{text!r} is no size: write 40GiB, 512MiB")
-    return round(float(found[1]) * UNITS[found[2]])
+    try:
+        return parse_size(text)
+    except UnderstudyError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _count(text: str) -> int:
@@ -169,8 +166,7 @@ def _run(options: argparse.Namespace) -> int:
     if len(devices) > 1:
         return _run_on_all(options, devices)
     rehearsal, result = _rehearse(options, *devices[0])
-    if result.error:
-        print(result.error, end="", file=sys.stderr)
+    _show_error(result)
     _write(options, rehearsal.to_json())
     write_files(rehearsal, options)
     _print_report(rehearsal, options.quiet)
@@ -207,7 +203,7 @@ def _rehearse(options: argparse.Namespace, card: Card | None, count: int) -> tup
     is_module = options.program[0] == "-m"
     name, *arguments = options.program[1:] if is_module else options.program
     script = Script(name, tuple(arguments), is_module)
-    with recorder, _progress(options, recorder), _output(options), _history(options, recorder):
+    with recorder, _progress(options, recorder), _hide_output(options) as said, _history(options, recorder):
         result = run_script(
             script, mode=recorder.mode, steps=options.steps, allow_writes=options.write, notes=recorder.facts.assumptions,
             takes_longest=options.longest, makes_data=options.offline_data,
@@ -215,6 +211,8 @@ def _rehearse(options: argparse.Namespace, card: Card | None, count: int) -> tup
     if options.requests:
         with open(options.requests, "wb") as file:
             recorder.measurement.list_requests().tofile(file)
+    if result.exit_code:
+        print(said.getvalue(), end="", file=sys.stderr)  # such as the usage of the script
     recorder.facts.steps = result.steps
     recorder.facts.failure = _describe_failure(result)
     recorder.facts.writes = [write.to_record() for write in result.writes]
@@ -247,12 +245,20 @@ def _history(options: argparse.Namespace, recorder: Recorder) -> Iterator[None]:
 
 
 @contextmanager
-def _output(options: argparse.Namespace) -> Iterator[None]:
+def _hide_output(options: argparse.Namespace) -> Iterator[io.StringIO]:
+    """With --quiet. What the script says on standard error is kept: it may say why it failed."""
+    said = io.StringIO()
     if not options.quiet:
-        yield
+        yield said
         return
-    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
-        yield
+    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(said):
+        yield said
+
+
+def _show_error(result: ScriptResult) -> None:
+    """Its traceback."""
+    if result.error:
+        print(result.error, end="", file=sys.stderr)
 
 
 @contextmanager
@@ -286,31 +292,14 @@ def _progress(options: argparse.Namespace, recorder: Recorder) -> Iterator[None]
 
 
 def _print_report(rehearsal: Rehearsal, is_quiet: bool) -> None:
-    from understudy.report.page import describe_answer, describe_write  # why: --help is quick
+    """Where the script failed, its traceback is the answer, and no tables hide it."""
+    from understudy.report.rehearsal import FAILED  # why: --help is quick
     from understudy.report.text import clean, print_text  # why: as above
 
-    if is_quiet:
+    if is_quiet or rehearsal.verdict == FAILED:
         print(clean(rehearsal.headline))
-        return
-    print_text(rehearsal)
-    lines = []
-    if rehearsal.answers:
-        lines += ["", "Reads of data, answered:"]
-        lines += [f"  {describe_answer(entry)}" for entry in rehearsal.answers[:MOST_LISTED]]
-        lines += _more(rehearsal.answers)
-    if rehearsal.writes:
-        lines += ["", "Not written, not run (--write allows it):"]
-        lines += [f"  {describe_write(entry)}" for entry in rehearsal.writes[:MOST_LISTED]]
-        lines += _more(rehearsal.writes)
-    for line in lines:
-        print(clean(line))
-
-
-MOST_LISTED = 8
-
-
-def _more(entries: list[dict[str, Any]]) -> list[str]:
-    return [f"  … {len(entries) - MOST_LISTED} more, in --json"] if len(entries) > MOST_LISTED else []
+    else:
+        print_text(rehearsal)
 
 
 # --- all cards ---------------------------------------------------------------------------------------------------------
@@ -331,7 +320,7 @@ def _run_on_all(options: argparse.Namespace, devices: list[tuple[Card | None, in
         codes.append(code)
         rows.append(row)
     _write(options, json.dumps(rows, indent=2))
-    print(_table(rows))
+    _print_cards(rows)
     return FAILED if FAILED in codes else max(codes)
 
 
@@ -359,8 +348,7 @@ def _run_as_child(options: argparse.Namespace, card: Card | None, count: int, fi
     try:
         quiet = argparse.Namespace(**{**vars(options), "quiet": options.quiet or not is_shown})
         rehearsal, result = _rehearse(quiet, card, count)
-        if result.error:
-            print(result.error, end="", file=sys.stderr)
+        _show_error(result)
         code = _exit_code(options, rehearsal.verdict, result.exit_code, result.error)
         with open(file, "w", encoding="utf-8") as written:
             written.write(rehearsal.to_json())
@@ -370,18 +358,16 @@ def _run_as_child(options: argparse.Namespace, card: Card | None, count: int, fi
     return code
 
 
-def _table(rows: list[dict[str, Any]]) -> str:
-    lines = [f"{'device':<12}{'verdict':<14}{'reserved':>10}{'of GiB':>9}{'used':>7}  peak"]
+def _print_cards(rows: list[dict[str, Any]]) -> None:
+    cells = []
     for row in rows:
         device, peak = row["device"], row["peak"]
         limit = device["memory_bytes"] or 1
-        where = ", ".join(part for part in (peak["phase"], peak["module"]) if part)
-        used = f"{peak['reserved_bytes'] / limit:.0%}"
-        lines.append(
-            f"{device['key']:<12}{row['verdict']:<14}{peak['reserved_bytes'] / (1 << 30):>10.2f}"
-            f"{limit / (1 << 30):>9.2f}{used:>7}  {where}"
-        )
-    return "\n".join(lines)
+        where = ", ".join(part for part in (peak["phase"], peak["line"], peak["module"]) if part)
+        sizes = (f"{size / (1 << 30):.2f}" for size in (peak["reserved_bytes"], limit))
+        cells.append((device["key"], row["verdict"], *sizes, f"{peak['reserved_bytes'] / limit:.0%}", where))
+    header = ("device", "verdict", "reserved", "of GiB", "used", "peak")
+    print_table(header, cells, (True, True, False, False, False, True))
 
 
 COMMAND = Command("run", "Rehearse a script on a card that is not here.", _add_arguments, _run, takes_program=True)

@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 from collections.abc import Sequence
 
-from understudy.report.text import clean
+from understudy.errors import UnderstudyError
+from understudy.report.text import clean, format_size
 
-__all__ = ["clean", "format_count", "format_size", "format_table", "print_table", "shorten", "terminal_width"]
-
-GiB, MiB, KiB = 1 << 30, 1 << 20, 1 << 10
+__all__ = ["clean", "format_count", "format_size", "format_table", "parse_size", "print_table", "shorten", "terminal_width"]
 
 LEAST_CELL = 12
 """No column is cut to less."""
 
 
-def format_size(size: float) -> str:
-    """Bytes in binary units: "1.50 GiB", "512 B"."""
-    for unit, name in ((GiB, "GiB"), (MiB, "MiB"), (KiB, "KiB")):
-        if abs(size) >= unit:
-            return f"{size / unit:.2f} {name}"
-    return f"{size:.0f} B"
+UNITS = {"b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40,
+         "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}  # fmt: skip
+
+
+def parse_size(text: str) -> int:
+    """Bytes: "1.5GiB", "200 MiB". A number without a unit could be anything, unless it is 0."""
+    found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)\s*", text.lower())
+    if found is not None and found[2] in UNITS:
+        return round(float(found[1]) * UNITS[found[2]])
+    if found is None or found[2] or float(found[1]):
+        raise UnderstudyError(f"{text!r} is no size: write 40GiB, 512MiB")
+    return 0
 
 
 def format_count(number: float) -> str:

@@ -21,7 +21,9 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from importlib.abc import Loader
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from understudy.errors import UnderstudyError
@@ -133,7 +135,8 @@ def parse_target(text: str) -> ModelTarget:
         return ModelTarget(text, file=path, is_config=True)
     place, colon, call = text.partition(":") if not re.match(r"[A-Za-z]:[\\/]", text) else _split_drive(text)
     if not colon or not call:
-        raise TargetError(f"a target is file.py:name, package.module:name or a config.json, not {text!r}")
+        hint = _suggest_names(place) if place.endswith(".py") else ""
+        raise TargetError(f"a target is file.py:name, package.module:name or a config.json, not {text!r}{hint}")
     name, arguments, keywords, is_called = _parse_call(call, text)
     parts = (name, arguments, keywords, is_called)
     if place.endswith(".py"):
@@ -173,21 +176,32 @@ def _parse_call(call: str, text: str) -> tuple[str, tuple[Any, ...], tuple[tuple
     return name, arguments, keywords, is_called
 
 
-def _check_name(path: str, name: str) -> None:
+def _suggest_names(path: str) -> str:
+    """Its classes, and then its functions: which of them is meant?"""
+    found = _parse_file(path).body
+    classes = [node.name for node in found if isinstance(node, ast.ClassDef)]
+    names = classes + [node.name for node in found if isinstance(node, ast.FunctionDef)]
+    return f": there are {', '.join(names[:8])}" if names else ""
+
+
+def _parse_file(path: str) -> ast.Module:
     try:
         source = Path(path).read_bytes()
     except OSError as error:
         raise TargetError(f"{path}: {error.strerror or error}") from None
     try:
-        tree = ast.parse(source, path)
+        return ast.parse(source, path)
     except (SyntaxError, ValueError) as error:
         raise TargetError(f"{path} is no Python: {str(error).splitlines()[0]}") from None
-    names = set(_bound_names(tree.body))
+
+
+def _check_name(path: str, name: str) -> None:
+    names = set(_bound_names(_parse_file(path).body))
     first = name.partition(".")[0]
     if first not in names and "*" not in names:
         near = difflib.get_close_matches(first, names, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(sorted(names)[:8]) or 'no names'}"
-        raise TargetError(f"{path} has nothing named {first!r}: {hint}")
+        hint = f": did you mean {near[0]}?" if near else _suggest_names(path)
+        raise TargetError(f"{path} has nothing named {first!r}{hint}")
 
 
 def _bound_names(body: Sequence[ast.stmt]) -> Iterator[str]:
@@ -265,7 +279,7 @@ def _find_object(target: ModelTarget) -> Any:
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         sys.modules.setdefault(name, module)
-        spec.loader.exec_module(module)
+        _run_file(spec.loader, module)
     else:
         if "" not in sys.path and os.getcwd() not in sys.path:
             sys.path.insert(0, os.getcwd())
@@ -282,6 +296,32 @@ def _find_object(target: ModelTarget) -> Any:
             raise TargetError(f"{target.text}: nothing is named {part!r}{f', did you mean {near[0]}?' if near else ''}")
         found = getattr(found, part)
     return found
+
+
+def _run_file(loader: Loader, module: ModuleType) -> None:
+    """Import a file, which may be a script that trains as soon as it is imported: it is ended at its first optimizer step,
+    writes nothing, and does not get the arguments of this command."""
+    # why: words are parsed without torch
+    from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+    from understudy.patching import REHEARSAL, active  # why: as above
+    from understudy.simulation.overlay import Overlay  # why: as above
+    from understudy.simulation.steps import EndOfScript  # why: as above
+
+    def end(*_: object) -> None:
+        raise EndOfScript
+
+    hook = register_optimizer_step_pre_hook(end)
+    words = sys.argv[:]
+    sys.argv[:] = [str(module.__file__)]
+    try:
+        with Overlay(), active(REHEARSAL):
+            loader.exec_module(module)
+    except EndOfScript:
+        pass
+    finally:
+        hook.remove()
+        sys.argv[:] = words
 
 
 def _load_config(path: str, mode: FakeTensorMode) -> LoadedModel:

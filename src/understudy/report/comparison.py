@@ -15,6 +15,7 @@ from pathlib import Path
 
 from understudy.errors import UnderstudyError
 from understudy.report.rehearsal import SCHEMA_VERSION, LineRow, Rehearsal
+from understudy.report.text import format_size
 
 LEAST_CHANGE = 1 << 16
 """Lines that change by less are not listed."""
@@ -136,15 +137,15 @@ def write_markdown(comparison: RehearsalComparison, most: int = 10) -> str:
         lines += ["", "| line | source | before | after | change |", "|---|---|---:|---:|---:|"]
         for change in comparison.lines[:most]:
             cells = (change.before, change.after)
-            shown = " | ".join(format_bytes(cell) for cell in cells)
+            shown = " | ".join(format_size(cell) for cell in cells)
             source = _markdown_code(change.source)
-            lines.append(f"| {escape_markdown(change.name)} | {source} | {shown} | {signed_bytes(change.growth)} |")
+            lines.append(f"| {escape_markdown(change.name)} | {source} | {shown} | {format_growth(change.growth)} |")
     return "\n".join(lines)
 
 
 def _markdown_row(change: Difference) -> str:
-    sizes = f"{format_bytes(change.before)} | {format_bytes(change.after)}"
-    return f"| {escape_markdown(change.name.replace('_', ' '))} | {sizes} | {signed_bytes(change.growth)} |"
+    sizes = f"{format_size(change.before)} | {format_size(change.after)}"
+    return f"| {escape_markdown(change.name.replace('_', ' '))} | {sizes} | {format_growth(change.growth)} |"
 
 
 def escape_markdown(text: str) -> str:
@@ -158,12 +159,5 @@ def _markdown_code(text: str) -> str:
     return f"`{plain}`" if plain else ""
 
 
-def format_bytes(size: int) -> str:
-    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
-        if abs(size) >= unit:
-            return f"{size / unit:.2f} {name}"
-    return f"{size} B"
-
-
-def signed_bytes(size: int) -> str:
-    return f"{'+' if size >= 0 else '-'}{format_bytes(abs(size))}"
+def format_growth(size: int) -> str:
+    return f"{'+' if size >= 0 else '-'}{format_size(abs(size))}"

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from understudy.report.rehearsal import DOES_NOT_FIT, FAILED, FITS, TIGHT, ModuleRow, Rehearsal
+from understudy.report.text import describe_write, format_size, list_answers
 
 TEMPLATE = Path(__file__).with_name("page.html")
 
@@ -242,7 +243,8 @@ def _facts(rehearsal: Rehearsal) -> list[tuple[str, str]]:
     if rehearsal.out_of_memory is not None:
         facts.append(("out of memory at", rehearsal.out_of_memory.line))
     if rehearsal.time is not None:
-        facts.append(("a step, estimated", f"{1000 * rehearsal.time.seconds_per_step:,.1f} ms"))
+        what = "a step" if rehearsal.steps else "the run"
+        facts.append((f"{what}, estimated", f"{1000 * rehearsal.time.seconds_per_step:,.1f} ms"))
     return facts
 
 
@@ -385,26 +387,9 @@ def _notes(rehearsal: Rehearsal) -> list[tuple[str, list[str]]]:
     known = f"{coverage.known:,} of {coverage.operators:,} calls of operators have a formula. {coverage.convention}."
     unknown = [f"without formula: {name}, {calls:,} calls" for name, calls in coverage.unknown.items()]
     return [
-        ("Answered reads", [describe_answer(entry) for entry in rehearsal.answers]),
+        ("Answered reads", list_answers(rehearsal)),
         ("Not written, not sent, not run", [describe_write(entry) for entry in rehearsal.writes]),
         ("Assumptions, and what is not modelled", list(rehearsal.assumptions)),
         ("Coverage", [known, *unknown]),
         ("Software", [f"{name}: {version}" for name, version in rehearsal.software.items()]),
     ]
-
-
-def describe_answer(entry: dict[str, Any]) -> str:
-    times = f", {entry['count']:,} times" if entry["count"] > 1 else ""
-    place = str(entry["line"]).split(": ")[0]
-    return f"{place}: {entry['read']} of {entry['tensor']} → {entry['answer']!r}{times}"
-
-
-def describe_write(entry: dict[str, Any]) -> str:
-    return f"{entry['what']} {entry['target']}"
-
-
-def format_size(size: float) -> str:
-    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
-        if abs(size) >= unit:
-            return f"{size / unit:.2f} {name}"
-    return f"{size:.0f} B"

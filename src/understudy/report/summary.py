@@ -35,6 +35,7 @@ from understudy.report.rehearsal import (
     TimeEstimate,
     Timeline,
 )
+from understudy.report.text import format_size
 from understudy.simulation.catalogue import Card, read_software, this_machine
 from understudy.simulation.memory import DeviceMemory, MachineMemory
 
@@ -84,7 +85,9 @@ def summarise(
     macs = sum(row.macs for row in phases)
     return Rehearsal(
         verdict=verdict,
-        headline=_headline(verdict, peak, device, oom, facts.failure, card if device_memory is None else None),
+        headline=_write_headline(
+            verdict, peak, device, oom, facts.failure, options.budget, card if device_memory is None else None
+        ),
         device=device,
         steps=measurement.places.step if facts.steps is None else facts.steps,
         peak=peak,
@@ -238,13 +241,15 @@ def _verdict(peak: Peak, device: Device, oom: OutOfMemoryRecord | None, error: i
     return TIGHT if peak.reserved_bytes + error > device.limit_bytes else FITS
 
 
-def _headline(
-    verdict: str, peak: Peak, device: Device, oom: OutOfMemoryRecord | None, failure: str, unused: Card | None
-) -> str:
+def _write_headline(
+    verdict: str, peak: Peak, device: Device, oom: OutOfMemoryRecord | None, failure: str, budget: int | None,
+    unused: Card | None,
+) -> str:  # fmt: skip
     """`unused` is a card that was asked for, and on which the program has put nothing."""
     used, total = peak.reserved_bytes, device.memory_bytes
     name = device.key.upper() if device.kind != "cpu" else "this machine's CPU"
     name += f" (nothing was put on the {unused.key.upper()})" if unused is not None and unused.kind != "cpu" else ""
+    name += f" with a budget of {format_size(budget)}" if budget is not None else ""
     kind = "reserved" if device.kind != "cpu" else "allocated"
     share = f"{100 * used / total:.0f}%" if total else "?"
     where = f", peak in {peak.phase}" if peak.phase else ""
@@ -256,6 +261,8 @@ def _headline(
     if verdict != DOES_NOT_FIT:
         return f"{verdict} on {name}: {amount}{where}"
     over = used - device.limit_bytes
+    if oom is None and budget == device.limit_bytes:
+        return f"{verdict} on {name}: {amount}, {_in_units(over, total)} {_unit(total)} over the budget{where}"
     by = f", {_in_units(over, total)} {_unit(total)} too much" if over > 0 else ""
     first = f"; first out of memory at {oom.line}" if oom is not None and oom.line else ""
     amount = f"{_in_units(used, total)} of {_in_units(total, total)} {_unit(total)} needed{by}"

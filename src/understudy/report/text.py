@@ -12,7 +12,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TextIO
+from typing import Any, TextIO
 
 from understudy.report.rehearsal import DOES_NOT_FIT, FAILED, FITS, TIGHT, ModuleRow, Rehearsal
 
@@ -20,6 +20,7 @@ WIDTH, LEAST_WIDTH = 100, 40
 BAR = 12
 DEPTH = 3
 ROWS = 12
+MOST_LISTED = 8
 COLOURS = {FITS: "32", TIGHT: "33", DOES_NOT_FIT: "31", FAILED: "31"}
 
 
@@ -40,6 +41,8 @@ def write_text(rehearsal: Rehearsal, width: int = WIDTH, has_colour: bool = Fals
         _write_lines(rehearsal, width),
         _write_operators(rehearsal, width),
         _write_notes(rehearsal),
+        _write_answers(rehearsal),
+        _write_writes(rehearsal),
     ]
     headline = clean(rehearsal.headline)
     if has_colour:
@@ -66,9 +69,10 @@ def _write_categories(rehearsal: Rehearsal, width: int) -> str:
         rest = peak.reserved_bytes - total
         rows.append((max(0, rest), "cached, rounding and fragmentation"))
         total += max(0, rest)
-    table = [(name, _size(size), _share(size, total), _bar(size, total)) for size, name in rows]
-    table.append(("in all", _size(total), "", ""))
-    where = f"step {peak.step + 1}, {peak.phase}" if peak.phase else "the run"
+    table = [(name, format_size(size), _share(size, total), _bar(size, total)) for size, name in rows]
+    table.append(("in all", format_size(total), "", ""))
+    step = f"step {peak.step + 1}, " if rehearsal.steps else ""
+    where = f"{step}{peak.phase}" if peak.phase else "the run"
     return _table(f"Where the memory goes ({where})", ("", "bytes", "", ""), table, width)
 
 
@@ -80,11 +84,11 @@ def _write_modules(rehearsal: Rehearsal, width: int) -> str:
     table = [
         (
             node.label,
-            _size(node.bytes),
+            format_size(node.bytes),
             _share(node.bytes, total),
             _bar(node.bytes, total),
-            _size(node.parameters),
-            _size(node.activations),
+            format_size(node.parameters),
+            format_size(node.activations),
             _count(node.macs),
         )
         for node in nodes
@@ -100,14 +104,15 @@ def _write_lines(rehearsal: Rehearsal, width: int) -> str:
     if not shown:
         return ""
     table = [
-        (_shorten_place(row.line) or "(no line)", _size(row.bytes), _share(row.bytes, total), row.source) for row in shown
+        (_shorten_place(row.line) or "(no line)", format_size(row.bytes), _share(row.bytes, total), row.source)
+        for row in shown
     ]
     return _table("By line of the program (at the peak)", ("", "bytes", "", ""), table, width)
 
 
 def _write_operators(rehearsal: Rehearsal, width: int) -> str:
     table = [
-        (row.operator.removeprefix("aten."), f"{row.calls:,}", _count(row.macs), _size(row.bytes_moved), row.kind)
+        (row.operator.removeprefix("aten."), f"{row.calls:,}", _count(row.macs), format_size(row.bytes_moved), row.kind)
         for row in rehearsal.operators[:ROWS]
     ]
     coverage = rehearsal.coverage
@@ -128,12 +133,35 @@ def _write_notes(rehearsal: Rehearsal) -> str:
         )
     if rehearsal.time is not None:
         time = rehearsal.time
-        notes.append(f"estimate of a step: {time.seconds_per_step:.3g} s ({time.assumes})")
-    if rehearsal.answers:
-        notes.append(f"reads of data that is not there, answered: {len(rehearsal.answers)}")
-    if rehearsal.writes:
-        notes.append(f"writes, connections and commands that were not made: {len(rehearsal.writes)}")
+        what = "a step" if rehearsal.steps else "the run"
+        notes.append(f"estimate of {what}: {time.seconds_per_step:.3g} s ({time.assumes})")
     return "Notes\n" + "\n".join(f"  - {clean(note)}" for note in notes) if notes else ""
+
+
+def _write_answers(rehearsal: Rehearsal) -> str:
+    return _write_list("Reads of data that is not there, and the answers:", list_answers(rehearsal))
+
+
+def _write_writes(rehearsal: Rehearsal) -> str:
+    return _write_list("Not written, not run (--write allows it):", [describe_write(entry) for entry in rehearsal.writes])
+
+
+def _write_list(title: str, rows: Sequence[str]) -> str:
+    more = [f"… {len(rows) - MOST_LISTED} more, in --json"] if len(rows) > MOST_LISTED else []
+    return "\n".join([title, *(f"  {clean(row)}" for row in (*rows[:MOST_LISTED], *more))]) if rows else ""
+
+
+def list_answers(rehearsal: Rehearsal) -> list[str]:
+    """Reads of one line that look alike here, as a package makes them in several places, are one row."""
+    counts: dict[str, int] = defaultdict(int)
+    for entry in rehearsal.answers:
+        place = str(entry["line"]).split(": ")[0]
+        counts[f"{place}: {entry['read']} of {entry['tensor']} → {entry['answer']!r}"] += entry["count"]
+    return [f"{answer}, {count:,} times" if count > 1 else answer for answer, count in counts.items()]
+
+
+def describe_write(entry: dict[str, Any]) -> str:
+    return f"{entry['what']} {entry['target']}"
 
 
 # --- modules, repeated ones folded
@@ -222,13 +250,12 @@ def _range(numbers: set[int]) -> str:
 # --- figures and tables
 
 
-def _size(size: int) -> str:
-    amount = float(size)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if amount < 1024 or unit == "GiB":
-            break
-        amount /= 1024
-    return f"{size} B" if unit == "B" else f"{amount:,.2f} {unit}"
+def format_size(size: float) -> str:
+    """Bytes in binary units: "1.50 GiB", "512 B"."""
+    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if abs(size) >= unit:
+            return f"{size / unit:,.2f} {name}"
+    return f"{size:.0f} B"
 
 
 def _count(number: int) -> str:

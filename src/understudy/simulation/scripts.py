@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
-from types import ModuleType, TracebackType
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -31,6 +31,7 @@ import understudy.simulation.processes  # registers its patches
 import understudy.simulation.quantised  # noqa: F401  # registers what bitsandbytes needs
 from understudy import _torch
 from understudy.fake.mode import FakeTensorMode
+from understudy.lines import drop_own_frames, frames_to_show, is_own_file
 from understudy.patching import REHEARSAL, active, patch
 from understudy.simulation.libraries import adapt_libraries, add_note
 from understudy.simulation.offline_data import make_missing_data
@@ -77,6 +78,21 @@ def label_compilation(original: Function) -> Function:
         return original(*args, **kwargs)
 
     return compile
+
+
+@patch("warnings.showwarning", during=REHEARSAL)
+def name_line_of_script(original: Function) -> Function:
+    """A warning names the caller of a function of torch: where that is a patch of ours, the script's own line instead."""
+
+    def showwarning(
+        message: Warning | str, category: type[Warning], filename: str, lineno: int, *args: object, **kwargs: object
+    ) -> None:
+        if is_own_file(filename):
+            frame, _ = frames_to_show()
+            filename, lineno = (filename, lineno) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
+        original(message, category, filename, lineno, *args, **kwargs)
+
+    return showwarning
 
 
 # --- data ------------------------------------------------------------------------------------------------------------
@@ -290,31 +306,14 @@ def _as_main(script: Script) -> Iterator[None]:
 
 # --- tracebacks ------------------------------------------------------------------------------------------------------
 
-_OPERATORS = sys.modules[_torch.OpOverload.__module__].__file__
-_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-
 
 def format_error(error: BaseException) -> str:
     """The traceback that Python would print, without frames of ours."""
-    shown = traceback.TracebackException(type(error), error, _without_ours(error.__traceback__), compact=True)
+    shown = traceback.TracebackException(type(error), error, drop_own_frames(error.__traceback__), compact=True)
     chain: list[Any] = [shown]
     while chain:
         part = chain.pop()
-        kept = [frame for frame in part.stack if not _is_ours(frame.filename)]
+        kept = [frame for frame in part.stack if not is_own_file(frame.filename)]
         part.stack = traceback.StackSummary.from_list(kept)
         chain += [other for other in (part.__cause__, part.__context__) if other is not None]
     return "".join(shown.format())
-
-
-def _is_ours(file: str) -> bool:
-    """Operators reach a mode through torch's `_ops`, which a run on real tensors does not pass."""
-    return file == _OPERATORS or file.startswith(_OURS) or file == "<frozen runpy>" or file.endswith(os.sep + "runpy.py")
-
-
-def _without_ours(tb: TracebackType | None) -> TracebackType | None:
-    """From the first frame that is the script's."""
-    while tb is not None and _is_ours(tb.tb_frame.f_code.co_filename):
-        tb = tb.tb_next
-    return tb
-
-

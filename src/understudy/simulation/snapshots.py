@@ -47,14 +47,18 @@ class SnapshotError(UnderstudyError, ValueError):
         self.path = path
 
 
+class RefusedObject(pickle.UnpicklingError):
+    """The pickle has more in it than data."""
+
+
 class _PlainUnpickler(pickle.Unpickler):
     """Numbers, texts, lists, tuples and dicts: a name of a class or function ends the reading."""
 
     def find_class(self, module: str, name: str) -> NoReturn:
-        raise pickle.UnpicklingError(f"it names {module}.{name}, and a snapshot has no classes: nothing was run")
+        raise RefusedObject(f"it names {module}.{name}, and a snapshot has no classes: nothing was run")
 
     def persistent_load(self, pid: object) -> NoReturn:
-        raise pickle.UnpicklingError("it refers to objects outside of the file")
+        raise RefusedObject("it refers to objects outside of the file")
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +221,7 @@ def read_snapshot(path: str | Path) -> Snapshot:
             record = _PlainUnpickler(file).load()
     except OSError as error:
         raise SnapshotError(error.strerror or str(error), str(path)) from None
-    except pickle.UnpicklingError as error:
+    except RefusedObject as error:
         raise SnapshotError(f"no memory snapshot: {error}", str(path)) from None
     except Exception as error:
         # A broken pickle raises almost anything: EOFError, IndexError, UnicodeDecodeError, MemoryError, …
