@@ -601,3 +601,24 @@ def test_devices_by_their_number() -> None:
             assert torch.empty(2).device == torch.device("cuda", 1)
     with torch.device("meta"):
         assert torch.empty(2).is_meta
+
+def test_the_class_of_devices_takes_numbers() -> None:
+    before, real = torch.device, torch.device("cuda", 1)
+    with understudy.simulate("2xh100"):
+        card = torch.device(1)
+        assert card == real and type(card) is before
+        assert torch.ones(3, device=card).device == real
+        with torch.device(1):
+            assert torch.zeros(3).device == real
+        assert torch.device("cuda", 1) == torch.device("cuda:1") == torch.device(type="cuda", index=1) == torch.device(real)
+        # It stands for torch's own class.
+        assert isinstance(card, torch.device) and not isinstance("cuda", torch.device)
+        assert issubclass(type(card), torch.device)
+        assert {int: 1, torch.device: 2}[type(card)] == {type(card): 2}[torch.device] == 2
+        assert pickle.loads(pickle.dumps(card)) == card
+        with pytest.raises(RuntimeError, match="Expected one of cpu, cuda"):
+            torch.device("spam")
+    assert torch.device is before
+    with understudy.simulate("cpu"), pytest.raises(RuntimeError, match="accelerator"):
+        torch.device(0)
+

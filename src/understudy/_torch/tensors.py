@@ -262,6 +262,9 @@ def is_functional_wrapper(kind: type) -> bool:
     return getattr(kind, "_mode_key", None) == torch._C._TorchDispatchModeKey.FUNCTIONAL
 
 
+Device = type(torch.device("cpu"))
+"""The class of devices. `torch.device` is another one while cards are simulated, which takes plain numbers."""
+
 stand_in_devices: dict[torch.device, torch.device] = {}
 """The device that each index of the meta device stands for."""
 

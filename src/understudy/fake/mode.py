@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import torch
 
 from understudy import _torch
+from understudy._torch import Device
 from understudy.contexts import GuardedExit, guard_exit
 from understudy.errors import DataDependentOutputException, DynamicOutputShapeException, UnderstudyError
 from understudy.fake import copying, tensor_calls
@@ -266,7 +267,7 @@ class FakeTensorMode(_torch.TorchDispatchMode):
                 else:
                     has_determined = self._add_to_key(key, part_kind, part) or has_determined
             return has_determined
-        if kind is torch.device:
+        if kind is Device:
             key.append(canonical(value))
         else:
             add_value(key, kind, value)
@@ -536,7 +537,7 @@ def _as_spec(value: Any) -> Any:
         return [_as_spec(part) for part in value]
     if kind is tuple:
         return tuple([_as_spec(part) for part in value])
-    return canonical(value) if kind is torch.device else value
+    return canonical(value) if kind is Device else value
 
 
 _torch.hide_from_compiler(FakeTensorMode.__torch_dispatch__)

@@ -198,7 +198,7 @@ def _run(call: Call, stand_in: Any, native: torch.device) -> Any:
     try:
         args = map_structure(make_input, TensorSpec, call.args)
         kwargs = map_structure(make_input, TensorSpec, call.kwargs)
-        args, kwargs = map_structure(lambda _: native, torch.device, (args, kwargs))
+        args, kwargs = map_structure(lambda _: native, _torch.Device, (args, kwargs))
         args, kwargs = map_structure(to_torch, SymNode, (args, kwargs))
         result = call.op(*args, **kwargs)
         return outcomes_of(result, stand_ins, call, lambda tensor: spec_of_result(tensor, device))

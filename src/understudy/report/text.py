@@ -79,7 +79,7 @@ def _write_categories(rehearsal: Rehearsal, width: int) -> str:
 def _write_modules(rehearsal: Rehearsal, width: int) -> str:
     nodes = fold_modules(rehearsal.modules)
     total = sum(row.bytes for row in rehearsal.modules)
-    if not nodes or not total:
+    if not total or not any(row.kind for row in rehearsal.modules):
         return ""
     table = [
         (

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from understudy._torch import Device
 from understudy.lines import user_frames
 from understudy.patching import SIMULATION, patch
 from understudy.simulation import cuda_objects as objects
@@ -65,6 +66,35 @@ def device_count() -> int:
 def is_available() -> bool:
     """May be changed by others, or be asked of NVML."""
     return machine().device_count > 0
+
+
+class _DeviceClass(type):
+    """Of a class in the place of `torch.device`, which can't be changed or inherited from: what it makes are torch's own
+    devices, and it is equal to their class in comparisons, checks of instances and dictionaries."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        if len(args) == 1 and type(args[0]) is int and machine().device_count:
+            return Device("cuda", args[0])
+        return Device(*args, **kwargs)
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return type(instance) is Device
+
+    def __subclasscheck__(cls, other: type) -> bool:
+        return other is Device or other is cls
+
+    def __eq__(cls, other: object) -> bool:
+        return other is Device or other is cls
+
+    def __hash__(cls) -> int:
+        return hash(Device)
+
+
+substitute(
+    "torch.device",
+    value=_DeviceClass("device", (), {"__module__": "torch", "__doc__": torch.device.__doc__}),
+    reason="`torch.device(0)` is a card: C++ looks for an accelerator, and this machine has none",
+)
 
 
 @answer("torch.cuda._lazy_init", "torch.cuda.memory._lazy_init", "torch.cuda.random._lazy_init")

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from understudy import _torch
+from understudy._torch import Device
 from understudy.fake.realise import make_new
 from understudy.fake.templates import make_symbolic, on_first_symbol
 from understudy.fake.tensor import FakeTensor
@@ -209,7 +210,7 @@ def _add_to_key(key: list[object], tensors: list[FakeTensor], values: Any) -> No
             add(kind)
             add(len(value))
             _add_to_key(key, tensors, value)
-        elif kind is torch.device:
+        elif kind is Device:
             add(value)
         else:
             add_value(key, kind, value)
@@ -393,7 +394,7 @@ def _generalise_argument(shared: SharedPlans, value: Any) -> Any:
     kind = type(value)
     if kind is list or kind is tuple:
         return kind([_generalise_argument(shared, part) for part in value])
-    is_plain = kind in PLAIN_TYPES or kind in SIZED_TYPES or kind is torch.device
+    is_plain = kind in PLAIN_TYPES or kind in SIZED_TYPES or kind is Device
     return value if is_plain else shared.generalise(from_torch(value))
 
 
