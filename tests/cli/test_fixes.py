@@ -232,7 +232,7 @@ def test_a_variant_is_really_rehearsed(tmp_path: Path) -> None:
     broken = Variant(str(script), files={str(script): "raise ValueError('no')\n"})
     full, small, failed = (rehearse_variant(variant, "t4") for variant in (Variant(str(script)), halved, broken))
     assert full.fits and small.fits
-    assert full.needed - small.needed >= 2 * 3072 * 1024 * 4
+    assert full.reserved_bytes - small.reserved_bytes >= 2 * 3072 * 1024 * 4
     assert failed.rehearsal is None and "ValueError: no" in failed.error
     assert (tmp_path / "sizes.py").read_text() == "BATCH = 4096\n"
 

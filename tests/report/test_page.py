@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.report.samples import HOSTILE, MiB, make_rehearsal
-from understudy.report.page import MOST_SAMPLES, Block, Page, Sample, as_frame, choose_samples
+from understudy.report.page import MOST_SAMPLES, Block, Page, Sample, choose_samples, make_frame
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 in_browser = pytest.mark.skipif(BROWSER is None, reason="no Chromium: pages are not opened")
@@ -148,4 +148,4 @@ def test_a_notebook_shows_it_in_a_frame() -> None:
     frame = make_rehearsal(name=HOSTILE)._repr_html_()
     assert frame.startswith('<iframe srcdoc="&lt;!doctype html&gt;')
     assert frame.count("<") == 2
-    assert 'sandbox="allow-scripts"' in as_frame("")
+    assert 'sandbox="allow-scripts"' in make_frame("")

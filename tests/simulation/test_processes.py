@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from understudy.cli import main
-from understudy.simulation.processes import only_tells
+from understudy.simulation.processes import is_read_only
 
 TELLING = ["git rev-parse HEAD", "git -C .. log -1 2>/dev/null", "lscpu | grep Model", "ls -l && pwd", "/usr/bin/uname -p", "hostname", "nvidia-smi -L"]
 WRITING = [
@@ -21,18 +21,18 @@ WRITING = [
 
 @pytest.mark.parametrize("line", TELLING)
 def test_what_only_tells(line: str) -> None:
-    assert only_tells(line, True)
+    assert is_read_only(line, True)
 
 
 @pytest.mark.parametrize("line", WRITING)
 def test_what_may_write(line: str) -> None:
-    assert not only_tells(line, True)
+    assert not is_read_only(line, True)
 
 
 def test_words_are_not_read_by_a_shell() -> None:
-    assert only_tells(["echo", "a > b; rm c"], False)
-    assert not only_tells(["rm", "file"], False)
-    assert not only_tells("ls -l", False)  # the name of a program, with a space in it
+    assert is_read_only(["echo", "a > b; rm c"], False)
+    assert not is_read_only(["rm", "file"], False)
+    assert not is_read_only("ls -l", False)  # the name of a program, with a space in it
 
 
 SCRIPT = """

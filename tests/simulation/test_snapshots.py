@@ -19,8 +19,8 @@ from understudy.simulation.snapshots import (
     NOT_RECORDED,
     SnapshotError,
     calibrate,
+    find_missing_memory,
     line_of,
-    missing_memory,
     parse_snapshot,
     read_snapshot,
     replay,
@@ -80,11 +80,11 @@ def test_the_state_and_the_replay_are_those_of_the_run(seed: int, settings: str)
 def test_what_is_missing_is_enough_and_not_too_much() -> None:
     trace = parse_snapshot(snapshot_of_a_run()[1]).choose_device()
     assert trace.capacity is not None
-    missing = missing_memory(trace, trace.capacity)
+    missing = find_missing_memory(trace, trace.capacity)
     assert missing > 0
     assert replay(trace, None, trace.capacity + missing).lives
     assert not replay(trace, None, trace.capacity + missing - 16 * MiB).lives
-    assert missing_memory(trace, 4 * GiB) == 0
+    assert find_missing_memory(trace, 4 * GiB) == 0
 
 
 def test_another_setting_may_live() -> None:

@@ -93,10 +93,10 @@ def find_changes(files: Files, arguments: tuple[str, ...] = ()) -> list[Change]:
             source = _Source(file, text, ast.parse(text))
         except SyntaxError:
             continue
-        changes += _switch_changes(source, arguments)
+        changes += _find_switch_changes(source, arguments)
         for finder in FINDERS:
             changes += finder(source)
-    given = list(_argument_changes(arguments))
+    given = list(_find_argument_changes(arguments))
     # A number on the command line hides its default in the text.
     return [*(c for c in changes if not given or not c.name.startswith("batch ")), *given]
 
@@ -108,10 +108,10 @@ SWITCHES = {
 """Names of switches that scripts have for saving memory, and their rank."""
 
 
-def _switch_changes(source: _Source, arguments: tuple[str, ...]) -> Iterator[Change]:
+def _find_switch_changes(source: _Source, arguments: tuple[str, ...]) -> Iterator[Change]:
     """`add_argument("--checkpoint", action="store_true")`: the script's own way."""
     for call in source.calls("add_argument"):
-        action = _keywords(call).get("action")
+        action = _list_keywords(call).get("action")
         if not isinstance(action, ast.Constant) or action.value != "store_true":
             continue
         for option in (part.value for part in call.args if isinstance(part, ast.Constant) and isinstance(part.value, str)):
@@ -120,7 +120,7 @@ def _switch_changes(source: _Source, arguments: tuple[str, ...]) -> Iterator[Cha
                 yield Change(f"its own {option}", source.place(call), rank, arguments=(option,))
 
 
-def _argument_changes(arguments: tuple[str, ...]) -> Iterator[Change]:
+def _find_argument_changes(arguments: tuple[str, ...]) -> Iterator[Change]:
     """`--batch-size 32` on the command line."""
     for option, value in pairwise(arguments):
         if option.startswith("--") and _is_named(option, "batch") and value.isdecimal() and int(value) >= 2:
@@ -136,7 +136,7 @@ class _Source:
     tree: ast.Module
 
     def calls(self, *names: str) -> Iterator[ast.Call]:
-        """Calls of functions and methods with one of these names, in the order of the text."""
+        """The calls of functions and methods with one of these names, in the order of the source."""
         found = [
             node for node in ast.walk(self.tree) if isinstance(node, ast.Call) and last_name(node.func) in names
         ]
@@ -155,7 +155,7 @@ class _Source:
         return ast.get_source_segment(self.text, node) or ast.unparse(node)
 
     def add_keyword(self, call: ast.Call, text: str) -> Edit:
-        """Before the closing bracket."""
+        """Insert a keyword argument before the closing bracket of a call."""
         line, column = _end(call)
         last = max((_end(part) for part in (*call.args, *(word.value for word in call.keywords))), default=None)
         if last is None:
@@ -181,13 +181,13 @@ def last_name(node: ast.expr) -> str:
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
-def _keywords(call: ast.Call) -> dict[str, ast.expr]:
+def _list_keywords(call: ast.Call) -> dict[str, ast.expr]:
     return {word.arg: word.value for word in call.keywords if word.arg}
 
 
-def _optimizer_changes(source: _Source) -> Iterator[Change]:
+def _find_optimizer_changes(source: _Source) -> Iterator[Change]:
     for call in source.calls(*OPTIMIZERS):
-        if _keywords(call).keys() & {"fused", "foreach"}:
+        if _list_keywords(call).keys() & {"fused", "foreach"}:
             continue
         name = last_name(call.func)
         if name in FUSED:
@@ -195,14 +195,14 @@ def _optimizer_changes(source: _Source) -> Iterator[Change]:
         yield Change(f"{name} parameter by parameter", source.place(call), 1, (source.add_keyword(call, "foreach=False"),))
 
 
-def _gradient_changes(source: _Source) -> Iterator[Change]:
+def _find_gradient_changes(source: _Source) -> Iterator[Change]:
     for call in source.calls("zero_grad"):
-        kept = _keywords(call).get("set_to_none") or (call.args[0] if call.args else None)
+        kept = _list_keywords(call).get("set_to_none") or (call.args[0] if call.args else None)
         if isinstance(kept, ast.Constant) and kept.value is False:
             yield Change("gradients set to None", source.place(call), 0, (source.replace(kept, "True"),))
 
 
-def _checkpoint_changes(source: _Source) -> Iterator[Change]:
+def _find_checkpoint_changes(source: _Source) -> Iterator[Change]:
     """`for block in self.blocks: x = block(x)`: the blocks are run again in the backward pass."""
     for loop in ast.walk(source.tree):
         if not isinstance(loop, ast.For) or not isinstance(loop.target, (ast.Name, ast.Tuple)):
@@ -217,7 +217,7 @@ def _checkpoint_changes(source: _Source) -> Iterator[Change]:
                 yield Change(name, source.place(call), 1, (edit, *source.import_checkpoint()))
 
 
-def _pretrained_changes(source: _Source) -> Iterator[Change]:
+def _find_pretrained_changes(source: _Source) -> Iterator[Change]:
     for node in ast.walk(source.tree):
         if not isinstance(node, ast.Assign) or not isinstance(node.targets[0], ast.Name):
             continue
@@ -227,7 +227,7 @@ def _pretrained_changes(source: _Source) -> Iterator[Change]:
             yield Change("gradient checkpointing", source.place(node), 1, (source.insert(*_end(node), text),))
 
 
-def _loss_changes(source: _Source) -> Iterator[Change]:
+def _find_loss_changes(source: _Source) -> Iterator[Change]:
     for call in source.calls(*LOSSES):
         if not call.args or any(isinstance(part, ast.Starred) for part in call.args):
             continue
@@ -237,7 +237,7 @@ def _loss_changes(source: _Source) -> Iterator[Change]:
         yield Change("checkpoint the loss", source.place(call), 1, (edit, *source.import_checkpoint()))
 
 
-def _autocast_changes(source: _Source) -> Iterator[Change]:
+def _find_autocast_changes(source: _Source) -> Iterator[Change]:
     """The statement that calls the model, under autocast: its indented lines are written anew."""
     if "autocast" in source.text:
         return
@@ -257,7 +257,7 @@ def _autocast_changes(source: _Source) -> Iterator[Change]:
             yield Change("bf16 autocast", source.place(node), 2, (source.replace(node, text),))
 
 
-def _batch_changes(source: _Source) -> Iterator[Change]:
+def _find_batch_changes(source: _Source) -> Iterator[Change]:
     for constant in find_constants(source, "batch"):
         size = constant.value
         if isinstance(size, int) and size >= 2:
@@ -265,7 +265,7 @@ def _batch_changes(source: _Source) -> Iterator[Change]:
             yield Change(name, source.place(constant), 3, (source.replace(constant, str(size // 2)),), repeats=2)
 
 
-def _relu_changes(source: _Source) -> Iterator[Change]:
+def _find_relu_changes(source: _Source) -> Iterator[Change]:
     calls = [call for call in source.calls("ReLU", "ReLU6", "SiLU") if not call.args and not call.keywords]
     if calls:
         edits = tuple(source.add_keyword(call, "inplace=True") for call in calls)
@@ -273,14 +273,14 @@ def _relu_changes(source: _Source) -> Iterator[Change]:
 
 
 FINDERS: tuple[Callable[[_Source], Iterator[Change]], ...] = (
-    _optimizer_changes,
-    _gradient_changes,
-    _relu_changes,
-    _checkpoint_changes,
-    _pretrained_changes,
-    _loss_changes,
-    _autocast_changes,
-    _batch_changes,
+    _find_optimizer_changes,
+    _find_gradient_changes,
+    _find_relu_changes,
+    _find_checkpoint_changes,
+    _find_pretrained_changes,
+    _find_loss_changes,
+    _find_autocast_changes,
+    _find_batch_changes,
 )
 """One function for each kind of change."""
 
@@ -311,7 +311,7 @@ def _find_assigned(target: ast.expr, value: ast.expr, wanted: str) -> Iterator[a
 
 
 def _find_passed(call: ast.Call, wanted: str) -> Iterator[ast.Constant]:
-    words = _keywords(call)
+    words = _list_keywords(call)
     if last_name(call.func) == "add_argument":
         options = [part.value for part in call.args if isinstance(part, ast.Constant) and isinstance(part.value, str)]
         default = words.get("default")

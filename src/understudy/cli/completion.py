@@ -47,7 +47,7 @@ OPTIONS = ("--show-completion", "--install-completion")
 
 
 def find_shell(words: Sequence[str]) -> str:
-    """The one that is named, or that of the user."""
+    """The shell that is named, or that of the user."""
     shell = words[0] if words else os.path.basename(os.environ.get("SHELL", ""))
     if shell not in SCRIPTS:
         raise UnderstudyError(f"completion is for {', '.join(SCRIPTS)}, not {shell or 'no shell'!r}: name one of them")
@@ -71,7 +71,7 @@ def answer_completion(words: Sequence[str], find: Callable[[str], Command | None
 
 
 def install_completion(shell: str, home: Path) -> str:
-    """What was done."""
+    """Install the completion, and return a text that says what was done."""
     if shell == "fish":
         path = home / ".config" / "fish" / "completions" / "understudy.fish"
         text, is_there = SCRIPTS["fish"], False

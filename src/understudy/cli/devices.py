@@ -7,7 +7,7 @@ import json
 from dataclasses import asdict
 
 from understudy.cli.commands import Command
-from understudy.cli.tables import terminal_width
+from understudy.cli.tables import get_terminal_width
 from understudy.simulation.catalogue import GB, TERA, Card, GiB, list_cards, read_cards, read_software
 
 
@@ -26,9 +26,9 @@ def _list_devices(options: argparse.Namespace) -> int:
         record = {"software": asdict(read_software()), "devices": [card.to_record() for card in cards]}
         print(json.dumps(record, indent=2))
         return 0
-    rows = [DEVICE_COLUMNS, *(_device_row(card) for card in cards)]
+    rows = [DEVICE_COLUMNS, *(_make_device_row(card) for card in cards)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(DEVICE_COLUMNS))]
-    limit = terminal_width()
+    limit = get_terminal_width()
     while limit is not None and len(widths) > 3 and sum(widths) + 2 * (len(widths) - 1) > limit:
         widths.pop()  # a narrow terminal: the last column goes
     for row in rows:
@@ -47,7 +47,7 @@ Dense throughput. A dash is unknown, or not there. All figures with their source
 Simulated software: {software}."""
 
 
-def _device_row(card: Card) -> tuple[str, ...]:
+def _make_device_row(card: Card) -> tuple[str, ...]:
     return (
         card.key,
         card.name,

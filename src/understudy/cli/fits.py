@@ -56,7 +56,7 @@ def fit_script(options: argparse.Namespace) -> int:
 
         largest = _find_largest(low, high, outcomes, rehearse)
         if outcomes[low].rehearsal is not None:
-            rehearse(_sizes_to_check(outcomes))
+            rehearse(_choose_sizes_to_check(outcomes))
     progress.clear()
     if outcomes[low].rehearsal is None:
         return report_failure("fit", outcomes[low])
@@ -115,7 +115,7 @@ CHECKS = 3
 """Others that a formula is compared with at least."""
 
 
-def _sizes_to_check(outcomes: dict[int, Outcome]) -> list[int]:
+def _choose_sizes_to_check(outcomes: dict[int, Outcome]) -> list[int]:
     """Sizes between those that were rehearsed, as many as a formula and its check still need."""
     known = sorted(size for size, outcome in outcomes.items() if outcome.rehearsal is not None)
     missing = POINTS + CHECKS - len(known)
@@ -135,7 +135,7 @@ class Polynomial:
 
     @classmethod
     def through(cls, sizes: Sequence[int], values: Sequence[int]) -> Polynomial:
-        """By divided differences of three points."""
+        """The polynomial through three points, by divided differences."""
         (a, b, c), (at_a, at_b, at_c) = sizes, values
         slope = Fraction(at_b - at_a, b - a)
         square = (Fraction(at_c - at_b, c - b) - slope) / (c - a)
@@ -145,7 +145,7 @@ class Polynomial:
         return self.constant + size * (self.linear + size * self.square)
 
     def format(self, name: str, high: int) -> str:
-        """Without terms that no size up to the highest shows in three digits."""
+        """The formula as text, without terms that are too small to show in three digits."""
         terms = ((self.constant, 1, ""), (self.linear, high, f" x {name}"), (self.square, high**2, f" x {name}^2"))
         text = ""
         for value, most, unit in terms:
@@ -194,7 +194,7 @@ def find_formula(outcomes: dict[int, Outcome]) -> PeakFormula | None:
 
 
 def _alike(outcomes: dict[int, Outcome]) -> Iterator[list[int]]:
-    """Sizes whose runs request and give back in the same order, the most first."""
+    """Groups of sizes whose runs allocate and free in the same order, the largest group first."""
     groups: dict[bytes, list[int]] = {}
     for size, outcome in sorted(outcomes.items()):
         if len(outcome.requests):
@@ -203,7 +203,7 @@ def _alike(outcomes: dict[int, Outcome]) -> Iterator[list[int]]:
 
 
 def _highest(moments: Sequence[Polynomial], sizes: Sequence[int]) -> tuple[Polynomial, ...]:
-    """Those that are the largest of all somewhere between the smallest and the largest size."""
+    """The polynomials that are the largest of all for some size between the smallest and the largest."""
     low, high = sizes[0], sizes[-1]
     samples = sorted({*sizes, *(low + (high - low) * part // 64 for part in range(65))})
     plain = [(float(m.constant), float(m.linear), float(m.square)) for m in moments]
@@ -230,7 +230,7 @@ class FitAnswer:
 
     def to_record(self) -> dict[str, Any]:
         sizes = {
-            size: {"verdict": o.rehearsal.verdict, "reserved_bytes": o.needed} if o.rehearsal else {"error": o.error}
+            size: {"verdict": o.rehearsal.verdict, "reserved_bytes": o.reserved_bytes} if o.rehearsal else {"error": o.error}
             for size, o in sorted(self.outcomes.items())
         }
         record: dict[str, Any] = {"name": self.name, "largest": self.largest, "sizes": sizes, "formula": None}
@@ -245,14 +245,16 @@ class FitAnswer:
     def print(self) -> None:
         name, largest, outcomes = self.name, self.largest, self.outcomes
         if largest is None:
-            print(f"No {name} from {self.low} to {self.high} fits: {clean(_headline(outcomes[self.low]))}")
+            print(f"No {name} from {self.low} to {self.high} fits: {clean(_write_verdict(outcomes[self.low]))}")
         elif largest == self.high:
-            print(f"{name} = {largest} fits, the largest that was asked about: {clean(_headline(outcomes[largest]))}")
+            print(f"{name} = {largest} fits, the largest that was asked about: {clean(_write_verdict(outcomes[largest]))}")
         else:
-            print(f"{name} = {largest} fits, {largest + 1} does not: {clean(_headline(outcomes[largest]))}")
+            print(f"{name} = {largest} fits, {largest + 1} does not: {clean(_write_verdict(outcomes[largest]))}")
         print()
         rows = [
-            (str(size), format_size(o.needed) if o.rehearsal else "-", o.rehearsal.verdict if o.rehearsal else _headline(o))
+            (str(size), format_size(o.reserved_bytes), o.rehearsal.verdict)
+            if o.rehearsal
+            else (str(size), "-", _write_verdict(o))
             for size, o in sorted(outcomes.items())
         ]
         print_table((name, "reserved", "verdict"), rows, (False, False, True))
@@ -271,7 +273,7 @@ class FitAnswer:
         )
 
 
-def _headline(outcome: Outcome) -> str:
+def _write_verdict(outcome: Outcome) -> str:
     return outcome.rehearsal.headline if outcome.rehearsal else outcome.error.rpartition("\n")[2]
 
 

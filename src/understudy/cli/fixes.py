@@ -64,7 +64,7 @@ def read_sources(script: str) -> dict[str, str]:
         except (SyntaxError, ValueError) as error:
             raise UnderstudyError(f"{path} is no Python: {str(error).splitlines()[0]}") from None
         found[str(path)] = text
-        for name in _imported_names(tree):
+        for name in _list_imported_names(tree):
             inner = home.joinpath(*name.split("."))
             for candidate in (inner.with_suffix(".py"), inner / "__init__.py"):
                 if candidate.is_file() and str(candidate) not in found and candidate not in waiting:
@@ -72,7 +72,7 @@ def read_sources(script: str) -> dict[str, str]:
     return found
 
 
-def _imported_names(tree: ast.Module) -> Iterator[str]:
+def _list_imported_names(tree: ast.Module) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -82,7 +82,7 @@ def _imported_names(tree: ast.Module) -> Iterator[str]:
 
 
 def run_options(options: argparse.Namespace) -> tuple[str, ...]:
-    """What each rehearsal is told."""
+    """The options for each rehearsal."""
     given = (("--steps", options.steps), ("--cards", options.cards and os.path.abspath(options.cards)))
     return tuple(str(part) for pair in given if pair[1] is not None for part in pair)
 
@@ -121,7 +121,7 @@ class Trial:
         """Cheapest first: what fits, with the least loss and the least work added, and few changes."""
         assert self.outcome.rehearsal is not None
         rank = max(change.rank for change in self.changes)
-        return (not self.outcome.fits, rank, self.flops, len(self.changes), self.outcome.needed)
+        return (not self.outcome.fits, rank, self.flops, len(self.changes), self.outcome.reserved_bytes)
 
     @property
     def flops(self) -> int:
@@ -141,7 +141,7 @@ def fix_script(options: argparse.Namespace) -> int:
     trials.sort(key=lambda trial: trial.cost)
     best = next((trial for trial in trials if trial.outcome.fits), None)
     if options.json:
-        print(json.dumps(_fix_record(base, trials, files), indent=2))
+        print(json.dumps(_make_fix_record(base, trials, files), indent=2))
     else:
         _print_fixes(base, trials, failed, files, card)
     return 0 if base.fits or best else NOTHING_FITS
@@ -187,8 +187,8 @@ def _try_changes(search: _Search, base: Outcome, most: int) -> tuple[list[Trial]
     for size in (2, 3):
         if base.fits or sum(trial.outcome.fits for trial in trials) >= ENOUGH:
             break
-        saving = sorted((t for t in trials if len(t.changes) == 1), key=lambda trial: trial.outcome.needed)
-        saving = [trial for trial in saving if trial.outcome.needed < base.needed and not trial.outcome.fits][:6]
+        saving = sorted((t for t in trials if len(t.changes) == 1), key=lambda trial: trial.outcome.reserved_bytes)
+        saving = [t for t in saving if t.outcome.reserved_bytes < base.reserved_bytes and not t.outcome.fits][:6]
         groups = itertools.combinations((trial.changes[0] for trial in saving), size)
         wanted = [group for group in groups if all(a.is_compatible(b) for a, b in itertools.combinations(group, 2))]
         found = search.rehearse(wanted[: max(0, most - search.progress.done)])
@@ -197,18 +197,18 @@ def _try_changes(search: _Search, base: Outcome, most: int) -> tuple[list[Trial]
     return trials, failed
 
 
-def _fix_record(base: Outcome, trials: Sequence[Trial], files: dict[str, str]) -> dict[str, Any]:
+def _make_fix_record(base: Outcome, trials: Sequence[Trial], files: dict[str, str]) -> dict[str, Any]:
     assert base.rehearsal is not None
     return {
         "verdict": base.rehearsal.verdict,
-        "reserved_bytes": base.needed,
+        "reserved_bytes": base.reserved_bytes,
         "changes": [
             {
                 "names": [change.name for change in trial.changes],
                 "lines": [change.line for change in trial.changes],
                 "verdict": trial.outcome.rehearsal.verdict if trial.outcome.rehearsal else "",
-                "reserved_bytes": trial.outcome.needed,
-                "saved_bytes": base.needed - trial.outcome.needed,
+                "reserved_bytes": trial.outcome.reserved_bytes,
+                "saved_bytes": base.reserved_bytes - trial.outcome.reserved_bytes,
                 "added_flops": trial.flops - base.rehearsal.flops,
                 "patch": write_patch(trial.changes, files),
             }
@@ -222,7 +222,7 @@ def _print_fixes(
 ) -> None:
     assert base.rehearsal is not None
     print(clean(f"as it is: {base.rehearsal.headline}"), end="\n\n")
-    rows = [_fix_row(trial, base) for trial in trials]
+    rows = [_make_fix_row(trial, base) for trial in trials]
     print_table(("change", "line", "reserved", "saved", "FLOPs", "verdict"), rows, (True, True, False, False, False, True))
     for change, error in failed:
         print(clean(f"not possible: {change.name} ({change.line}): {error}"))
@@ -237,24 +237,25 @@ def _print_fixes(
         print(f"\n{_explain_nothing(base, trials, card)}")
 
 
-def _fix_row(trial: Trial, base: Outcome) -> tuple[str, ...]:
+def _make_fix_row(trial: Trial, base: Outcome) -> tuple[str, ...]:
     rehearsal, before = trial.outcome.rehearsal, base.rehearsal
     assert rehearsal is not None and before is not None
     added = trial.flops - before.flops
     part = round(100 * added / before.flops) if before.flops else 0
     work = f"{part:+d}%" if part else "same" if before.flops or not added else format_count(added)
     names, lines = (list(dict.fromkeys(part)) for part in zip(*((c.name, c.line) for c in trial.changes), strict=True))
-    saved = base.needed - trial.outcome.needed
-    sizes = format_size(trial.outcome.needed), format_size(saved)
+    saved = base.reserved_bytes - trial.outcome.reserved_bytes
+    sizes = format_size(trial.outcome.reserved_bytes), format_size(saved)
     return " + ".join(names), ", ".join(lines), *sizes, work, rehearsal.verdict
 
 
 def _explain_nothing(base: Outcome, trials: Sequence[Trial], card: Card) -> str:
-    best = min([base, *(trial.outcome for trial in trials)], key=lambda outcome: outcome.needed)
-    over = best.needed - card.usable
-    larger = [other for other in list_cards() if other.kind != "cpu" and other.usable >= best.needed]
+    best = min([base, *(trial.outcome for trial in trials)], key=lambda outcome: outcome.reserved_bytes)
+    over = best.reserved_bytes - card.usable
+    larger = [other for other in list_cards() if other.kind != "cpu" and other.usable >= best.reserved_bytes]
     larger.sort(key=lambda other: other.memory)
-    text = f"Nothing fits: the best needs {format_size(best.needed)}, {format_size(over)} more than {card} has for torch."
+    needed = format_size(best.reserved_bytes)
+    text = f"Nothing fits: the best needs {needed}, {format_size(over)} more than {card} has for torch."
     if not larger:
         return f"{text} No card of the catalogue has that much."
     return f"{text} It would fit on {larger[0]}."

@@ -110,7 +110,7 @@ class _Watch(Listener):
         self.layers = layers
         self.stack: list[Layer] = []
         tensors = (*model.parameters(), *model.buffers())
-        self.kept: set[int] = {_storage(tensor) for tensor in tensors}
+        self.kept: set[int] = {_find_storage(tensor) for tensor in tensors}
         """Storages that are counted already, or are the model's own."""
         self.alive: list[Tensor] = []
         """What is saved stays alive: a new storage must not get the number of an old one."""
@@ -139,7 +139,7 @@ class _Watch(Listener):
             layer.macs += macs
 
     def save(self, tensor: Tensor) -> Tensor:
-        storage = _storage(tensor)
+        storage = _find_storage(tensor)
         if storage not in self.kept:
             self.kept.add(storage)
             self.alive.append(tensor)
@@ -148,7 +148,7 @@ class _Watch(Listener):
         return tensor
 
 
-def _storage(tensor: Tensor) -> int:
+def _find_storage(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
@@ -179,10 +179,10 @@ def describe_tensor(tensor: Tensor) -> str:
 
 def fold_layers(root: Layer, depth: int) -> list[LayerRow]:
     """The rows of the table, down to a depth: equal neighbours are one row."""
-    return list(_rows(root, root.name, 0, depth, 1))
+    return list(_list_rows(root, root.name, 0, depth, 1))
 
 
-def _rows(layer: Layer, label: str, level: int, depth: int, repeats: int) -> Iterator[LayerRow]:
+def _list_rows(layer: Layer, label: str, level: int, depth: int, repeats: int) -> Iterator[LayerRow]:
     yield LayerRow(layer, label, level, repeats)
     if level >= depth:
         return
@@ -202,5 +202,5 @@ def _rows(layer: Layer, label: str, level: int, depth: int, repeats: int) -> Ite
         count = end - index
         first, last = children[index].name, children[end - 1].name
         folded = f"{first}..{last}" if count > 1 else first
-        yield from _rows(children[index], folded, level + 1, depth, count)
+        yield from _list_rows(children[index], folded, level + 1, depth, count)
         index = end

@@ -133,7 +133,7 @@ def _show_model(options: argparse.Namespace, target: ModelTarget, given: list[In
     _print_inputs(inputs, program, given)
     rows = fold_layers(root, max(0, options.depth))
     if options.sort:
-        rows = _sorted_leaves(root, options.sort, options.train)
+        rows = _sort_leaves(root, options.sort, options.train)
     _print_layers(rows, columns, options.train)
     _print_sums(root, options.train)
     return 0
@@ -161,34 +161,34 @@ def _print_inputs(inputs: Sequence[InputSpec], program: LoadedModel, given: Sequ
     print(clean(f"input: {'; '.join(map(str, inputs))}{f' with {sizes}' if sizes else ''}{guessed}"), end="\n\n")
 
 
-def _sorted_leaves(root: Layer, by: str, train: bool) -> list[LayerRow]:
+def _sort_leaves(root: Layer, by: str, train: bool) -> list[LayerRow]:
     from understudy.cli.layer_table import LayerRow  # why: it imports torch
 
     def size(layer: Layer) -> int:
-        return {"params": layer.parameters, "macs": layer.macs}.get(by, _memory(layer, train))
+        return {"params": layer.parameters, "macs": layer.macs}.get(by, _measure_memory(layer, train))
 
     leaves = [layer for layer in root.walk() if not layer.children]
     return [LayerRow(layer, layer.path or layer.name, 0, 1) for layer in sorted(leaves, key=size, reverse=True)]
 
 
-def _memory(layer: Layer, train: bool) -> int:
+def _measure_memory(layer: Layer, train: bool) -> int:
     return layer.saved_bytes if train else layer.output_bytes
 
 
 def _print_layers(rows: Sequence[LayerRow], columns: Sequence[str], train: bool) -> None:
     titles = {"memory": "saved" if train else "output size", "params": "parameters", "macs": "MACs"}
-    cells = [[_label(row), *(_cell(row.layer, column, train) for column in columns)] for row in rows]
+    cells = [[_write_label(row), *(_write_cell(row.layer, column, train) for column in columns)] for row in rows]
     left = (True, *(column in ("input", "output") for column in columns))
     print_table(("layer", *(titles.get(column, column) for column in columns)), cells, left)
 
 
-def _label(row: LayerRow) -> str:
+def _write_label(row: LayerRow) -> str:
     kind = row.layer.kind if row.label != row.layer.kind else ""
     times = f" x{row.repeats}" if row.repeats > 1 else ""
     return f"{'  ' * row.depth}{row.label}{f' ({kind}{times})' if kind or times else ''}"
 
 
-def _cell(layer: Layer, column: str, train: bool) -> str:
+def _write_cell(layer: Layer, column: str, train: bool) -> str:
     if column == "params":
         return f"{layer.parameters:,}" if layer.parameters else "-"
     if column == "calls":
@@ -198,7 +198,7 @@ def _cell(layer: Layer, column: str, train: bool) -> str:
     if column == "macs":
         return format_count(layer.macs) if layer.macs else "-"
     if column == "memory":
-        memory = _memory(layer, train)
+        memory = _measure_memory(layer, train)
         return format_size(memory) if memory else "-"
     return layer.inputs if column == "input" else layer.outputs
 
@@ -254,12 +254,12 @@ def _check_model(options: argparse.Namespace, target: ModelTarget, given: list[I
         program.function.eval()
     with mode, torch.no_grad():
         result = call_with(program.function, inputs, values)
-    outputs = [(name, describe_tensor(tensor)) for name, tensor in _named_tensors(result)]
+    outputs = [(name, describe_tensor(tensor)) for name, tensor in _name_tensors(result)]
     # A size that is 0 or 1 in a constant of the model is no input that was asked for.
     names = {name for spec in inputs for name in spec.names}
     fixed = [entry for entry in env.specialisations if entry.what in names]
     if options.json:
-        print(json.dumps(_check_record(inputs, outputs, env), indent=2))
+        print(json.dumps(_make_check_record(inputs, outputs, env), indent=2))
     else:
         _print_check(inputs, outputs, env)
     return FAILED if fixed else 0
@@ -282,17 +282,17 @@ def _make_symbolic_values(mode: FakeTensorMode, inputs: Sequence[InputSpec]) -> 
     return values
 
 
-def _named_tensors(value: object, name: str = "") -> list[tuple[str, Any]]:
-    """Tensors of a result, by the keys that lead to them."""
+def _name_tensors(value: object, name: str = "") -> list[tuple[str, Any]]:
+    """The tensors of a result, each with the keys that lead to it."""
     import torch  # why: after the words have been read
 
     if isinstance(value, torch.Tensor):
         return [(name, value)]
     pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, (list, tuple)) else ()
-    return [found for key, part in pairs for found in _named_tensors(part, f"{name}.{key}" if name else str(key))]
+    return [found for key, part in pairs for found in _name_tensors(part, f"{name}.{key}" if name else str(key))]
 
 
-def _check_record(inputs: Sequence[InputSpec], outputs: list[tuple[str, str]], env: ShapeEnv) -> dict[str, Any]:
+def _make_check_record(inputs: Sequence[InputSpec], outputs: list[tuple[str, str]], env: ShapeEnv) -> dict[str, Any]:
     return {
         "inputs": [str(spec) for spec in inputs],
         "outputs": [{"name": name, "spec": spec} for name, spec in outputs],
@@ -400,13 +400,13 @@ def _print_graph(graph: GraphModule, limit: int | None) -> None:
     print_table(("name", "operator", "gives", "module", "line"), rows, (True,) * 5)
 
 
-def _graph_text(graph: GraphModule) -> str:
+def _write_graph_text(graph: GraphModule) -> str:
     from understudy.graph.show import rows_of  # why: it imports torch
 
     return "\n".join(clean("  ".join((r.name, r.operator, r.spec, r.module, r.line))).rstrip() for r in rows_of(graph))
 
 
-def _graph_record(graph: GraphModule) -> str:
+def _make_graph_record(graph: GraphModule) -> str:
     from understudy.graph.show import rows_of  # why: it imports torch
 
     nodes = [
@@ -421,7 +421,7 @@ def _graph_record(graph: GraphModule) -> str:
     return json.dumps({"nodes": nodes, "guards": guards}, indent=1)
 
 
-def _graph_dot(graph: GraphModule) -> str:
+def _write_graph_dot(graph: GraphModule) -> str:
     from understudy.graph.show import rows_of  # why: it imports torch
 
     lines = ["digraph understudy {", '  node [shape=box, fontname="Helvetica", fontsize=10];']
@@ -433,7 +433,7 @@ def _graph_dot(graph: GraphModule) -> str:
     return "\n".join([*lines, "}"])
 
 
-_WRITERS: dict[str, Callable[[Any], str]] = {"text": _graph_text, "dot": _graph_dot, "json": _graph_record}
+_WRITERS: dict[str, Callable[[Any], str]] = {"text": _write_graph_text, "dot": _write_graph_dot, "json": _make_graph_record}
 
 
 COMMANDS = (

@@ -63,8 +63,8 @@ class Outcome:
         return self.rehearsal is not None and self.rehearsal.verdict != DOES_NOT_FIT
 
     @property
-    def needed(self) -> int:
-        """Reserved bytes at the peak; where it does not fit, those of a card without a limit."""
+    def reserved_bytes(self) -> int:
+        """At the peak. Where the run does not fit, what it would reserve on a card without a limit."""
         assert self.rehearsal is not None
         return self.rehearsal.peak.reserved_bytes
 
@@ -80,7 +80,7 @@ def rehearse_variant(variant: Variant, device: str | None) -> Outcome:
         words = ["run", "--quiet", "--json", str(result), *variant.options]
         words += ["--requests", str(requests)] if variant.keeps_requests else []
         words += [*(["--device", device] if device else []), script, *variant.arguments]
-        run = _run_in_fork if _can_fork() else _run_anew
+        run = _run_in_fork if _can_fork() else _run_in_new_process
         code = run(words, variant.environment, output)
         if code is None:
             return Outcome(None, f"no result after {SECONDS} seconds")
@@ -131,7 +131,7 @@ def _run_as_child(words: list[str], environment: Mapping[str, str], output: str)
     sys.exit(code)
 
 
-def _run_anew(words: list[str], environment: Mapping[str, str], output: Path) -> int | None:
+def _run_in_new_process(words: list[str], environment: Mapping[str, str], output: Path) -> int | None:
     """As `_run_in_fork`, by another interpreter."""
     with output.open("w") as file:
         try:
@@ -236,7 +236,7 @@ def rehearse_all(
     workers: Workers,
     work: Callable[[Variant, str | None], Outcome] = rehearse_variant,
 ) -> Iterator[tuple[int, Outcome]]:
-    """(number of the variant, outcome), as they come."""
+    """Pairs of the number of a variant and its outcome, in the order in which they finish."""
     waiting = dict.fromkeys(range(len(variants)), 0)
     while waiting:
         executor = workers.executor()

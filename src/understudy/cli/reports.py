@@ -51,7 +51,7 @@ examples:
 
 
 def write_files(rehearsal: Rehearsal, options: argparse.Namespace) -> bool:
-    """Those that the options name; False if they name none."""
+    """Write the files that the options name; returns False if they name none."""
     wanted = {name: getattr(options, name) for name in FORMATS if getattr(options, name)}
     try:
         for name, path in wanted.items():

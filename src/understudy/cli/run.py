@@ -47,8 +47,8 @@ examples:
     add = parser.add_argument
     add("--device", metavar="D", help='cards ("h100", "8xa100-80g", "h100,4090"), or all; without it, the CPU')
     add("--cards", metavar="FILE", help="a TOML file with cards of your own")
-    add("--steps", metavar="N", type=_count, default=2, help="optimizer steps after which the script is ended (2)")
-    add("--budget", metavar="SIZE", type=_size, help="what the run may reserve, as in 40GiB; over it is exit code 3")
+    add("--steps", metavar="N", type=_parse_count, default=2, help="optimizer steps after which the script is ended (2)")
+    add("--budget", metavar="SIZE", type=_parse_size, help="what the run may reserve, as in 40GiB; over it is exit code 3")
     add("--json", metavar="FILE", help="all that was measured, as JSON")
     for name, text in FORMATS.items():
         add(f"--{name}", metavar="FILE", help=text)
@@ -57,8 +57,8 @@ examples:
     add("--answers", metavar="POLICY", default="plausible", help=f"for reads of data: {', '.join(ANSWERS)} (plausible)")
     add("--oom", choices=("record", "raise"), default="record", help="raise: the script gets the card's error")
     add("--strict", action="store_true", help="tight is exit code 3, too")
-    add("--margin", metavar="PART", type=_part, help="of reserved memory within which a run is tight (0.02)")
-    add("--context", metavar="SIZE", type=_size, help="memory outside of the allocator, instead of the catalogue's")
+    add("--margin", metavar="PART", type=_parse_part, help="of reserved memory within which a run is tight (0.02)")
+    add("--context", metavar="SIZE", type=_parse_size, help="memory outside of the allocator, instead of the catalogue's")
     add("--longest", action="store_true", help="take the longest batch of each data loader instead of the first ones")
     add("--offline-data", action="store_true", help="make up data sets and tokenizers that are not on this machine")
     add("--write", action="store_true", help="let the script write files and use the network")
@@ -67,20 +67,20 @@ examples:
 
 # --- input, checked before torch is imported ----------------------------------------------------------------------------
 
-def _size(text: str) -> int:
+def _parse_size(text: str) -> int:
     try:
         return parse_size(text)
     except UnderstudyError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def _count(text: str) -> int:
+def _parse_count(text: str) -> int:
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no number of steps: 1, 2, …")
     return int(text)
 
 
-def _part(text: str) -> float:
+def _parse_part(text: str) -> float:
     try:
         value = float(text)
     except ValueError:
@@ -105,8 +105,8 @@ def _check_module(name: str) -> None:
         raise UsageError(f"can't run -m {name}: there is no module named {package!r}")
 
 
-def _check(options: argparse.Namespace) -> list[tuple[Card | None, int]]:
-    """The devices that are meant."""
+def _check_options(options: argparse.Namespace) -> list[tuple[Card | None, int]]:
+    """Refuse wrong options before torch is imported; returns the devices."""
     if not options.program:
         raise UsageError("no script is named: understudy run [options] script.py [arguments]")
     if options.program[0] == "-m":
@@ -115,7 +115,7 @@ def _check(options: argparse.Namespace) -> list[tuple[Card | None, int]]:
         _check_module(options.program[1])
     elif not os.path.isfile(options.program[0]):
         what = "it is a folder" if os.path.isdir(options.program[0]) else "there is no such file"
-        raise UsageError(f"can't run {options.program[0]!r}: {what}{_near_files(options.program[0])}")
+        raise UsageError(f"can't run {options.program[0]!r}: {what}{_suggest_file(options.program[0])}")
     if options.answers not in ANSWERS:
         raise UsageError(f"--answers {options.answers!r}: there are {', '.join(ANSWERS)}")
     for name in ("json", "snapshot", "requests", *FORMATS):
@@ -151,7 +151,7 @@ def _find_devices(options: argparse.Namespace) -> list[tuple[Card | None, int]]:
     return [parse_devices(name, own) for name in options.device.split(",")]
 
 
-def _near_files(path: str) -> str:
+def _suggest_file(path: str) -> str:
     folder = os.path.dirname(path) or "."
     names = [name for name in os.listdir(folder) if name.endswith(".py")] if os.path.isdir(folder) else []
     near = difflib.get_close_matches(os.path.basename(path), names, n=1)
@@ -161,25 +161,25 @@ def _near_files(path: str) -> str:
 # --- the run ---------------------------------------------------------------------------------------------------------
 
 
-def _run(options: argparse.Namespace) -> int:
-    devices = _check(options)
+def _run_program(options: argparse.Namespace) -> int:
+    devices = _check_options(options)
     if len(devices) > 1:
         return _run_on_all(options, devices)
     rehearsal, result = _rehearse(options, *devices[0])
     _show_error(result)
-    _write(options, rehearsal.to_json())
+    _write_json(options, rehearsal.to_json())
     write_files(rehearsal, options)
     _print_report(rehearsal, options.quiet)
-    return _exit_code(options, rehearsal.verdict, result.exit_code, result.error)
+    return _choose_exit_code(options, rehearsal.verdict, result.exit_code, result.error)
 
 
-def _write(options: argparse.Namespace, text: str) -> None:
+def _write_json(options: argparse.Namespace, text: str) -> None:
     if options.json:
         with open(options.json, "w", encoding="utf-8") as file:
             file.write(text + "\n")
 
 
-def _exit_code(options: argparse.Namespace, verdict: str, code: int, error: str = "") -> int:
+def _choose_exit_code(options: argparse.Namespace, verdict: str, code: int, error: str = "") -> int:
     if code == INTERRUPTED:
         return INTERRUPTED
     if code:
@@ -203,7 +203,7 @@ def _rehearse(options: argparse.Namespace, card: Card | None, count: int) -> tup
     is_module = options.program[0] == "-m"
     name, *arguments = options.program[1:] if is_module else options.program
     script = Script(name, tuple(arguments), is_module)
-    with recorder, _progress(options, recorder), _hide_output(options) as said, _history(options, recorder):
+    with recorder, _show_progress(options, recorder), _hide_output(options) as said, _record_history(options, recorder):
         result = run_script(
             script, mode=recorder.mode, steps=options.steps, allow_writes=options.write, notes=recorder.facts.assumptions,
             takes_longest=options.longest, makes_data=options.offline_data,
@@ -228,7 +228,7 @@ def _describe_failure(result: ScriptResult) -> str:
 
 
 @contextmanager
-def _history(options: argparse.Namespace, recorder: Recorder) -> Iterator[None]:
+def _record_history(options: argparse.Namespace, recorder: Recorder) -> Iterator[None]:
     """The trace of the first card, with the lines of the program, written as torch's memory snapshot."""
     if not options.snapshot:
         yield
@@ -256,13 +256,13 @@ def _hide_output(options: argparse.Namespace) -> Iterator[io.StringIO]:
 
 
 def _show_error(result: ScriptResult) -> None:
-    """Its traceback."""
+    """Print the traceback of the script, if it has one."""
     if result.error:
         print(result.error, end="", file=sys.stderr)
 
 
 @contextmanager
-def _progress(options: argparse.Namespace, recorder: Recorder) -> Iterator[None]:
+def _show_progress(options: argparse.Namespace, recorder: Recorder) -> Iterator[None]:
     """On terminals, a line that says how far the run is."""
     if options.quiet or not sys.stderr.isatty():
         yield
@@ -319,7 +319,7 @@ def _run_on_all(options: argparse.Namespace, devices: list[tuple[Card | None, in
             return FAILED
         codes.append(code)
         rows.append(row)
-    _write(options, json.dumps(rows, indent=2))
+    _write_json(options, json.dumps(rows, indent=2))
     _print_cards(rows)
     return FAILED if FAILED in codes else max(codes)
 
@@ -349,7 +349,7 @@ def _run_as_child(options: argparse.Namespace, card: Card | None, count: int, fi
         quiet = argparse.Namespace(**{**vars(options), "quiet": options.quiet or not is_shown})
         rehearsal, result = _rehearse(quiet, card, count)
         _show_error(result)
-        code = _exit_code(options, rehearsal.verdict, result.exit_code, result.error)
+        code = _choose_exit_code(options, rehearsal.verdict, result.exit_code, result.error)
         with open(file, "w", encoding="utf-8") as written:
             written.write(rehearsal.to_json())
     finally:
@@ -370,4 +370,4 @@ def _print_cards(rows: list[dict[str, Any]]) -> None:
     print_table(header, cells, (True, True, False, False, False, True))
 
 
-COMMAND = Command("run", "Rehearse a script on a card that is not here.", _add_arguments, _run, takes_program=True)
+COMMAND = Command("run", "Rehearse a script on a card that is not here.", _add_arguments, _run_program, takes_program=True)

@@ -19,7 +19,7 @@ from understudy.simulation.snapshots import (
     Moment,
     Replay,
     calibrate,
-    missing_memory,
+    find_missing_memory,
     read_snapshot,
     replay,
 )
@@ -61,20 +61,20 @@ def replay_snapshot(options: argparse.Namespace) -> int:
     trace = read_snapshot(options.snapshot).choose_device(options.gpu)
     capacity = card.usable if card else trace.capacity
     replays = [replay(trace, text, capacity) for text in dict.fromkeys([trace.settings, *OTHER_SETTINGS, *options.settings])]
-    missing = missing_memory(trace, capacity) if capacity is not None else 0
+    missing = find_missing_memory(trace, capacity) if capacity is not None else 0
     if options.json:
-        print(json.dumps(_replay_record(trace, replays, capacity, missing), indent=2))
+        print(json.dumps(_make_replay_record(trace, replays, capacity, missing), indent=2))
         return 0
     _print_origin(options.snapshot, trace)
-    for title, moment in _moments(trace).items():
+    for title, moment in _list_moments(trace).items():
         _print_moment(title, moment, trace, options.top)
     if trace.events:
         _print_replays(trace, replays, capacity, missing, str(card) if card else "the card of the run")
     return 0
 
 
-def _moments(trace: DeviceTrace) -> dict[str, Moment]:
-    """What is shown: the end only where there is no trace."""
+def _list_moments(trace: DeviceTrace) -> dict[str, Moment]:
+    """The moments to print. The end is one of them only if there is no trace."""
     if not trace.events:
         return {"in the snapshot": trace.moment(-1)}
     moments = {}
@@ -86,14 +86,14 @@ def _moments(trace: DeviceTrace) -> dict[str, Moment]:
     return moments
 
 
-def _replay_record(trace: DeviceTrace, replays: list[Replay], capacity: int | None, missing: int) -> dict[str, Any]:
+def _make_replay_record(trace: DeviceTrace, replays: list[Replay], capacity: int | None, missing: int) -> dict[str, Any]:
     return {
         "device": trace.device,
         "events": len(trace.events),
         "settings": trace.settings,
         "capacity": capacity,
         "missing_bytes": missing,
-        "moments": {title: asdict(moment) for title, moment in _moments(trace).items()},
+        "moments": {title: asdict(moment) for title, moment in _list_moments(trace).items()},
         "replays": [asdict(result) | {"lives": result.lives} for result in replays],
     }
 
@@ -103,7 +103,7 @@ def _print_origin(path: str, trace: DeviceTrace) -> None:
     print(clean(f"{os.path.basename(path)}: GPU {trace.device}, {len(trace.events):,} events, settings: {settings}"))
     if trace.oom is not None:
         failed = trace.events[trace.oom]
-        print(clean(f"out of memory at event {trace.oom:,}: {format_size(failed.size)} for {short_line(failed.line)}"))
+        print(clean(f"out of memory at event {trace.oom:,}: {format_size(failed.size)} for {shorten_line(failed.line)}"))
     if trace.before:
         begin = sum(block.size for block in trace.before.values())
         print(f"The trace begins with {format_size(begin)} in use: where these blocks lay is a guess in replays.")
@@ -117,7 +117,7 @@ def _print_moment(title: str, moment: Moment, trace: DeviceTrace, top: int) -> N
         print(f", {format_size(trace.events[trace.oom].address)} free on the card", end="")
     print(f"; {format_size(unused)} of the reserved ({unused / max(moment.reserved, 1):.0%}) in no use")
     rows = [
-        (format_size(h.bytes), f"{h.bytes / max(moment.requested, 1):.1%}", f"{h.blocks:,}", short_line(h.line))
+        (format_size(h.bytes), f"{h.bytes / max(moment.requested, 1):.1%}", f"{h.blocks:,}", shorten_line(h.line))
         for h in moment.holders[:top]
     ]
     rest = moment.holders[top:]
@@ -142,10 +142,10 @@ def _print_replays(trace: DeviceTrace, replays: list[Replay], capacity: int | No
         for index, result in enumerate(replays)
     ]
     print_table(("settings", "reserved", "allocated", "retries", "result"), rows, (True, False, False, False, True))
-    print(_advice(trace, replays, capacity, missing))
+    print(_write_advice(trace, replays, capacity, missing))
 
 
-def _advice(trace: DeviceTrace, replays: list[Replay], capacity: int | None, missing: int) -> str:
+def _write_advice(trace: DeviceTrace, replays: list[Replay], capacity: int | None, missing: int) -> str:
     if capacity is None:
         best = min(replays, key=lambda result: result.peak_reserved)
         saved = replays[0].peak_reserved - best.peak_reserved
@@ -170,8 +170,8 @@ def _advice(trace: DeviceTrace, replays: list[Replay], capacity: int | None, mis
     )
 
 
-def short_line(line: str) -> str:
-    """With the path as it is seen from here, where that is shorter."""
+def shorten_line(line: str) -> str:
+    """The line with a path relative to the current folder, where that is shorter."""
     if line.startswith("("):
         return line
     path, _, rest = line.rpartition(":")

@@ -11,7 +11,9 @@ from collections.abc import Sequence
 from understudy.errors import UnderstudyError
 from understudy.report.text import clean, format_size
 
-__all__ = ["clean", "format_count", "format_size", "format_table", "parse_size", "print_table", "shorten", "terminal_width"]
+__all__ = [
+    "clean", "format_count", "format_size", "format_table", "get_terminal_width", "parse_size", "print_table", "shorten",
+]  # fmt: skip
 
 LEAST_CELL = 12
 """No column is cut to less."""
@@ -40,7 +42,7 @@ def format_count(number: float) -> str:
     return f"{number:,.0f}"
 
 
-def terminal_width() -> int | None:
+def get_terminal_width() -> int | None:
     """Columns of the terminal; None where the output goes to a file or a pipe, which take lines of any length."""
     if os.environ.get("COLUMNS", "").isdecimal():
         return max(20, int(os.environ["COLUMNS"]))
@@ -77,5 +79,5 @@ def format_table(
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[bool]) -> None:
-    for line in format_table(header, rows, left, terminal_width()):
+    for line in format_table(header, rows, left, get_terminal_width()):
         print(line)

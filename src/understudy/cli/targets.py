@@ -177,7 +177,7 @@ def _parse_call(call: str, text: str) -> tuple[str, tuple[Any, ...], tuple[tuple
 
 
 def _suggest_names(path: str) -> str:
-    """Its classes, and then its functions: which of them is meant?"""
+    """The names of the classes and then the functions of a file, for an error that asks which of them is meant."""
     found = _parse_file(path).body
     classes = [node.name for node in found if isinstance(node, ast.ClassDef)]
     names = classes + [node.name for node in found if isinstance(node, ast.FunctionDef)]
@@ -196,7 +196,7 @@ def _parse_file(path: str) -> ast.Module:
 
 
 def _check_name(path: str, name: str) -> None:
-    names = set(_bound_names(_parse_file(path).body))
+    names = set(_list_bound_names(_parse_file(path).body))
     first = name.partition(".")[0]
     if first not in names and "*" not in names:
         near = difflib.get_close_matches(first, names, n=1)
@@ -204,7 +204,7 @@ def _check_name(path: str, name: str) -> None:
         raise TargetError(f"{path} has nothing named {first!r}{hint}")
 
 
-def _bound_names(body: Sequence[ast.stmt]) -> Iterator[str]:
+def _list_bound_names(body: Sequence[ast.stmt]) -> Iterator[str]:
     """Names that a file defines at its top, also below `if` and `try`."""
     for node in body:
         if isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.AsyncFunctionDef)):
@@ -214,7 +214,7 @@ def _bound_names(body: Sequence[ast.stmt]) -> Iterator[str]:
         else:
             yield from (n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
             for part in ("body", "orelse", "finalbody"):
-                yield from _bound_names(getattr(node, part, []))
+                yield from _list_bound_names(getattr(node, part, []))
 
 
 def _read_config(path: str) -> dict[str, Any]:
@@ -340,14 +340,14 @@ def _load_config(path: str, mode: FakeTensorMode) -> LoadedModel:
     make: Callable[..., Any] = getattr(transformers, names[0]) if names else transformers.AutoModel.from_config
     with mode:
         model = make(config)
-    return LoadedModel(model, _inputs_of_config(model, config), "the configuration")
+    return LoadedModel(model, _find_inputs_of_config(model, config), "the configuration")
 
 
 LENGTH = 128
 """Tokens of a guessed input; fewer where the model takes fewer."""
 
 
-def _inputs_of_config(model: object, config: object) -> tuple[InputSpec, ...]:
+def _find_inputs_of_config(model: object, config: object) -> tuple[InputSpec, ...]:
     name = getattr(model, "main_input_name", "input_ids")
     text = getattr(config, "text_config", config)
     length = min(LENGTH, getattr(text, "max_position_embeddings", LENGTH) or LENGTH)

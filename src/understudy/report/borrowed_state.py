@@ -34,18 +34,18 @@ def borrow_state(mode: FakeTensorMode, *holders: object) -> Iterator[None]:
     saved_optimizers = [_SavedOptimizer(optimizer) for optimizer in optimizers]
     try:
         for state in saved:
-            state.lend(mode)
+            state.replace_tensors(mode)
         for optimizer_state in saved_optimizers:
-            optimizer_state.lend(mode)
+            optimizer_state.replace_tensors(mode)
         yield
     finally:
         for optimizer_state in saved_optimizers:
-            optimizer_state.give_back()
+            optimizer_state.restore()
         for state in saved:
-            state.give_back()
+            state.restore()
 
 
-def stand_in_for(mode: FakeTensorMode, tensor: object) -> Any:
+def make_stand_in(mode: FakeTensorMode, tensor: object) -> Any:
     """Of a real tensor, with a stand-in of its gradient; anything else is left."""
     if not isinstance(tensor, torch.Tensor) or isinstance(tensor, FakeTensor):
         return tensor
@@ -68,12 +68,12 @@ class _SavedModule:
         self.training = module.training
         self.requires_grad = {name: p.requires_grad for name, p in self.parameters.items() if p is not None}
 
-    def lend(self, mode: FakeTensorMode) -> None:
+    def replace_tensors(self, mode: FakeTensorMode) -> None:
         for own in (self.module._parameters, self.module._buffers):
             for name, tensor in list(own.items()):
-                own[name] = stand_in_for(mode, tensor)
+                own[name] = make_stand_in(mode, tensor)
 
-    def give_back(self) -> None:
+    def restore(self) -> None:
         self.module._parameters.clear()
         self.module._parameters.update(self.parameters)
         self.module._buffers.clear()
@@ -91,17 +91,17 @@ class _SavedOptimizer:
         self.groups = [{**group, "params": list(group["params"])} for group in optimizer.param_groups]
         self.state = {parameter: dict(state) for parameter, state in optimizer.state.items()}
 
-    def lend(self, mode: FakeTensorMode) -> None:
+    def replace_tensors(self, mode: FakeTensorMode) -> None:
         def convert(value: object) -> Any:
-            return map_structure(lambda tensor: stand_in_for(mode, tensor), torch.Tensor, value)
+            return map_structure(lambda tensor: make_stand_in(mode, tensor), torch.Tensor, value)
 
         for group in self.optimizer.param_groups:
             group["params"] = convert(group["params"])
         self.optimizer.state = defaultdict(
-            dict, {stand_in_for(mode, parameter): convert(state) for parameter, state in self.state.items()}
+            dict, {make_stand_in(mode, parameter): convert(state) for parameter, state in self.state.items()}
         )
 
-    def give_back(self) -> None:
+    def restore(self) -> None:
         del self.optimizer.param_groups[len(self.groups) :]
         for group, saved in zip(self.optimizer.param_groups, self.groups, strict=True):
             group.clear()
@@ -127,11 +127,11 @@ def find_stateful(holders: object) -> tuple[list[torch.nn.Module], list[torch.op
         elif isinstance(value, torch.optim.Optimizer):
             optimizers[id(value)] = value
         else:
-            waiting.extend((part, depth + 1) for part in _parts(value))
+            waiting.extend((part, depth + 1) for part in _list_parts(value))
     return list(modules.values()), list(optimizers.values())
 
 
-def _parts(value: object) -> list[Any]:
+def _list_parts(value: object) -> list[Any]:
     """What an object holds, as far as a rehearsal may change it."""
     if isinstance(value, (list, tuple, set)):
         return list(value)

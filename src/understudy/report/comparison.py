@@ -70,7 +70,7 @@ class RehearsalComparison:
 
     @property
     def growth(self) -> int:
-        """Of the reserved memory, which decides whether a run fits."""
+        """Growth of the reserved memory, which decides whether a run fits."""
         return self.after.peak.reserved_bytes - self.before.peak.reserved_bytes
 
 
@@ -85,20 +85,20 @@ def compare(before: Rehearsal, after: Rehearsal) -> RehearsalComparison:
         before,
         after,
         figures,
-        _changes(before.categories, after.categories, least=1),
-        _line_changes(before, after),
-        _changes({row.path: row.bytes for row in before.modules}, {row.path: row.bytes for row in after.modules}),
+        _find_changes(before.categories, after.categories, least=1),
+        _find_line_changes(before, after),
+        _find_changes({row.path: row.bytes for row in before.modules}, {row.path: row.bytes for row in after.modules}),
     )
 
 
-def _changes(before: Mapping[str, int], after: Mapping[str, int], least: int = LEAST_CHANGE) -> tuple[Difference, ...]:
+def _find_changes(before: Mapping[str, int], after: Mapping[str, int], least: int = LEAST_CHANGE) -> tuple[Difference, ...]:
     found = [Difference(name, before.get(name, 0), after.get(name, 0)) for name in {**before, **after}]
     return tuple(sorted((c for c in found if abs(c.growth) >= least), key=lambda c: -c.growth))
 
 
-def _line_changes(before: Rehearsal, after: Rehearsal) -> tuple[Difference, ...]:
+def _find_line_changes(before: Rehearsal, after: Rehearsal) -> tuple[Difference, ...]:
     """Lines are matched by file and text, and equal ones by their order: an edit above them moves their numbers."""
-    old, new = _lines_by_text(before.lines), _lines_by_text(after.lines)
+    old, new = _index_lines(before.lines), _index_lines(after.lines)
     found = []
     for key in {**old, **new}:
         row = new.get(key) or old[key]
@@ -107,8 +107,8 @@ def _line_changes(before: Rehearsal, after: Rehearsal) -> tuple[Difference, ...]
     return tuple(sorted((c for c in found if abs(c.growth) >= LEAST_CHANGE), key=lambda c: -c.growth))
 
 
-def _lines_by_text(rows: Sequence[LineRow]) -> dict[tuple[str, str, int], LineRow]:
-    """By file, text, and how many lines of that text are above."""
+def _index_lines(rows: Sequence[LineRow]) -> dict[tuple[str, str, int], LineRow]:
+    """The rows by file, text, and the number of lines with the same text above."""
     places = []
     for row in rows:
         file, _, number = row.line.rpartition(":")
@@ -130,7 +130,7 @@ def write_markdown(comparison: RehearsalComparison, most: int = 10) -> str:
         "| memory at the peak | before | after | change |",
         "|---|---:|---:|---:|",
     ]
-    lines += [_markdown_row(change) for change in (*comparison.figures, *comparison.categories)]
+    lines += [_write_markdown_row(change) for change in (*comparison.figures, *comparison.categories)]
     if before.macs != after.macs:
         lines.append(f"| MACs | {before.macs:,} | {after.macs:,} | {after.macs - before.macs:+,} |")
     if comparison.lines:
@@ -138,23 +138,23 @@ def write_markdown(comparison: RehearsalComparison, most: int = 10) -> str:
         for change in comparison.lines[:most]:
             cells = (change.before, change.after)
             shown = " | ".join(format_size(cell) for cell in cells)
-            source = _markdown_code(change.source)
+            source = _write_markdown_code(change.source)
             lines.append(f"| {escape_markdown(change.name)} | {source} | {shown} | {format_growth(change.growth)} |")
     return "\n".join(lines)
 
 
-def _markdown_row(change: Difference) -> str:
+def _write_markdown_row(change: Difference) -> str:
     sizes = f"{format_size(change.before)} | {format_size(change.after)}"
     return f"| {escape_markdown(change.name.replace('_', ' '))} | {sizes} | {format_growth(change.growth)} |"
 
 
 def escape_markdown(text: str) -> str:
-    """No markup, no link, no mention, no new line."""
+    """A text without markup, links, mentions and new lines."""
     plain = " ".join(text.split())
     return "".join(f"\\{c}" if c in "\\`*_[]<>|#~!&" else "@\u200b" if c == "@" else c for c in plain if c.isprintable())
 
 
-def _markdown_code(text: str) -> str:
+def _write_markdown_code(text: str) -> str:
     plain = "".join(c for c in " ".join(text.split()) if c.isprintable()).replace("`", "'").replace("|", "\\|")
     return f"`{plain}`" if plain else ""
 

@@ -18,7 +18,7 @@ from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
-from understudy.report.page import holders_by_line, holders_by_module
+from understudy.report.page import find_holders_by_line, find_holders_by_module
 from understudy.report.rehearsal import Rehearsal
 from understudy.simulation.allocator import Allocator
 
@@ -27,11 +27,11 @@ PROCESS = 1
 
 def write_trace(rehearsal: Rehearsal, path: str | Path) -> None:
     """A Chrome trace; compressed where the name ends in .gz."""
-    data = json.dumps({"traceEvents": list(_trace_events(rehearsal)), "displayTimeUnit": "ms"}).encode()
+    data = json.dumps({"traceEvents": list(_make_trace_events(rehearsal)), "displayTimeUnit": "ms"}).encode()
     Path(path).write_bytes(gzip.compress(data, mtime=0) if str(path).endswith(".gz") else data)
 
 
-def _trace_events(rehearsal: Rehearsal) -> Iterator[dict[str, Any]]:
+def _make_trace_events(rehearsal: Rehearsal) -> Iterator[dict[str, Any]]:
     timeline = rehearsal.timeline
     yield {"ph": "M", "pid": PROCESS, "tid": 0, "name": "process_name", "args": {"name": rehearsal.headline}}
     for number, name in enumerate(("steps", "phases"), 1):
@@ -40,9 +40,9 @@ def _trace_events(rehearsal: Rehearsal) -> Iterator[dict[str, Any]]:
         sizes = {name: column[i] for name, column in timeline.bytes.items()}
         yield {"ph": "C", "pid": PROCESS, "tid": 0, "ts": operator, "name": "allocated bytes", "args": sizes}
     steps = list(zip(timeline.steps, timeline.operators, strict=True))
-    yield from _slices(1, [(f"step {step + 1}", at) for step, at in steps])
+    yield from _make_slices(1, [(f"step {step + 1}", at) for step, at in steps])
     phases = zip(timeline.steps, timeline.phases, timeline.operators, strict=True)
-    yield from _slices(2, [(phase, at) for _, phase, at in phases])
+    yield from _make_slices(2, [(phase, at) for _, phase, at in phases])
     if timeline.operators:
         peak = rehearsal.peak
         args = {"module": peak.module, "line": peak.line, "allocated_bytes": peak.allocated_bytes}
@@ -50,7 +50,7 @@ def _trace_events(rehearsal: Rehearsal) -> Iterator[dict[str, Any]]:
         yield {"ph": "i", "s": "g", "pid": PROCESS, "tid": 0, "ts": at, "name": "peak", "args": args}
 
 
-def _slices(thread: int, moments: list[tuple[str, int]]) -> Iterator[dict[str, Any]]:
+def _make_slices(thread: int, moments: list[tuple[str, int]]) -> Iterator[dict[str, Any]]:
     """One slice for each stretch of the same name, up to the beginning of the next."""
     stretches = [(name, next(iter(group))[1]) for name, group in groupby(moments, key=lambda moment: moment[0])]
     end = moments[-1][1] if moments else 0
@@ -58,22 +58,22 @@ def _slices(thread: int, moments: list[tuple[str, int]]) -> Iterator[dict[str, A
         yield {"ph": "X", "pid": PROCESS, "tid": thread, "ts": start, "dur": following - start, "name": name}
 
 
-def _stacks(rehearsal: Rehearsal, by: str) -> list[tuple[tuple[str, ...], int]]:
+def _list_stacks(rehearsal: Rehearsal, by: str) -> list[tuple[tuple[str, ...], int]]:
     """What was alive at the peak, by "module" or by "line": names, the outermost first, and bytes."""
-    holders = holders_by_module(rehearsal) if by == "module" else holders_by_line(rehearsal)
+    holders = find_holders_by_module(rehearsal) if by == "module" else find_holders_by_line(rehearsal)
     return [(holder.path, holder.bytes) for holder in holders if holder.bytes]
 
 
 def write_folded(rehearsal: Rehearsal, path: str | Path, by: str = "module") -> None:
     """`a;b;c bytes`, a line for each stack."""
     sizes: dict[str, int] = {}
-    for names, size in _stacks(rehearsal, by):
-        stack = ";".join(_folded_frame(name) for name in names)
+    for names, size in _list_stacks(rehearsal, by):
+        stack = ";".join(_write_folded_frame(name) for name in names)
         sizes[stack] = sizes.get(stack, 0) + size
     Path(path).write_text("".join(f"{stack} {size}\n" for stack, size in sizes.items()), encoding="utf-8")
 
 
-def _folded_frame(name: str) -> str:
+def _write_folded_frame(name: str) -> str:
     """`;` separates frames, a line ends a stack: neither may be in a name."""
     shown = name.replace(";", ":")
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in shown)
@@ -83,7 +83,7 @@ def write_speedscope(rehearsal: Rehearsal, path: str | Path) -> None:
     frames: dict[str, int] = {}
     profiles = []
     for by in ("module", "line"):
-        stacks = _stacks(rehearsal, by)
+        stacks = _list_stacks(rehearsal, by)
         samples = [[frames.setdefault(name, len(frames)) for name in names] for names, _ in stacks]
         weights = [size for _, size in stacks]
         profiles.append(

@@ -26,7 +26,7 @@ CPU = torch.device("cpu")
 
 
 class _KeptNumber:
-    """Ends when its node has run, or is gone."""
+    """A number that autograd keeps until its node has run, or is freed."""
 
     def __init__(self, numbers: HostNumbers, birth: Birth) -> None:
         self.numbers = numbers
@@ -87,7 +87,7 @@ class HostNumbers(Listener):
         self.memory.allocate(size)
 
     def follow(self, tensor: torch.Tensor) -> None:
-        """A real tensor that torch has made past the dispatcher."""
+        """Count a real tensor that torch has made without the dispatcher."""
         nbytes = tensor.untyped_storage().nbytes()
         self.memory.allocate(nbytes)
         birth = self.measurement.add_scratch(nbytes, CPU, None)
@@ -99,7 +99,7 @@ class HostNumbers(Listener):
         self.measurement.end_scratch(birth)
 
     def _give_to_node(self) -> None:
-        """The node of a result is made after the call."""
+        """Autograd makes the node of a result after the call: the number is attached to it then."""
         assert self._kept is not None
         (reference, birth), self._kept = self._kept, None
         result = reference()
@@ -126,7 +126,7 @@ def _size_of_cast(func: Any, args: tuple[object, ...], number: object) -> int:
 
 @patch("torch.get_rng_state", "torch.random.get_rng_state", during=OBSERVATION)
 def follow_generator_state(original: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
-    """Checkpointing keeps the state for each region, and no operator makes it."""
+    """Checkpointing keeps the generator state of each region; no operator makes it, so it is counted here."""
 
     def get_rng_state() -> torch.Tensor:
         state = original()

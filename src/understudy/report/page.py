@@ -117,20 +117,20 @@ class Page:
             "facts": [list(fact) for fact in self.facts],
             "categories": list(self.categories),
             "samples": [[self.samples[i].label, list(self.samples[i].sizes)] for i in kept],
-            "marks": [[_following(kept, mark), name] for mark, name in self.marks] if kept else [],
+            "marks": [[_find_following(kept, mark), name] for mark, name in self.marks] if kept else [],
             "peak": place.get(self.peak, 0),
             "capacity": self.capacity,
-            "blocks": _block_records(self.blocks, kept, names),
-            "holders": [[title, _holder_records(holders, names)] for title, holders in self.holders.items()],
+            "blocks": _make_block_records(self.blocks, kept, names),
+            "holders": [[title, _make_holder_records(holders, names)] for title, holders in self.holders.items()],
             "names": names.texts,
-            "tables": [_table_record(table) for table in self.tables],
+            "tables": [_make_table_record(table) for table in self.tables],
             "notes": [[title, list(notes)] for title, notes in self.notes if notes],
         }
 
 
 @dataclass(slots=True)
 class _Names:
-    """Texts, each once."""
+    """A table of texts, in which each is stored once."""
 
     texts: list[str] = field(default_factory=list)
     numbers: dict[str, int] = field(default_factory=dict)
@@ -155,12 +155,12 @@ def choose_samples(totals: Sequence[int], peak: int, most: int = MOST_SAMPLES) -
     return sorted(chosen)
 
 
-def _following(kept: Sequence[int], sample: int) -> int:
-    """The place of the first sample on the page that is not before this one."""
+def _find_following(kept: Sequence[int], sample: int) -> int:
+    """The position among the kept samples of the first one that is not before this sample."""
     return min(bisect_left(kept, sample), len(kept) - 1)
 
 
-def _block_records(blocks: Iterable[Block], kept: Sequence[int], names: _Names) -> list[list[int]]:
+def _make_block_records(blocks: Iterable[Block], kept: Sequence[int], names: _Names) -> list[list[int]]:
     """[start, end, bytes, category, module, line] in numbers of kept samples; blocks between two of them are left out."""
     merged: dict[tuple[int, int, int, str, str], int] = {}
     for block in blocks:
@@ -172,7 +172,7 @@ def _block_records(blocks: Iterable[Block], kept: Sequence[int], names: _Names) 
     return [[start, end, size, cat, names.number(mod), names.number(line)] for (start, end, cat, mod, line), size in largest]
 
 
-def _holder_records(holders: Sequence[AliveRow], names: _Names) -> list[list[Any]]:
+def _make_holder_records(holders: Sequence[AliveRow], names: _Names) -> list[list[Any]]:
     """[names, bytes], those of the same path once."""
     sizes: dict[tuple[str, ...], int] = {}
     for holder in holders:
@@ -182,14 +182,14 @@ def _holder_records(holders: Sequence[AliveRow], names: _Names) -> list[list[Any
     return [[[names.number(name) for name in path], size] for path, size in largest]
 
 
-def _table_record(table: Table) -> dict[str, Any]:
+def _make_table_record(table: Table) -> dict[str, Any]:
     rows = [{"cells": list(row.cells), "depth": row.depth, "is_folded": row.is_folded} for row in table.rows[:MOST_ROWS]]
     more = len(table.rows) - len(rows)
     title = f"{table.title} (the first {len(rows):,} of {len(table.rows):,})" if more else table.title
     return {"title": title, "columns": [list(column) for column in table.columns], "rows": rows}
 
 
-def as_frame(page: str, height: int = 720) -> str:
+def make_frame(page: str, height: int = 720) -> str:
     """A page inside of a notebook: a frame of its own, so that styles and names stay apart."""
     style = f"width:100%;height:{height}px;border:0"
     return f'<iframe srcdoc="{html.escape(page)}" sandbox="allow-scripts" style="{style}"></iframe>'
@@ -211,23 +211,26 @@ def make_page(rehearsal: Rehearsal, title: str = "Rehearsal") -> Page:
         title=title,
         headline=rehearsal.headline,
         verdict=VERDICTS.get(rehearsal.verdict, ""),
-        facts=_facts(rehearsal),
+        facts=_list_facts(rehearsal),
         categories=[name.replace("_", " ") for name in categories],
         samples=samples,
-        blocks=_blocks(rehearsal, categories),
-        holders={"by module": holders_by_module(rehearsal, folds_numbers=True), "by line": holders_by_line(rehearsal)},
-        marks=_marks(timeline.steps, timeline.phases),
+        blocks=_find_blocks(rehearsal, categories),
+        holders={
+            "by module": find_holders_by_module(rehearsal, folds_numbers=True),
+            "by line": find_holders_by_line(rehearsal),
+        },
+        marks=_find_marks(timeline.steps, timeline.phases),
         peak=peak,
         capacity=rehearsal.device.limit_bytes or None,
         tables=[make(rehearsal) for make in TABLES if make(rehearsal).rows],
-        notes=_notes(rehearsal),
+        notes=_list_notes(rehearsal),
     )
 
 
 VERDICTS: dict[str, Verdict] = {FITS: "fits", TIGHT: "tight", DOES_NOT_FIT: "no", FAILED: "no"}
 
 
-def _facts(rehearsal: Rehearsal) -> list[tuple[str, str]]:
+def _list_facts(rehearsal: Rehearsal) -> list[tuple[str, str]]:
     peak, device = rehearsal.peak, rehearsal.device
     count = f"{device.count} x " if device.count > 1 else ""
     moment = f"step {peak.step + 1}, {peak.phase}"
@@ -248,7 +251,7 @@ def _facts(rehearsal: Rehearsal) -> list[tuple[str, str]]:
     return facts
 
 
-def _blocks(rehearsal: Rehearsal, categories: Sequence[str]) -> list[Block]:
+def _find_blocks(rehearsal: Rehearsal, categories: Sequence[str]) -> list[Block]:
     places = {name: number for number, name in enumerate(categories)}
     return [
         Block(span.start, span.end, span.bytes, places[span.category], span.module, span.line)
@@ -260,7 +263,7 @@ def _blocks(rehearsal: Rehearsal, categories: Sequence[str]) -> list[Block]:
 PARTS = ("parameters", "gradients", "optimizer_state", "activations", "buffers", "other")
 
 
-def holders_by_module(rehearsal: Rehearsal, folds_numbers: bool = False) -> list[AliveRow]:
+def find_holders_by_module(rehearsal: Rehearsal, folds_numbers: bool = False) -> list[AliveRow]:
     """`folds_numbers`: the numbered layers of a list are one, as there may be a hundred of them."""
     found = []
     for row in rehearsal.modules:
@@ -271,7 +274,7 @@ def holders_by_module(rehearsal: Rehearsal, folds_numbers: bool = False) -> list
     return found
 
 
-def holders_by_line(rehearsal: Rehearsal) -> list[AliveRow]:
+def find_holders_by_line(rehearsal: Rehearsal) -> list[AliveRow]:
     found = []
     for row in rehearsal.lines:
         file = row.line.rpartition(":")[0]
@@ -280,8 +283,8 @@ def holders_by_line(rehearsal: Rehearsal) -> list[AliveRow]:
     return found
 
 
-def _marks(steps: Sequence[int], phases: Sequence[str]) -> list[tuple[int, str]]:
-    """Where another step or phase begins."""
+def _find_marks(steps: Sequence[int], phases: Sequence[str]) -> list[tuple[int, str]]:
+    """The samples at which another step or phase begins, with their labels."""
     found = []
     for i, (step, phase) in enumerate(zip(steps, phases, strict=True)):
         if i == 0 or (step, phase) != (steps[i - 1], phases[i - 1]):
@@ -289,7 +292,7 @@ def _marks(steps: Sequence[int], phases: Sequence[str]) -> list[tuple[int, str]]
     return found
 
 
-def _layer_table(rehearsal: Rehearsal) -> Table:
+def _make_layer_table(rehearsal: Rehearsal) -> Table:
     columns: tuple[tuple[str, Kind], ...] = (
         ("module", "text"), ("at the peak", "bytes"), ("parameters", "bytes"), ("gradients", "bytes"),
         ("optimizer state", "bytes"), ("activations", "bytes"), ("MACs", "count"), ("calls", "count"),
@@ -301,7 +304,7 @@ def _layer_table(rehearsal: Rehearsal) -> Table:
             branch = branch.children.setdefault(part, _Branch(part, ""))
         branch.own = row
         branch.kind = row.kind
-    return Table("Layers", columns, list(_layer_rows(root, root.kind or "all", 0, 1)))
+    return Table("Layers", columns, list(_make_layer_rows(root, root.kind or "all", 0, 1)))
 
 
 @dataclass(slots=True)
@@ -326,7 +329,7 @@ class _Branch:
         return (self.kind, self.sums(), *((name, child.signature()) for name, child in self.children.items()))
 
 
-def _layer_rows(branch: _Branch, label: str, depth: int, repeats: int) -> Iterator[TableRow]:
+def _make_layer_rows(branch: _Branch, label: str, depth: int, repeats: int) -> Iterator[TableRow]:
     """Neighbours that differ in their number only are one row, with the sizes of all of them."""
     times = f" x{repeats}" if repeats > 1 else ""
     kind = f" ({branch.kind}{times})" if branch.kind and branch.kind != label else times
@@ -342,11 +345,11 @@ def _layer_rows(branch: _Branch, label: str, depth: int, repeats: int) -> Iterat
             while end < len(children) and children[end].name.isdecimal() and children[end].signature() == signature:
                 end += 1
         folded = f"{first.name}..{children[end - 1].name}" if end - index > 1 else first.name
-        yield from _layer_rows(first, folded, depth + 1, repeats * (end - index))
+        yield from _make_layer_rows(first, folded, depth + 1, repeats * (end - index))
         index = end
 
 
-def _line_table(rehearsal: Rehearsal) -> Table:
+def _make_line_table(rehearsal: Rehearsal) -> Table:
     columns: tuple[tuple[str, Kind], ...] = (
         ("line", "code"), ("source", "code"), ("at the peak", "bytes"), ("share", "percent"), ("allocations", "count"),
         ("in all", "bytes"),
@@ -359,7 +362,7 @@ def _line_table(rehearsal: Rehearsal) -> Table:
     return Table("Source lines", columns, rows)
 
 
-def _operator_table(rehearsal: Rehearsal) -> Table:
+def _make_operator_table(rehearsal: Rehearsal) -> Table:
     columns: tuple[tuple[str, Kind], ...] = (
         ("operator", "code"), ("kind", "text"), ("calls", "count"), ("MACs", "count"), ("FLOPs", "count"),
         ("bytes moved", "bytes"),
@@ -370,7 +373,7 @@ def _operator_table(rehearsal: Rehearsal) -> Table:
     return Table("Operators", columns, rows)
 
 
-def _phase_table(rehearsal: Rehearsal) -> Table:
+def _make_phase_table(rehearsal: Rehearsal) -> Table:
     columns: tuple[tuple[str, Kind], ...] = (
         ("step", "count"), ("phase", "text"), ("most allocated", "bytes"), ("operators", "count"), ("MACs", "count"),
     )  # fmt: skip
@@ -378,11 +381,11 @@ def _phase_table(rehearsal: Rehearsal) -> Table:
     return Table("Phases", columns, rows)
 
 
-TABLES = (_layer_table, _line_table, _operator_table, _phase_table)
+TABLES = (_make_layer_table, _make_line_table, _make_operator_table, _make_phase_table)
 """One function for each table of the page."""
 
 
-def _notes(rehearsal: Rehearsal) -> list[tuple[str, list[str]]]:
+def _list_notes(rehearsal: Rehearsal) -> list[tuple[str, list[str]]]:
     coverage = rehearsal.coverage
     known = f"{coverage.known:,} of {coverage.operators:,} calls of operators have a formula. {coverage.convention}."
     unknown = [f"without formula: {name}, {calls:,} calls" for name, calls in coverage.unknown.items()]

@@ -60,7 +60,7 @@ def _find_kind(frame: FrameType) -> None:
         _kinds[file] = INSTALLED if is_installed(file) else OWN
 
 
-def _line_of(frame: FrameType) -> LinePlace:
+def _find_line_place(frame: FrameType) -> LinePlace:
     code, instruction = frame.f_code, frame.f_lasti
     line = _lines.get((id(code), instruction))
     if line is None:
@@ -176,7 +176,7 @@ class Places:
         self._begin_moment()
 
     def module_of(self, phase: str) -> ModulePlace:
-        """The module that what happens now belongs to."""
+        """The module that the running operator belongs to."""
         if phase is not BACKWARD or self.module is not self.outside:  # checkpointing calls modules in backward
             return self.module
         if not self._marks:
@@ -200,7 +200,7 @@ class Places:
         while frame is not None:
             kind = find_kind(frame.f_code.co_filename)
             if kind == OWN:
-                line = _line_of(frame)
+                line = _find_line_place(frame)
                 break
             if kind == BOUNDARY and (number := id(frame)) in outer_lines:
                 line = outer_lines[number]
@@ -210,7 +210,7 @@ class Places:
             elif kind == INSTALLED and innermost is None:
                 innermost = frame
             elif kind == GENERATED and frame.f_code.co_name == "<module>":  # of `python -c`
-                line = _line_of(frame)
+                line = _find_line_place(frame)
                 break
             elif kind is None:
                 _find_kind(frame)
@@ -218,7 +218,7 @@ class Places:
             frame = frame.f_back
         for number in passed:
             outer_lines[number] = line
-        return line if line is not None or innermost is None else _line_of(innermost)
+        return line if line is not None or innermost is None else _find_line_place(innermost)
 
     def describe(self) -> tuple[int, str, str]:
         """Step, phase and the path of the module."""
@@ -227,7 +227,7 @@ class Places:
     # --- modules
 
     def enter_module(self, module: torch.nn.Module, args: object, kwargs: object) -> ModulePlace:
-        """Gives back the module that is left for it."""
+        """Returns the module that was running before, for `leave_module`."""
         self._outer_lines[id(sys._getframe(1))] = None
         before = self.module
         place = self._by_module.get(id(module))
@@ -261,7 +261,7 @@ class Places:
             self._marked.append(place)
 
     def _add_module(self, module: torch.nn.Module) -> ModulePlace:
-        """An outermost module brings the paths of all below it."""
+        """Register a module; with a root, all modules below it."""
         if self.module is self.outside:
             frames = _list_frames()
             root = _find_root(module, frames)
@@ -275,7 +275,8 @@ class Places:
         return self._by_module[id(module)]
 
     def _name_root(self, root: torch.nn.Module, frames: list[FrameType]) -> str:
-        """Its name in the program, with a number where another module has it, or had it and was of another class."""
+        """Its name in the program. A number is added where another module has the name, or one of another
+        class had it."""
         name = wanted = _find_name(root, frames) or type(root).__name__
         number = 1
         while name in self.roots and (
@@ -290,7 +291,7 @@ class Places:
         return models[0] if len(models) == 1 else None
 
     def shorten_path(self, path: str) -> str:
-        """Without the name of the model, if there is only one."""
+        """The path without the name of the model, if the program has only one model."""
         model = self._only_model
         if model is None or not path.startswith(model):
             return path

@@ -256,9 +256,9 @@ class Rehearsal:
         return make_page(self, title).to_html()
 
     def _repr_html_(self) -> str:
-        from understudy.report.page import as_frame  # why: only for notebooks
+        from understudy.report.page import make_frame  # why: only for notebooks
 
-        return as_frame(self.to_html())
+        return make_frame(self.to_html())
 
     def __str__(self) -> str:
         from understudy.report.text import write_text  # why: the tables are loaded when they are printed
@@ -299,28 +299,28 @@ def make_schema(kind: type = Rehearsal) -> dict[str, Any]:
     return {
         "type": "object",
         "description": (kind.__doc__ or "").split("\n")[0],
-        "properties": {name: _schema_of(hint) for name, hint in hints.items()},
+        "properties": {name: _make_schema_of_type(hint) for name, hint in hints.items()},
         "required": sorted(hints),
         "additionalProperties": False,
     }
 
 
-def _schema_of(hint: object) -> dict[str, Any]:
+def _make_schema_of_type(hint: object) -> dict[str, Any]:
     if hint in _PLAIN:
         return {"type": _PLAIN[hint]}
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         return make_schema(hint)
     arguments = get_args(hint)
     if get_origin(hint) is list:
-        return {"type": "array", "items": _schema_of(arguments[0])}
+        return {"type": "array", "items": _make_schema_of_type(arguments[0])}
     if get_origin(hint) is dict:
-        return {"type": "object", "additionalProperties": _schema_of(arguments[1])}
+        return {"type": "object", "additionalProperties": _make_schema_of_type(arguments[1])}
     if type(None) in arguments:
-        return {"anyOf": [_schema_of(arguments[0]), {"type": "null"}]}
+        return {"anyOf": [_make_schema_of_type(arguments[0]), {"type": "null"}]}
     return {}
 
 
-def _whole_schema() -> dict[str, Any]:
+def _make_whole_schema() -> dict[str, Any]:
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Rehearsal of understudy"}
     schema = head | make_schema()
     schema["properties"]["verdict"] = {"enum": [FITS, TIGHT, DOES_NOT_FIT, FAILED]}
@@ -329,4 +329,4 @@ def _whole_schema() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    SCHEMA_FILE.write_text(json.dumps(_whole_schema(), indent=1) + "\n")
+    SCHEMA_FILE.write_text(json.dumps(_make_whole_schema(), indent=1) + "\n")

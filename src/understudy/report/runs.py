@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from understudy.report.borrowed_state import borrow_state, stand_in_for
+from understudy.report.borrowed_state import borrow_state, make_stand_in
 from understudy.report.host_numbers import HostNumbers
 from understudy.report.measurement import Measurement
 from understudy.report.rehearsal import Rehearsal
@@ -53,7 +53,7 @@ class Recorder:
 
     def __init__(self, device: str | Card | None = None, options: RehearsalOptions | None = None) -> None:
         self.options = options or RehearsalOptions()
-        self.card, self.count = _card_of(device)
+        self.card, self.count = _find_card(device)
         self.facts = RunFacts()
         self._stack = ExitStack()
         self.machine: Machine | None = None
@@ -123,7 +123,7 @@ def _describe_unknowns(machine: Machine) -> Iterator[str]:
         yield f"scratch memory is estimated for {', '.join(sorted(machine.scratch.estimated))}"
 
 
-def _card_of(device: str | Card | None) -> tuple[Card | None, int]:
+def _find_card(device: str | Card | None) -> tuple[Card | None, int]:
     card, count = (None, 1) if device is None else find_device(device)
     return (None, 1) if card is not None and card.kind == "cpu" else (card, count)
 
@@ -142,7 +142,7 @@ def rehearse(
     recorder = Recorder(device, options)
     with recorder, borrow_state(recorder.mode, fn, args, kwargs):
         args, kwargs = map_structure(
-            lambda tensor: stand_in_for(recorder.mode, tensor), torch.Tensor, (args, kwargs)
+            lambda tensor: make_stand_in(recorder.mode, tensor), torch.Tensor, (args, kwargs)
         )
         fn(*args, **kwargs)
     return recorder.rehearsal()

@@ -58,7 +58,7 @@ class VerdictOptions:
 
 @dataclass
 class RunFacts:
-    """What the one who runs the program knows and a measurement does not."""
+    """Facts that the runner of the program knows and the measurement does not."""
 
     steps: int | None = None
     failure: str = ""
@@ -73,15 +73,15 @@ def summarise(
     facts: RunFacts | None = None,
 ) -> Rehearsal:  # fmt: skip
     options, facts = options or VerdictOptions(), facts or RunFacts()
-    totals = _measured_device(measurement, memory)
+    totals = _find_measured_device(measurement, memory)
     device_memory = memory.devices[totals.device.index or 0] if totals.is_card else None
-    alive = _alive_at_peak(measurement, totals)
-    peak = _peak(measurement, totals, alive, device_memory)
-    device = _device(card if device_memory else None, device_memory, options, max(1, len(memory.devices)))
-    oom = _out_of_memory(device_memory, measurement.places)
+    alive = _find_alive_at_peak(measurement, totals)
+    peak = _make_peak(measurement, totals, alive, device_memory)
+    device = _make_device(card if device_memory else None, device_memory, options, max(1, len(memory.devices)))
+    oom = _make_out_of_memory_record(device_memory, measurement.places)
     error = round(peak.reserved_bytes * options.margin) if device_memory else 0
-    verdict = _verdict(peak, device, oom, error, bool(facts.failure))
-    phases = _phase_rows(measurement, totals)
+    verdict = _decide_verdict(peak, device, oom, error, bool(facts.failure))
+    phases = _make_phase_rows(measurement, totals)
     macs = sum(row.macs for row in phases)
     return Rehearsal(
         verdict=verdict,
@@ -91,30 +91,30 @@ def summarise(
         device=device,
         steps=measurement.places.step if facts.steps is None else facts.steps,
         peak=peak,
-        categories=_categories(alive, totals.peak_transient),
-        modules=_module_rows(measurement, alive),
-        lines=_line_rows(measurement, totals, alive),
+        categories=_sum_categories(alive, totals.peak_transient),
+        modules=_make_module_rows(measurement, alive),
+        lines=_make_line_rows(measurement, totals, alive),
         macs=macs,
         flops=2 * macs,
-        coverage=_coverage(measurement),
+        coverage=_measure_coverage(measurement),
         error_bytes=error,
         margin=options.margin,
         out_of_memory=oom,
-        operators=_operator_rows(measurement),
+        operators=_make_operator_rows(measurement),
         phases=phases,
         operations=sum(row.operations for row in phases),
         bytes_moved=sum(row.bytes_moved for row in phases),
         time=_estimate_time(measurement, phases, card if device_memory else None),
-        timeline=_timeline(measurement, totals),
+        timeline=_make_timeline(measurement, totals),
         answers=facts.answers,
         writes=facts.writes,
-        assumptions=[*facts.assumptions, *_assumptions(device, options)],
-        software=_software(device),
+        assumptions=[*facts.assumptions, *_list_assumptions(device, options)],
+        software=_list_software(device),
         host_peak_bytes=memory.host.peak,
     )
 
 
-def _measured_device(measurement: Measurement, memory: MachineMemory) -> DeviceTotals:
+def _find_measured_device(measurement: Measurement, memory: MachineMemory) -> DeviceTotals:
     """The card that most was allocated on; without a card, or where none was used, the CPU."""
     cards = [totals for totals in measurement.devices.values() if totals.is_card and memory.devices]
     if cards:
@@ -126,18 +126,18 @@ def _measured_device(measurement: Measurement, memory: MachineMemory) -> DeviceT
 # --- the peak
 
 
-def _alive_at_peak(measurement: Measurement, totals: DeviceTotals) -> list[Birth]:
+def _find_alive_at_peak(measurement: Measurement, totals: DeviceTotals) -> list[Birth]:
     alive: dict[int, Birth] = {}
     for birth in measurement.events[: totals.peak_event]:
         if birth.device is totals and alive.pop(id(birth), None) is None:
             alive[id(birth)] = birth
     for birth in alive.values():
-        birth.category = category_of(birth, measurement)
+        birth.category = find_category(birth, measurement)
     return list(alive.values())
 
 
-def category_of(birth: Birth, measurement: Measurement) -> str:
-    """What a storage was for. What nothing has claimed is told apart by the phases in which it was born and died."""
+def find_category(birth: Birth, measurement: Measurement) -> str:
+    """The category of a storage. Storages that nothing has claimed are classified by the phases of their birth and death."""
     if birth.category is not None:
         return birth.category
     if birth.is_updated and birth.lives_on and birth.shape in measurement.parameter_shapes:
@@ -149,7 +149,7 @@ def category_of(birth: Birth, measurement: Measurement) -> str:
     return "temporaries"
 
 
-def _peak(measurement: Measurement, totals: DeviceTotals, alive: list[Birth], memory: DeviceMemory | None) -> Peak:
+def _make_peak(measurement: Measurement, totals: DeviceTotals, alive: list[Birth], memory: DeviceMemory | None) -> Peak:
     names = ("allocated_bytes", "reserved_bytes", "active_bytes", "requested_bytes")
     allocated, reserved, active, requested = 4 * (totals.peak,)
     fragmentation = 0
@@ -167,23 +167,23 @@ def _peak(measurement: Measurement, totals: DeviceTotals, alive: list[Birth], me
         step=last.step if last else 0,
         phase=last.phase if last else "",
         module=measurement.places.shorten_path(last.module.path) if last else "",
-        line=_line_text(last.line) if last else "",
+        line=_write_line(last.line) if last else "",
         operator="" if last is None or last.operator is None else str(last.operator),
-        contributors=_contributors(alive, measurement.places),
+        contributors=_group_contributors(alive, measurement.places),
     )
 
 
-def _contributors(alive: Iterable[Birth], places: Places) -> list[Contributor]:
+def _group_contributors(alive: Iterable[Birth], places: Places) -> list[Contributor]:
     groups: dict[tuple[str, str, str, str], list[int]] = defaultdict(list)
     for birth in alive:
-        line = _line_text(birth.line)
+        line = _write_line(birth.line)
         operator = "" if birth.operator is None else str(birth.operator)
-        groups[birth.category or "", _module_path(birth, places), line, operator].append(birth.nbytes)
+        groups[birth.category or "", _find_module_path(birth, places), line, operator].append(birth.nbytes)
     rows = [Contributor(*group, count=len(sizes), bytes=sum(sizes)) for group, sizes in groups.items()]
     return sorted(rows, key=lambda row: -row.bytes)[:CONTRIBUTORS]
 
 
-def _categories(alive: Iterable[Birth], transient: int) -> dict[str, int]:
+def _sum_categories(alive: Iterable[Birth], transient: int) -> dict[str, int]:
     found = dict.fromkeys(CATEGORIES, 0)
     found["temporaries"] = transient
     for birth in alive:
@@ -191,14 +191,14 @@ def _categories(alive: Iterable[Birth], transient: int) -> dict[str, int]:
     return found
 
 
-def _module_path(birth: Birth, places: Places) -> str:
+def _find_module_path(birth: Birth, places: Places) -> str:
     return places.shorten_path(birth.module.path if birth.owner is None else birth.owner)
 
 
 _texts: dict[LinePlace, str] = {}
 
 
-def _line_text(line: LinePlace | None) -> str:
+def _write_line(line: LinePlace | None) -> str:
     if line is None:
         return ""
     if line not in _texts:
@@ -206,7 +206,7 @@ def _line_text(line: LinePlace | None) -> str:
     return _texts[line]
 
 
-def _out_of_memory(memory: DeviceMemory | None, places: Places) -> OutOfMemoryRecord | None:
+def _make_out_of_memory_record(memory: DeviceMemory | None, places: Places) -> OutOfMemoryRecord | None:
     if memory is None or memory.first_oom is None:
         return None
     state = memory.first_oom.state
@@ -220,7 +220,7 @@ def _out_of_memory(memory: DeviceMemory | None, places: Places) -> OutOfMemoryRe
 # --- the verdict
 
 
-def _device(card: Card | None, memory: DeviceMemory | None, options: VerdictOptions, count: int) -> Device:
+def _make_device(card: Card | None, memory: DeviceMemory | None, options: VerdictOptions, count: int) -> Device:
     if memory is None or card is None:
         machine = this_machine()
         return Device(
@@ -233,7 +233,7 @@ def _device(card: Card | None, memory: DeviceMemory | None, options: VerdictOpti
     return Device(card.key, card.name, card.kind, count, card.memory, outside, limit, card.note)
 
 
-def _verdict(peak: Peak, device: Device, oom: OutOfMemoryRecord | None, error: int, has_failed: bool) -> str:
+def _decide_verdict(peak: Peak, device: Device, oom: OutOfMemoryRecord | None, error: int, has_failed: bool) -> str:
     if oom is not None or peak.reserved_bytes > device.limit_bytes:
         return DOES_NOT_FIT
     if has_failed:
@@ -255,25 +255,25 @@ def _write_headline(
     where = f", peak in {peak.phase}" if peak.phase else ""
     where += f" of {peak.module}" if peak.module else ""
     where += f", {peak.line}" if peak.line else ""
-    amount = f"{_in_units(used, total)} of {_in_units(total, total)} {_unit(total)} {kind} ({share})"
+    amount = f"{_write_amount(used, total)} of {_write_amount(total, total)} {_choose_unit(total)} {kind} ({share})"
     if verdict == FAILED:
         return f"no verdict on {name}: {failure}; until then {amount}{where}"
     if verdict != DOES_NOT_FIT:
         return f"{verdict} on {name}: {amount}{where}"
     over = used - device.limit_bytes
     if oom is None and budget == device.limit_bytes:
-        return f"{verdict} on {name}: {amount}, {_in_units(over, total)} {_unit(total)} over the budget{where}"
-    by = f", {_in_units(over, total)} {_unit(total)} too much" if over > 0 else ""
+        return f"{verdict} on {name}: {amount}, {_write_amount(over, total)} {_choose_unit(total)} over the budget{where}"
+    by = f", {_write_amount(over, total)} {_choose_unit(total)} too much" if over > 0 else ""
     first = f"; first out of memory at {oom.line}" if oom is not None and oom.line else ""
-    amount = f"{_in_units(used, total)} of {_in_units(total, total)} {_unit(total)} needed{by}"
+    amount = f"{_write_amount(used, total)} of {_write_amount(total, total)} {_choose_unit(total)} needed{by}"
     return f"{verdict} on {name}: {amount}{where}{first}"
 
 
-def _unit(total: int) -> str:
+def _choose_unit(total: int) -> str:
     return "GiB" if total >= GiB else "MiB"
 
 
-def _in_units(size: int, total: int) -> str:
+def _write_amount(size: int, total: int) -> str:
     amount = size / (GiB if total >= GiB else 1 << 20)
     return f"{amount:.1f}" if amount >= 0.95 or amount == 0 else f"{amount:.3f}"
 
@@ -281,12 +281,12 @@ def _in_units(size: int, total: int) -> str:
 # --- tables
 
 
-def _module_rows(measurement: Measurement, alive: Iterable[Birth]) -> list[ModuleRow]:
+def _make_module_rows(measurement: Measurement, alive: Iterable[Birth]) -> list[ModuleRow]:
     columns = ("parameters", "gradients", "optimizer_state", "activations", "buffers")
     by_path: dict[str, dict[str, int]] = defaultdict(lambda: dict.fromkeys((*columns, "other"), 0))
     for birth in alive:
         column = birth.category if birth.category in columns else "other"
-        by_path[_module_path(birth, measurement.places)][column] += birth.nbytes
+        by_path[_find_module_path(birth, measurement.places)][column] += birth.nbytes
     places = {measurement.places.shorten_path(path): place for path, place in measurement.places.by_path.items()}
     rows = [
         ModuleRow(
@@ -303,7 +303,7 @@ def _module_rows(measurement: Measurement, alive: Iterable[Birth]) -> list[Modul
     return sorted(rows, key=lambda row: -row.bytes)
 
 
-def _line_rows(measurement: Measurement, totals: DeviceTotals, alive: list[Birth]) -> list[LineRow]:
+def _make_line_rows(measurement: Measurement, totals: DeviceTotals, alive: list[Birth]) -> list[LineRow]:
     at_peak: dict[LinePlace | None, int] = defaultdict(int)
     count: dict[LinePlace | None, int] = defaultdict(int)
     in_all: dict[LinePlace | None, int] = defaultdict(int)
@@ -317,7 +317,7 @@ def _line_rows(measurement: Measurement, totals: DeviceTotals, alive: list[Birth
             in_all[birth.line] += birth.nbytes
     rows = [
         LineRow(
-            line=_line_text(line),
+            line=_write_line(line),
             source=linecache.getline(line[0].co_filename, line[1]).strip() if line else "",
             bytes=at_peak[line],
             allocations=count[line],
@@ -328,7 +328,7 @@ def _line_rows(measurement: Measurement, totals: DeviceTotals, alive: list[Birth
     return sorted(rows, key=lambda row: (-row.bytes, -row.allocated_in_all))
 
 
-def _operator_rows(measurement: Measurement) -> list[OperatorRow]:
+def _make_operator_rows(measurement: Measurement) -> list[OperatorRow]:
     rows: dict[str, list[int]] = {}
     kinds: dict[str, str] = {}
     for totals in measurement.calls.values():
@@ -345,7 +345,7 @@ def _operator_rows(measurement: Measurement) -> list[OperatorRow]:
     return sorted(made, key=lambda row: (-row.macs, -row.bytes_moved))
 
 
-def _coverage(measurement: Measurement) -> Coverage:
+def _measure_coverage(measurement: Measurement) -> Coverage:
     unknown: dict[str, int] = defaultdict(int)
     calls = known = moved = unknown_moved = 0
     for totals in measurement.calls.values():
@@ -359,7 +359,7 @@ def _coverage(measurement: Measurement) -> Coverage:
     return Coverage(calls, known, dict(unknown), unknown_moved / moved if moved else 0.0)
 
 
-def _phase_rows(measurement: Measurement, totals: DeviceTotals) -> list[PhaseRow]:
+def _make_phase_rows(measurement: Measurement, totals: DeviceTotals) -> list[PhaseRow]:
     peaks: dict[tuple[int, str], int] = defaultdict(int)
     seen: set[int] = set()
     live = 0
@@ -385,15 +385,15 @@ EFFICIENCY, BANDWIDTH_EFFICIENCY, LAUNCH = 0.5, 0.7, 5e-6
 
 
 def _find_speed(throughput: Mapping[str, float], dtype: str) -> float:
-    """Where a dtype has no figure of its own, the least of the card's."""
+    """Operations per second for a dtype; for a dtype without a published figure, the lowest of the card."""
     if dtype == "float32" and torch.get_float32_matmul_precision() != "highest":
         dtype = "tf32"
     figure = throughput.get("float8" if dtype.startswith("float8") else dtype)
     return figure or min(throughput.values())
 
 
-def _compute_seconds(measurement: Measurement, throughput: Mapping[str, float]) -> float:
-    """Of all products, each at the published peak of its dtype."""
+def _estimate_compute_seconds(measurement: Measurement, throughput: Mapping[str, float]) -> float:
+    """Time of all matrix products, each at the published peak of its dtype."""
     flops: dict[str, int] = defaultdict(int)
     for totals in measurement.calls.values():
         flops[totals.dtype] += totals.count * totals.work.flops
@@ -401,13 +401,14 @@ def _compute_seconds(measurement: Measurement, throughput: Mapping[str, float]) 
 
 
 def _estimate_time(measurement: Measurement, phases: list[PhaseRow], card: Card | None) -> TimeEstimate | None:
-    """The larger of computing and moving for the whole run, no less than the launches, shared among the steps."""
+    """Compute time plus memory time of the whole run, but at least the time of the launches; divided by the number
+    of steps."""
     if card is None or not card.throughput or not card.bandwidth:
         return None
     counted = [row for row in phases if row.phase != SETUP]
     flops, moved = sum(row.flops for row in counted), sum(row.bytes_moved for row in counted)
     steps = max(1, measurement.places.step)
-    compute = _compute_seconds(measurement, card.throughput) / EFFICIENCY / steps
+    compute = _estimate_compute_seconds(measurement, card.throughput) / EFFICIENCY / steps
     memory = moved / (BANDWIDTH_EFFICIENCY * card.bandwidth) / steps
     launch = LAUNCH * sum(row.operators for row in counted) / steps
     return TimeEstimate(
@@ -421,7 +422,7 @@ def _estimate_time(measurement: Measurement, phases: list[PhaseRow], card: Card 
     )
 
 
-def _timeline(measurement: Measurement, totals: DeviceTotals) -> Timeline:
+def _make_timeline(measurement: Measurement, totals: DeviceTotals) -> Timeline:
     """The most of each stretch of events, so that no peak is lost. Its step and phase are those of the last birth:
     an event that ends a storage tells only when that began."""
     stretch = max(1, len(measurement.events) // POINTS)
@@ -436,7 +437,7 @@ def _timeline(measurement: Measurement, totals: DeviceTotals) -> Timeline:
         seen.symmetric_difference_update((id(birth),))
         latest = latest if is_death else index
         if birth.device is totals:
-            live[category_of(birth, measurement)] += -birth.nbytes if is_death else birth.nbytes
+            live[find_category(birth, measurement)] += -birth.nbytes if is_death else birth.nbytes
         total = sum(live.values())
         if total > best_total or index + 1 == totals.peak_event:
             best, best_total, best_event, best_latest = dict(live), total, index, latest
@@ -448,20 +449,21 @@ def _timeline(measurement: Measurement, totals: DeviceTotals) -> Timeline:
             _add_point(line, best, measurement.events[best_latest])
             moments.append(best_event)
             best_total = -1
-    spans = _spans(measurement, totals, moments)
+    spans = _find_spans(measurement, totals, moments)
     return Timeline(line.operators, line.steps, line.phases, line.bytes, peak_index, spans)
 
 
-def _spans(measurement: Measurement, totals: DeviceTotals, moments: list[int]) -> list[Span]:
-    """What was alive between points, whose events are `moments`; what died before the next point is in none."""
+def _find_spans(measurement: Measurement, totals: DeviceTotals, moments: list[int]) -> list[Span]:
+    """Storages that were alive at points of the timeline, whose events are `moments`. One that died before the next point
+    is in no span."""
     born: dict[int, int] = {}
     groups: dict[tuple[int, int, str, str, LinePlace | None], list[int]] = defaultdict(list)
 
     def close(birth: Birth, death: int) -> None:
         start, end = bisect_left(moments, born.pop(id(birth))), bisect_left(moments, death)
         if start < end:
-            module = _module_path(birth, measurement.places)
-            key = (start, end, category_of(birth, measurement), module, birth.line)
+            module = _find_module_path(birth, measurement.places)
+            key = (start, end, find_category(birth, measurement), module, birth.line)
             groups[key].append(birth.nbytes)
 
     last: dict[int, Birth] = {}
@@ -476,7 +478,7 @@ def _spans(measurement: Measurement, totals: DeviceTotals, moments: list[int]) -
         close(last[number], len(measurement.events))
     largest = sorted(groups.items(), key=lambda item: -sum(item[1]))[:SPANS]
     return [
-        Span(start, end, sum(sizes), len(sizes), category, module, _line_text(line))
+        Span(start, end, sum(sizes), len(sizes), category, module, _write_line(line))
         for (start, end, category, module, line), sizes in largest
     ]
 
@@ -488,7 +490,7 @@ def _add_point(line: Timeline, live: dict[str, int], latest: Birth) -> None:
         line.bytes[name].append(size)
 
 
-def _assumptions(device: Device, options: VerdictOptions) -> list[str]:
+def _list_assumptions(device: Device, options: VerdictOptions) -> list[str]:
     if device.kind == "cpu":
         return ["memory of tensors on the CPU, without rounding or cache; Python and libraries are not in it"]
     return [
@@ -497,7 +499,7 @@ def _assumptions(device: Device, options: VerdictOptions) -> list[str]:
     ]
 
 
-def _software(device: Device) -> dict[str, str]:
+def _list_software(device: Device) -> dict[str, str]:
     found = {"torch": torch.__version__, "python": platform.python_version()}
     if device.kind == "cuda":
         found["simulated"] = str(read_software())

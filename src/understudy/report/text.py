@@ -52,7 +52,8 @@ def write_text(rehearsal: Rehearsal, width: int = WIDTH, has_colour: bool = Fals
 
 
 def clean(text: str) -> str:
-    """A name of the user's program without what a terminal would act upon: control and direction characters as escapes."""
+    """A text of the user's program that is safe to print: control characters, and those that change the direction of
+    writing, are escaped."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
@@ -69,11 +70,11 @@ def _write_categories(rehearsal: Rehearsal, width: int) -> str:
         rest = peak.reserved_bytes - total
         rows.append((max(0, rest), "cached, rounding and fragmentation"))
         total += max(0, rest)
-    table = [(name, format_size(size), _share(size, total), _bar(size, total)) for size, name in rows]
+    table = [(name, format_size(size), _format_share(size, total), _draw_bar(size, total)) for size, name in rows]
     table.append(("in all", format_size(total), "", ""))
     step = f"step {peak.step + 1}, " if rehearsal.steps else ""
     where = f"{step}{peak.phase}" if peak.phase else "the run"
-    return _table(f"Where the memory goes ({where})", ("", "bytes", "", ""), table, width)
+    return _write_table(f"Where the memory goes ({where})", ("", "bytes", "", ""), table, width)
 
 
 def _write_modules(rehearsal: Rehearsal, width: int) -> str:
@@ -85,17 +86,17 @@ def _write_modules(rehearsal: Rehearsal, width: int) -> str:
         (
             node.label,
             format_size(node.bytes),
-            _share(node.bytes, total),
-            _bar(node.bytes, total),
+            _format_share(node.bytes, total),
+            _draw_bar(node.bytes, total),
             format_size(node.parameters),
             format_size(node.activations),
-            _count(node.macs),
+            _format_count(node.macs),
         )
         for node in nodes
         if node.bytes or node.macs
     ][: 2 * ROWS]
     heads = ("", "bytes", "", "", "parameters", "activations", "MACs")
-    return _table("By module (at the peak; MACs of the run)", heads, table, width)
+    return _write_table("By module (at the peak; MACs of the run)", heads, table, width)
 
 
 def _write_lines(rehearsal: Rehearsal, width: int) -> str:
@@ -104,23 +105,29 @@ def _write_lines(rehearsal: Rehearsal, width: int) -> str:
     if not shown:
         return ""
     table = [
-        (_shorten_place(row.line) or "(no line)", format_size(row.bytes), _share(row.bytes, total), row.source)
+        (_shorten_place(row.line) or "(no line)", format_size(row.bytes), _format_share(row.bytes, total), row.source)
         for row in shown
     ]
-    return _table("By line of the program (at the peak)", ("", "bytes", "", ""), table, width)
+    return _write_table("By line of the program (at the peak)", ("", "bytes", "", ""), table, width)
 
 
 def _write_operators(rehearsal: Rehearsal, width: int) -> str:
     table = [
-        (row.operator.removeprefix("aten."), f"{row.calls:,}", _count(row.macs), format_size(row.bytes_moved), row.kind)
+        (
+            row.operator.removeprefix("aten."),
+            f"{row.calls:,}",
+            _format_count(row.macs),
+            format_size(row.bytes_moved),
+            row.kind,
+        )
         for row in rehearsal.operators[:ROWS]
     ]
     coverage = rehearsal.coverage
     title = (
-        f"Operators: {_count(rehearsal.macs)} MACs, {_count(rehearsal.flops)} FLOPs (fma=2), "
+        f"Operators: {_format_count(rehearsal.macs)} MACs, {_format_count(rehearsal.flops)} FLOPs (fma=2), "
         f"{coverage.known:,}/{coverage.operators:,} calls known"
     )
-    return _table(title, ("", "calls", "MACs", "moved", "kind"), table, width) if table else ""
+    return _write_table(title, ("", "calls", "MACs", "moved", "kind"), table, width) if table else ""
 
 
 def _write_notes(rehearsal: Rehearsal) -> str:
@@ -152,7 +159,7 @@ def _write_list(title: str, rows: Sequence[str]) -> str:
 
 
 def list_answers(rehearsal: Rehearsal) -> list[str]:
-    """Reads of one line that look alike here, as a package makes them in several places, are one row."""
+    """The answered reads as text. Equal texts are one row: a package may read in several places below one line."""
     counts: dict[str, int] = defaultdict(int)
     for entry in rehearsal.answers:
         place = str(entry["line"]).split(": ")[0]
@@ -169,7 +176,8 @@ def describe_write(entry: dict[str, Any]) -> str:
 
 @dataclass
 class ModuleNode:
-    """Modules of one place, with all below them: one module, or the same one of each repeated layer."""
+    """A row of the module table, with the sums of all modules below it: one module, or the same module of
+    repeated layers."""
 
     path: str
     kinds: set[str] = field(default_factory=set)
@@ -189,7 +197,8 @@ class ModuleNode:
 
 
 def fold_modules(rows: Sequence[ModuleRow], depth: int = DEPTH) -> list[ModuleNode]:
-    """In the order of the model: `blocks.0..31 (Block x32)`. What is deeper is in the sum of what is above it."""
+    """The rows of the module table, repeated layers folded: `blocks.0..31 (Block x32)`. Modules below `depth` have no rows
+    of their own; they are in the sums of the rows above them."""
     nodes: dict[str, ModuleNode] = {}
     children: dict[str, set[str]] = defaultdict(set)
     for row in rows:
@@ -208,10 +217,10 @@ def fold_modules(rows: Sequence[ModuleRow], depth: int = DEPTH) -> list[ModuleNo
                 node.count += 1
             if length:
                 children[".".join(prefix.split(".")[:-1])].add(prefix)
-    return _in_order(nodes, children, "", None, 0, depth)
+    return _list_nodes(nodes, children, "", None, 0, depth)
 
 
-def _in_order(
+def _list_nodes(
     nodes: dict[str, ModuleNode], children: dict[str, set[str]], path: str, above: str | None, level: int, depth: int
 ) -> list[ModuleNode]:
     """A row for each node from this one on. `above`: the path of the row that it stands below. What only wraps another
@@ -224,25 +233,25 @@ def _in_order(
     is_wrapper = len([child for child in below if nodes[child].kinds]) == 1
     found: list[ModuleNode] = []
     if not is_container:
-        node.label = "  " * level + _describe(node, above)
+        node.label = "  " * level + _describe_node(node, above)
         found.append(node)
     if level < depth or is_container or is_wrapper:
         shown, lower = (above, level) if is_container else (path, level + 1)
         for child in below:
-            found += _in_order(nodes, children, child, shown, lower, depth + (is_wrapper and not is_container))
+            found += _list_nodes(nodes, children, child, shown, lower, depth + (is_wrapper and not is_container))
     return found
 
 
-def _describe(node: ModuleNode, above: str | None) -> str:
+def _describe_node(node: ModuleNode, above: str | None) -> str:
     kind = "/".join(sorted(filter(None, node.kinds)))
     ranges = iter(node.numbers)
-    parts = [_range(next(ranges)) if part == "*" else part for part in node.path.split(".")]
+    parts = [_write_range(next(ranges)) if part == "*" else part for part in node.path.split(".")]
     name = ".".join(parts[len(above.split(".")) if above else 0 :]) or ("(whole model)" if kind else "(whole program)")
     times = f" x{node.count}" if node.count > 1 else ""
     return f"{name} ({kind}{times})" if kind else name
 
 
-def _range(numbers: set[int]) -> str:
+def _write_range(numbers: set[int]) -> str:
     first, last = min(numbers), max(numbers)
     return f"{first}" if first == last else f"{first}..{last}"
 
@@ -258,7 +267,7 @@ def format_size(size: float) -> str:
     return f"{size:.0f} B"
 
 
-def _count(number: int) -> str:
+def _format_count(number: int) -> str:
     if number == 0:
         return "-"
     for unit, scale in (("T", 10**12), ("G", 10**9), ("M", 10**6), ("k", 10**3)):
@@ -267,45 +276,46 @@ def _count(number: int) -> str:
     return str(number)
 
 
-def _share(size: int, total: int) -> str:
+def _format_share(size: int, total: int) -> str:
     return f"{100 * size / total:.1f}%" if total else ""
 
 
-def _bar(size: int, total: int) -> str:
+def _draw_bar(size: int, total: int) -> str:
     return "#" * round(BAR * size / total) if total else ""
 
 
-def _table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> str:
-    """Columns of figures to the right, the first and the last of words to the left; the widest word gives way."""
+def _write_table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> str:
+    """A table whose columns of figures are aligned to the right, and those of words to the left; words are cut to the
+    width."""
     rows = [[clean(cell) for cell in row] for row in ([heads, *rows] if any(heads) else rows)]
     columns = len(heads)
     is_words = [index == 0 or all(not row[index][:1].isdecimal() for row in rows) for index in range(columns)]
     widths = [max(len(row[index]) for row in rows) for index in range(columns)]
     if is_words[-1]:
         widths[-1] = min(widths[-1], max(12, width - 2 * columns - sum(widths[:-1])))
-    while len(widths) > 2 and 2 + sum(widths) + 2 * (len(widths) - 1) > width and _least(widths, width) < 12:
+    while len(widths) > 2 and 2 + sum(widths) + 2 * (len(widths) - 1) > width and _measure_first_column(widths, width) < 12:
         columns -= 1  # a narrow terminal: the last column goes
         widths = widths[:columns]
-    widths[0] = min(widths[0], max(12, _least(widths, width)))
+    widths[0] = min(widths[0], max(12, _measure_first_column(widths, width)))
     over = 2 + sum(widths) + 2 * (columns - 1) - width
     if over > 0 and is_words[columns - 1]:
         widths[columns - 1] = max(4, widths[columns - 1] - over)
     lines = [title]
     for row in rows:
         cells = [
-            _cut(cell, size).ljust(size) if words else _cut(cell, size).rjust(size)
+            _shorten(cell, size).ljust(size) if words else _shorten(cell, size).rjust(size)
             for cell, size, words in zip(row, widths, is_words, strict=False)
         ]
         lines.append(("  " + "  ".join(cells)).rstrip())
     return "\n".join(lines)
 
 
-def _least(widths: Sequence[int], width: int) -> int:
-    """What is left for the first column."""
+def _measure_first_column(widths: Sequence[int], width: int) -> int:
+    """The width that is left for the first column."""
     return width - 2 - sum(widths[1:]) - 2 * (len(widths) - 1)
 
 
-def _cut(text: str, size: int) -> str:
+def _shorten(text: str, size: int) -> str:
     """The end of a path says more than its beginning."""
     if len(text) <= size:
         return text

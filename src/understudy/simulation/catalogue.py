@@ -134,11 +134,11 @@ class Card:
 def list_cards() -> tuple[Card, ...]:
     """All of the catalogue, as it was calibrated, and this machine's CPU."""
     measured = read_calibration()
-    return tuple(replace(card, **measured.get(card.key, {})) for card in _published_cards())
+    return tuple(replace(card, **measured.get(card.key, {})) for card in _read_published_cards())
 
 
 @cache
-def _published_cards() -> tuple[Card, ...]:
+def _read_published_cards() -> tuple[Card, ...]:
     return (*read_cards(CATALOGUE_FILE), this_machine())
 
 
@@ -165,9 +165,9 @@ def find_card(name: str, more: Iterable[Card] = ()) -> Card:
     cards = (*more, *list_cards())
     wanted = _normalise(name)
     for card in cards:
-        if wanted in _names(card):
+        if wanted in _list_names(card):
             return card
-    names = {known: card.key for card in cards for known in _names(card)}
+    names = {known: card.key for card in cards for known in _list_names(card)}
     near = [key for known, key in names.items() if wanted and known.startswith(wanted)]
     near += [names[known] for known in difflib.get_close_matches(wanted, names, n=3, cutoff=0.6)]
     raise UnknownDeviceError(name, list(dict.fromkeys(near))[:3])
@@ -191,7 +191,7 @@ def _normalise(name: str) -> str:
     return re.sub(r"(?<=\d)gi?b?$", "", _DECORATION.sub("", name.lower()))
 
 
-def _names(card: Card) -> set[str]:
+def _list_names(card: Card) -> set[str]:
     return {_normalise(name) for name in (card.key, card.name, *card.aliases)}
 
 
@@ -201,7 +201,7 @@ def _names(card: Card) -> set[str]:
 def read_cards(path: str | Path) -> tuple[Card, ...]:
     """The cards of a TOML file, in its order."""
     tables = _read_toml(Path(path))
-    return tuple(_card(key, table, f"{path}, [{key}]") for key, table in tables.items() if key != "software")
+    return tuple(_make_card(key, table, f"{path}, [{key}]") for key, table in tables.items() if key != "software")
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
@@ -224,7 +224,7 @@ _FIELDS: dict[str, type | tuple[type, ...]] = {
 KINDS = ("cuda", "rocm", "cpu")
 
 
-def _card(key: str, table: Any, place: str) -> Card:
+def _make_card(key: str, table: Any, place: str) -> Card:
     _check_fields(table, place)
     capability = re.fullmatch(r"(\d+)\.(\d+)", table.get("capability", "0.0"))
     if capability is None:

@@ -22,7 +22,7 @@ CUDA_DEVICE_TYPE = 1
 
 
 def device_index(device: Any) -> int:
-    """Of a number, a name, a torch.device or None, the selected device."""
+    """The index of a device that is given as a number, a name or a torch.device; of None, that of the selected device."""
     if isinstance(device, int):
         return device
     if device is None:

@@ -52,7 +52,7 @@ def substitute(*places: str, value: object, reason: str, is_new: bool = False) -
 
 @driver("_cuda_getDeviceCount")
 def get_device_count() -> int:
-    """By its presence torch knows a build for CUDA, by its answer an available device."""
+    """torch takes a build that has this function for a build with CUDA; its result is the number of available devices."""
     return machine().device_count
 
 
@@ -64,7 +64,7 @@ def device_count() -> int:
 
 @answer("torch.cuda.is_available")
 def is_available() -> bool:
-    """May be changed by others, or be asked of NVML."""
+    """torch may ask NVML, which counts the real cards."""
     return machine().device_count > 0
 
 
@@ -105,13 +105,13 @@ def initialise() -> None:
 
 @answer("torch.cuda.is_initialized", "torch.cuda.memory.is_initialized", "torch.cuda.random.is_initialized")
 def is_initialized() -> bool:
-    """The simulated driver starts with the first question of the program, as the real one does."""
+    """The simulated driver is initialised by the first call that needs it, as the real one is."""
     return machine().is_initialized
 
 
 @answer("torch.cuda._lazy_call", "torch.cuda.random._lazy_call")
 def call_now(callable: Function, **options: object) -> None:
-    """What torch puts off until CUDA is initialised would otherwise outlive the simulation."""
+    """Calls that torch queues until CUDA is initialised would otherwise run after the simulation has ended."""
     if machine().device_count:
         machine().initialize()
         callable()
@@ -355,7 +355,7 @@ def is_capturing() -> bool:
 
 @answer("torch.Tensor.record_stream")
 def record_stream(tensor: torch.Tensor, stream: Any) -> None:
-    """C++ takes streams of its own only."""
+    """The C++ function accepts only streams that C++ made."""
     record = machine().mode.find_record(tensor)
     if record is not None and record.device.index is not None:
         machine().device(record.device.index).record_stream(record, stream.stream_id)

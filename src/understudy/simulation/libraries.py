@@ -176,22 +176,22 @@ def _is_this_machine(address: object) -> bool:
 @when_imported("wandb", "init", is_for_harm=True)
 def note_wandb(original: Function) -> Function:
     """Runs are not uploaded: wandb is disabled by its own setting."""
-    return _noting(original, "tracker", "wandb")
+    return _make_noting_function(original, "tracker", "wandb")
 
 
 @when_imported("mlflow", "start_run", is_for_harm=True)
 def note_mlflow(original: Function) -> Function:
     """Runs are kept in the overlay."""
-    return _noting(original, "tracker", "mlflow")
+    return _make_noting_function(original, "tracker", "mlflow")
 
 
 @when_imported("torch.utils.tensorboard.writer", "SummaryWriter.__init__", is_for_harm=True)
 def note_tensorboard(original: Function) -> Function:
     """Its event files are in the overlay."""
-    return _noting(original, "tracker", "tensorboard")
+    return _make_noting_function(original, "tracker", "tensorboard")
 
 
-def _noting(original: Function, what: str, target: str) -> Function:
+def _make_noting_function(original: Function, what: str, target: str) -> Function:
     def call(*args: object, **kwargs: object) -> Any:
         note_refused(what, target)
         return original(*args, **kwargs)
@@ -270,7 +270,7 @@ NOWHERE = 0x5000_0000_0000
 
 @patch("torch.UntypedStorage.data_ptr", during=REHEARSAL)
 def number_storages(original: Function) -> Function:
-    """What is saved is searched for parameters that are tied, by the addresses of their storages."""
+    """transformers finds tied parameters by the addresses of their storages: stand-ins get a number for each storage."""
 
     def data_ptr(self: Any) -> int:
         try:
@@ -283,7 +283,7 @@ def number_storages(original: Function) -> Function:
 
 @patch("understudy.fake.tensor.FakeTensor.data_ptr", during=REHEARSAL)
 def number_tensors(original: Function) -> Function:
-    """As the storages."""
+    """As `number_storages`, for tensors."""
 
     def data_ptr(self: Any) -> int:
         return NOWHERE + _torch.storage_id(self) + self.storage_offset() * self.element_size()
@@ -310,7 +310,7 @@ def read_header(path: Any) -> dict[str, Any]:
     return header
 
 
-def _stand_ins(header: dict[str, Any], device: Any) -> dict[str, torch.Tensor]:
+def _make_stand_ins(header: dict[str, Any], device: Any) -> dict[str, torch.Tensor]:
     return {
         name: torch.empty(entry["shape"], dtype=DTYPES[entry["dtype"]], device=device)
         for name, entry in header.items()
@@ -325,7 +325,7 @@ def load_header(original: Function) -> Function:
     def load_file(filename: object, device: object = "cpu", **kwargs: object) -> Any:
         if _torch.active_fake_mode() is None:
             return original(filename, device, **kwargs)
-        return _stand_ins(read_header(filename), device)
+        return _make_stand_ins(read_header(filename), device)
 
     return load_file
 
@@ -361,7 +361,7 @@ def serialize_in_overlay(original: Function) -> Function:
 
 @when_imported("safetensors.torch", "_flatten", "_flatten_as_ptr")
 def write_zeros(original: Function) -> Function:
-    """Of stand-ins there are no bytes, and no address that Rust may read: zeros in their place."""
+    """Stand-ins have no bytes and no address that Rust could read: zeros are written in their place."""
 
     def flatten(tensors: dict[str, Any], *args: Any) -> Any:
         if not any(_torch.is_stand_in(tensor) for tensor in tensors.values()):
@@ -397,10 +397,10 @@ class HeaderFile:
         return self._metadata
 
     def get_tensor(self, name: str) -> torch.Tensor:
-        return _stand_ins({name: self._header[name]}, self._device)[name]
+        return _make_stand_ins({name: self._header[name]}, self._device)[name]
 
     def get_tensors(self) -> dict[str, torch.Tensor]:
-        return _stand_ins(self._header, self._device)
+        return _make_stand_ins(self._header, self._device)
 
     def get_slice(self, name: str) -> HeaderSlice:
         return HeaderSlice(self, name, self._header[name])
@@ -445,7 +445,7 @@ def build_from_configuration(original: Function) -> Any:
             return getattr(original, "__func__", original)(cls, name, *args, config=config, **kwargs)
         if name is None:
             raise MissingFileError("from_pretrained(None): a rehearsal builds a model from its configuration; name one")
-        return _build(cls, name, args, config, kwargs)
+        return _build_model(cls, name, args, config, kwargs)
 
     return classmethod(from_pretrained)
 
@@ -460,12 +460,12 @@ def name_missing_files(original: Function) -> Function:
         except OSError as error:
             if _torch.active_fake_mode() is None:
                 raise
-            raise _missing(path_or_repo_id, ", ".join(filenames)) from error
+            raise _make_missing_file_error(path_or_repo_id, ", ".join(filenames)) from error
 
     return cached_files
 
 
-def _missing(name: object, files: str) -> MissingFileError:
+def _make_missing_file_error(name: object, files: str) -> MissingFileError:
     return MissingFileError(
         f"from_pretrained({str(name)!r}): its {files} is not here, and a rehearsal downloads nothing. Wanted is that one "
         f"small file: put it into a folder and name the folder, or fetch it once with `hf download {name} {files}`"
@@ -485,7 +485,7 @@ LOADING_OPTIONS = frozenset(
 QUANTISATION_OPTIONS = ("quantization_config", "load_in_4bit", "load_in_8bit")
 
 
-def _build(cls: Any, name: object, args: object, config: object, options: dict[str, Any]) -> Any:
+def _build_model(cls: Any, name: object, args: object, config: object, options: dict[str, Any]) -> Any:
     """A model as `from_pretrained` gives it: in eval mode, of the dtype and on the device that were asked for."""
     # why: it imports this module
     from understudy.simulation.quantised import find_quantisation, quantise_model
@@ -493,19 +493,19 @@ def _build(cls: Any, name: object, args: object, config: object, options: dict[s
     dtype = options.pop("dtype", options.pop("torch_dtype", "auto"))
     options.pop("torch_dtype", None)
     asked = {key: options.pop(key, None) for key in QUANTISATION_OPTIONS}
-    config = _configuration(cls, name, config, options)
+    config = _read_configuration(cls, name, config, options)
     quantisation = find_quantisation(name, config, asked)
     if isinstance(dtype, str):
-        found = getattr(config, "dtype", None) or _dtype_of_weights(name)
+        found = getattr(config, "dtype", None) or _find_weight_dtype(name)
         dtype = found if dtype == "auto" else getattr(torch, dtype)
     attention = {key: options[key] for key in ("attn_implementation",) if options.get(key) is not None}
     model = cls._from_config(config, dtype=dtype or torch.float32, **attention)
     loading_info = _compare_with_weights(model, name, bool(options.get("ignore_mismatched_sizes")))
     _read_generation_config(model, name)
     model.name_or_path = str(name)
-    device = _device_of(options.get("device_map"))
+    device = _find_device(options.get("device_map"))
     if quantisation is not None:
-        device = device if device is not None else _device_of("auto")
+        device = device if device is not None else _find_device("auto")
         quantise_model(model, quantisation, device, dtype or torch.float32)
     if device is not None:
         model.to(device)
@@ -516,7 +516,7 @@ def _build(cls: Any, name: object, args: object, config: object, options: dict[s
     return model
 
 
-def _configuration(cls: Any, name: object, config: object, options: dict[str, Any]) -> Any:
+def _read_configuration(cls: Any, name: object, config: object, options: dict[str, Any]) -> Any:
     from_hub = {key: value for key, value in options.items() if key in HUB_OPTIONS}
     others = {key: value for key, value in options.items() if key not in LOADING_OPTIONS}
     if config is not None and not isinstance(config, (str, os.PathLike)):
@@ -529,10 +529,10 @@ def _configuration(cls: Any, name: object, config: object, options: dict[str, An
     except OSError as error:
         if isinstance(error, MissingFileError):
             raise
-        raise _missing(source, "config.json") from error
+        raise _make_missing_file_error(source, "config.json") from error
 
 
-def _headers_of_weights(name: Any) -> dict[str, Any]:
+def _read_weight_headers(name: Any) -> dict[str, Any]:
     """The entry of each tensor of the weights, if they are here; None where only the index names it."""
     folder = os.fspath(name)
     found: dict[str, Any] = {}
@@ -546,9 +546,9 @@ def _headers_of_weights(name: Any) -> dict[str, Any]:
     return found
 
 
-def _dtype_of_weights(name: object) -> torch.dtype | None:
+def _find_weight_dtype(name: object) -> torch.dtype | None:
     """That of the first floating-point tensor of the weights, if they are here."""
-    dtypes = [DTYPES[entry["dtype"]] for entry in _headers_of_weights(name).values() if entry is not None]
+    dtypes = [DTYPES[entry["dtype"]] for entry in _read_weight_headers(name).values() if entry is not None]
     return next((dtype for dtype in dtypes if dtype.is_floating_point), None)
 
 
@@ -557,8 +557,8 @@ class WeightsMismatchError(UnderstudyError, RuntimeError):
 
 
 def _compare_with_weights(model: Any, name: object, ignores_shapes: bool) -> dict[str, list[Any]]:
-    """What `from_pretrained` tells of loading. Wrong shapes are refused, as it does."""
-    weights = _headers_of_weights(name)
+    """The loading report of `from_pretrained`. Mismatching shapes are refused, as `from_pretrained` refuses them."""
+    weights = _read_weight_headers(name)
     own = {key: tuple(tensor.shape) for key, tensor in model.state_dict().items()}
     prefix = f"{model.base_model_prefix}."
     found: dict[str, Any] = {}
@@ -589,7 +589,7 @@ def _read_generation_config(model: Any, name: Any) -> None:
         model.generation_config = type(model.generation_config).from_pretrained(os.fspath(name))
 
 
-def _device_of(device_map: object) -> Any:
+def _find_device(device_map: object) -> Any:
     """One device for all: maps over several, and "auto", take the first."""
     if device_map is None:
         return None

@@ -62,7 +62,7 @@ class Machine:
         self.count = 0 if card.kind == "cpu" else count
         self.software = read_software()
         self.notes: list[str] = []
-        parsed = AllocatorSettings.parse(_environment_settings() if settings is None else settings)
+        parsed = AllocatorSettings.parse(_read_environment_settings() if settings is None else settings)
         self.memory = CardMemory(card, count, parsed, on_oom, context)
         self.mode = ObservedMode(allow_non_fake_inputs=True, answers=answers)
         self.mode.device_facts = card.facts()
@@ -95,7 +95,8 @@ class Machine:
 
     @property
     def is_initialized(self) -> bool:
-        """Stand-ins come into being without a question to the driver."""
+        """Making a stand-in on a card does not go through the driver: cards with allocated memory count as
+        initialised, too."""
         return self._is_initialized or any(memory.capped.reserved for memory in self.memory.devices)
 
     @property
@@ -112,7 +113,7 @@ class Machine:
         native.current_indices["cuda"] = index
 
     def exchange_device(self, index: int) -> int:
-        """Select a device, if it is one; which was selected before."""
+        """Select a device unless the index is negative, and return the one that was selected before."""
         before = self._current
         if index >= 0:
             self.set_device(index)
@@ -134,7 +135,7 @@ class Machine:
             self.notes.append(text)
 
     def end_process_group(self) -> None:
-        """That of a simulated NCCL, if the program has not ended it."""
+        """Destroy the process group of a simulated NCCL, if the program has not done so."""
         if self.has_process_group and torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
         self.has_process_group = False
@@ -160,7 +161,7 @@ class Machine:
             allocator.synchronize(stream)
 
 
-def _environment_settings() -> str:
+def _read_environment_settings() -> str:
     return next((os.environ[name] for name in SETTINGS_VARIABLES if os.environ.get(name)), "")
 
 

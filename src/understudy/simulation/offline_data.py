@@ -46,15 +46,15 @@ def _is_made_up() -> bool:
 Row = Callable[[int], dict[str, Any]]
 
 
-def _image(number: int, width: int, height: int, mode: str = "RGB") -> Any:
+def _make_image(number: int, width: int, height: int, mode: str = "RGB") -> Any:
     return importlib.import_module("PIL.Image").new(mode, (width, height), number % 256)
 
 
 KINDS: tuple[tuple[tuple[str, ...], Row, dict[str, int]], ...] = (
-    (("cifar",), lambda i: {"img": _image(i, 32, 32), "label": i % 10}, {"label": 10}),
-    (("mnist",), lambda i: {"image": _image(i, 28, 28, "L"), "label": i % 10}, {"label": 10}),
-    (("imagenet", "ilsvrc"), lambda i: {"image": _image(i, 500, 375), "label": i % 1000}, {"label": 1000}),
-    (("food101", "beans", "flowers"), lambda i: {"image": _image(i, 512, 512), "label": i % 3}, {"label": 101}),
+    (("cifar",), lambda i: {"img": _make_image(i, 32, 32), "label": i % 10}, {"label": 10}),
+    (("mnist",), lambda i: {"image": _make_image(i, 28, 28, "L"), "label": i % 10}, {"label": 10}),
+    (("imagenet", "ilsvrc"), lambda i: {"image": _make_image(i, 500, 375), "label": i % 1000}, {"label": 1000}),
+    (("food101", "beans", "flowers"), lambda i: {"image": _make_image(i, 512, 512), "label": i % 3}, {"label": 101}),
     (("squad",), lambda i: {
         "id": str(i), "title": WORDS, "context": TEXT, "question": SENTENCE,
         "answers": {"text": [WORDS[2:11]], "answer_start": [2]}}, {}),
@@ -74,7 +74,7 @@ KINDS: tuple[tuple[tuple[str, ...], Row, dict[str, int]], ...] = (
 """Parts of names, a row, and how many classes a column has. Other names have a column of texts."""
 
 
-def _kind_of(name: str) -> tuple[Row, dict[str, int]]:
+def _find_kind(name: str) -> tuple[Row, dict[str, int]]:
     for parts, row, classes in KINDS:
         if any(part in name.lower() for part in parts):
             return row, classes
@@ -105,7 +105,7 @@ def find_missing_data(original: Function) -> Function:
 
 def _make_data(name: str, split: Any, is_streamed: bool) -> Any:
     datasets: Any = importlib.import_module("datasets")
-    row, classes = _kind_of(name)
+    row, classes = _find_kind(name)
     rows = [row(i) for i in range(ROWS)]
     columns = {column: [entry[column] for entry in rows] for column in rows[0]}
     made = datasets.Dataset.from_dict(columns)

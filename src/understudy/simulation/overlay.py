@@ -78,7 +78,7 @@ class Overlay:
     # --- where a path is -----------------------------------------------------------------------------------
 
     def absolute(self, path: Any) -> str | None:
-        """The path in one form; None for what is no file of the real disk."""
+        """The absolute path with links resolved; None for what is no file of the real disk."""
         if isinstance(path, int):
             return None
         text = os.fsdecode(os.fspath(path))
@@ -91,7 +91,7 @@ class Overlay:
         return os.path.join(self.root, "files", whole.lstrip(os.sep))
 
     def is_deleted(self, whole: str) -> bool:
-        """It, or a folder that it is in, and nothing was written there since."""
+        """Whether the file, or a folder that contains it, was deleted and not written again."""
         if not self._deleted or os.path.lexists(self.inside(whole)):
             return False
         part = whole
@@ -103,7 +103,7 @@ class Overlay:
         return True
 
     def find(self, path: object) -> Any:
-        """Where to read."""
+        """The path to read from."""
         whole = self.absolute(path)
         if whole is None:
             return path
@@ -112,7 +112,7 @@ class Overlay:
         return os.path.join(self.root, "deleted", whole.lstrip(os.sep)) if self.is_deleted(whole) else path
 
     def place(self, path: object, *, keeps: bool = False) -> Any:
-        """Where to write. `keeps`: what is in the file is still wanted."""
+        """The path to write to. `keeps`: the content of the file is copied first."""
         whole = self.absolute(path)
         if whole is None:
             return path
@@ -131,7 +131,7 @@ class Overlay:
             os.makedirs(self.inside(parent), exist_ok=True)
 
     def names(self, whole: str) -> set[str]:
-        """What is in a folder."""
+        """The names in a folder."""
         found: set[str] = set()
         if not self.is_deleted(whole) and whole not in self._deleted and os.path.isdir(whole):
             found |= {name for name in os.listdir(whole) if not self.is_deleted(os.path.join(whole, name))}
@@ -216,7 +216,7 @@ _active: list[Overlay] = []
 
 
 def active_overlay() -> Overlay | None:
-    """The overlay of the program that is running; None inside of its own work."""
+    """The overlay of the running program; None while the overlay itself works on files."""
     return _active[-1] if _active and not _active[-1].is_busy else None
 
 
@@ -279,7 +279,7 @@ def open_descriptor_in_overlay(original: Function) -> Function:
     "os.stat", "os.lstat", "os.access", "os.readlink", "os.listxattr", "os.getxattr", "os.statvfs", during=REHEARSAL
 )
 def look_into_overlay(original: Function) -> Function:
-    """Whether a file exists, and how large it is, is what the rehearsal has made of it."""
+    """Questions about a file (existence, size, times) are answered from the overlay first."""
 
     def look(path: object, *args: object, **kwargs: object) -> Any:
         overlay = active_overlay()
@@ -292,7 +292,7 @@ def look_into_overlay(original: Function) -> Function:
 
 @patch("os.listdir", during=REHEARSAL)
 def list_overlay(original: Function) -> Function:
-    """What is in a folder, for a rehearsal."""
+    """A folder lists the real files and those of the overlay, without the deleted ones."""
 
     def listdir(path: object = ".") -> Any:
         overlay = active_overlay()
@@ -306,7 +306,7 @@ def list_overlay(original: Function) -> Function:
 
 
 class _Entries(list[Any]):
-    """What `os.scandir` gives."""
+    """The iterator that `os.scandir` returns."""
 
     def __enter__(self) -> _Entries:
         return self
@@ -325,7 +325,7 @@ class _Entries(list[Any]):
 
 
 class _Entry:
-    """An `os.DirEntry` of the overlay: its name is that of the program, its facts are asked for."""
+    """An `os.DirEntry` with the path that the program knows; size and kind are looked up in the overlay when asked for."""
 
     def __init__(self, folder: Any, name: str) -> None:
         self.name, self.path = name, os.path.join(folder, name)
@@ -375,7 +375,7 @@ def _redirect(original: Function, method: str) -> Function:
 
 @patch("os.remove", "os.unlink", during=REHEARSAL)
 def remove_in_overlay(original: Function) -> Function:
-    """Gone for the rehearsal, and there for everybody else."""
+    """The file is marked as deleted in the overlay; the real one stays."""
     return _redirect(original, "remove")
 
 
@@ -387,13 +387,13 @@ def remove_folder_in_overlay(original: Function) -> Function:
 
 @patch("os.mkdir", during=REHEARSAL)
 def make_folder_in_overlay(original: Function) -> Function:
-    """A folder of the rehearsal alone."""
+    """The folder is made in the overlay only."""
     return _redirect(original, "make_folder")
 
 
 @patch("os.rename", "os.replace", during=REHEARSAL)
 def move_in_overlay(original: Function) -> Function:
-    """Files are moved for the rehearsal alone."""
+    """Files are moved in the overlay only."""
 
     def move(source: object, target: object, **kwargs: object) -> Any:
         overlay = active_overlay()
@@ -438,7 +438,8 @@ def change_in_overlay(original: Function) -> Function:
 
 @patch("shutil.rmtree", during=REHEARSAL)
 def remove_tree_in_overlay(original: Function) -> Function:
-    """Python removes a tree by descriptors of its folders; here it is marked as gone."""
+    """`shutil.rmtree` works with descriptors of folders, which the overlay does not follow: the tree is marked as
+    deleted."""
 
     def rmtree(path: Any, ignore_errors: bool = False, onerror: object = None, **kwargs: object) -> None:
         overlay = active_overlay()

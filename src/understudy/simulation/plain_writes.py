@@ -50,7 +50,7 @@ PASSED_THROUGH = ("torch._ops", "understudy.fake.kernels.autocast")
 
 
 class PlainWrites:
-    """Of one mode."""
+    """The substitutions for one mode."""
 
     def __init__(self) -> None:
         self._asked = 0
@@ -99,8 +99,8 @@ def _is_in_transform(frame: FrameType | None) -> bool:
 
 
 def _is_biased_product(mode: ObservedMode, args: tuple[Any, ...]) -> bool:
-    """Whether a product that was made just before is added to, and keeps its shape and dtype: in a linear layer whose input
-    is a batch in another order, in attention that is computed step by step."""
+    """Whether a bias is added to a product that was made just before, and the shape and dtype stay: in a linear layer
+    whose input is a batch in another order, in attention that is computed step by step."""
     record = mode.find_record(args[0])
     if record is None or record.serial != mode.births or not isinstance(record.maker, _torch.OpOverload):
         return False
@@ -113,7 +113,7 @@ def _is_biased_product(mode: ObservedMode, args: tuple[Any, ...]) -> bool:
 
 
 def _are_new_zeros(mode: ObservedMode, fake: FakeTensor) -> bool:
-    """Whether nothing was made after these zeros."""
+    """Whether these zeros are the latest tensor that was made."""
     record = mode.find_record(fake)
     if record is None or record.serial != mode.births or not isinstance(record.maker, _torch.OpOverload):
         return False
@@ -121,7 +121,7 @@ def _are_new_zeros(mode: ObservedMode, fake: FakeTensor) -> bool:
 
 
 def _is_sum(args: tuple[Any, ...]) -> bool:
-    """Of two tensors of one shape and dtype, without a factor."""
+    """Whether it adds two tensors of one shape and dtype, without a factor."""
     if len(args) != 2 or type(args[1]) is not FakeTensor:
         return False
     one, other = args[0]._spec, args[1]._spec

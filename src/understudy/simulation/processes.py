@@ -43,12 +43,12 @@ BETWEEN_COMMANDS = re.compile(r"\|\||&&|[|;]")
 WRITING_SHELL = re.compile(r"[<>`&\n]|\$\(")
 
 
-def only_tells(command: Any, is_shell: bool) -> bool:
+def is_read_only(command: Any, is_shell: bool) -> bool:
     """Whether a command is known to change nothing. `command` is a line, or a list of words."""
     if is_shell:
         line = command if isinstance(command, (str, bytes)) else command[0]
-        return all(map(_words_only_tell, _split_line(os.fsdecode(line))))
-    return _words_only_tell(_list_words(command))
+        return all(map(_is_read_only, _split_line(os.fsdecode(line))))
+    return _is_read_only(_list_words(command))
 
 
 def _list_words(command: Any) -> list[str]:
@@ -66,7 +66,7 @@ def _split_line(line: str) -> list[list[str]]:
     return [[]] if WRITING_SHELL.search(BETWEEN_COMMANDS.sub(" ", line)) else parts
 
 
-def _words_only_tell(words: Sequence[str]) -> bool:
+def _is_read_only(words: Sequence[str]) -> bool:
     if not words:
         return False
     program, *arguments = os.path.basename(words[0]), *words[1:]
@@ -82,27 +82,27 @@ def _words_only_tell(words: Sequence[str]) -> bool:
 
 
 def _is_refused(command: Any, is_shell: bool) -> bool:
-    """Whether a rehearsal does not run it; then it is listed."""
+    """Whether a rehearsal refuses to run the command; a refused one is listed."""
     overlay = active_overlay()
-    if overlay is None or only_tells(command, is_shell):
+    if overlay is None or is_read_only(command, is_shell):
         return False
     note_refused("command", command if isinstance(command, str) else shlex.join(_list_words(command)))
     return True
 
 
-def _words_of_nothing() -> list[str]:
-    """A program that does nothing, and succeeds."""
+def _make_empty_command() -> list[str]:
+    """A command that does nothing, and succeeds."""
     found = shutil.which("true")
     return [found] if found else [sys.executable, "-S", "-c", ""]
 
 
 @patch("subprocess.Popen.__init__", during=REHEARSAL)
-def start_what_tells(original: Function) -> Function:
+def start_read_only_program(original: Function) -> Function:
     """A rehearsal starts no program that may write."""
 
     def __init__(self: object, args: Any, *rest: Any, **options: Any) -> None:
         if _is_refused(args, bool(options.get("shell"))):
-            args = _words_of_nothing()
+            args = _make_empty_command()
             options = {**options, "shell": False, "executable": None}
         original(self, args, *rest, **options)
 
@@ -110,7 +110,7 @@ def start_what_tells(original: Function) -> Function:
 
 
 @patch("os.system", during=REHEARSAL)
-def run_line_that_tells(original: Function) -> Function:
+def run_read_only_line(original: Function) -> Function:
     """As `subprocess.Popen`."""
 
     def system(command: Any) -> int:
@@ -120,12 +120,12 @@ def run_line_that_tells(original: Function) -> Function:
 
 
 @patch("os.posix_spawn", "os.posix_spawnp", during=REHEARSAL)
-def spawn_what_tells(original: Function) -> Function:
+def spawn_read_only_program(original: Function) -> Function:
     """As `subprocess.Popen`."""
 
     def posix_spawn(path: Any, argv: Any, *args: Any, **kwargs: Any) -> int:
         if _is_refused(argv, False):
-            argv = _words_of_nothing()
+            argv = _make_empty_command()
             path = argv[0]
         return original(path, argv, *args, **kwargs)
 
@@ -133,8 +133,8 @@ def spawn_what_tells(original: Function) -> Function:
 
 
 @patch("os.execv", "os.execve", during=REHEARSAL)
-def refuse_to_become_another(original: Function) -> Function:
-    """The program would take the place of the rehearsal."""
+def refuse_to_replace_process(original: Function) -> Function:
+    """`exec` would replace the process of the rehearsal."""
 
     def execute(path: Any, argv: Any, *args: Any) -> Any:
         if _is_refused(argv, False):

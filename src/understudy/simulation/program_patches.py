@@ -85,7 +85,8 @@ def move_stand_ins(original: Function) -> Function:
 
 @patch("torch.amp.grad_scaler.GradScaler._maybe_opt_step", during=SIMULATION)
 def step_without_overflow(original: Function) -> Function:
-    """Whether gradients have overflowed is in their data. Where no policy answers that, they have not: the step is made."""
+    """Whether gradients have overflowed is data-dependent. Without a policy that answers it, they have not: the step
+    is made."""
 
     def step(self: object, optimizer: Any, optimizer_state: Any, *args: object, **kwargs: object) -> Any:
         fakes = [found for found in optimizer_state["found_inf_per_device"].values() if type(found) is FakeTensor]
@@ -101,8 +102,8 @@ def step_without_overflow(original: Function) -> Function:
 
 
 @patch("torch.amp.grad_scaler.GradScaler.get_scale", during=SIMULATION)
-def scale_stays(original: Function) -> Function:
-    """The scale is in the data of a tensor once it has been updated. Without overflows it is the first one for long."""
+def keep_loss_scale(original: Function) -> Function:
+    """The updated scale is data of a tensor. Without overflows it stays at its initial value for thousands of steps."""
 
     def get_scale(self: Any) -> float:
         if not self._enabled or self._scale is None or type(self._scale) is not FakeTensor:
@@ -145,7 +146,7 @@ IS_THERE = "The simulated software has NCCL."
 
 @patch("torch.distributed.is_nccl_available", "torch.distributed.distributed_c10d.is_nccl_available", during=SIMULATION,
        reason=IS_THERE)  # fmt: skip
-def have_nccl(original: Function) -> Function:
+def report_nccl_available(original: Function) -> Function:
     return lambda: True
 
 

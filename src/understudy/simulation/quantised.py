@@ -64,7 +64,7 @@ def quantise_before_use(original: Function) -> Function:
 
 
 def _quantise_layer(layer: Any, device: Any, dtype: torch.dtype | None) -> None:
-    """Its weight on the device, in few bits; nothing where that has been done."""
+    """Quantise the weight on the device, unless that has been done."""
     functional = importlib.import_module("bitsandbytes.functional")
     weight = layer.weight
     if hasattr(weight, "quant_state"):

@@ -70,7 +70,7 @@ class ScriptResult:
 
 @patch("torch.compile", during=REHEARSAL)
 def label_compilation(original: Function) -> Function:
-    """Inside of a mode the function runs as it is: the report has to say so."""
+    """Inside a mode a compiled function runs as eager: the report says so."""
 
     def compile(*args: object, **kwargs: object) -> Any:
         if _torch.active_fake_mode() is not None:
@@ -132,7 +132,7 @@ def _repeat_longest(batches: Iterator[object]) -> Iterator[Any]:
 
 
 def find_tensors(batch: object) -> list[torch.Tensor]:
-    """Those of a batch, whatever it is made of."""
+    """The tensors of a batch, whatever its containers are."""
     if isinstance(batch, torch.Tensor):
         return [batch]
     if isinstance(batch, Mapping):
@@ -185,7 +185,8 @@ _at_exit: list[list[tuple[Function, Any, Any]]] = []
 
 @patch("atexit.register", during=REHEARSAL)
 def collect_exit_functions(original: Function) -> Function:
-    """Those of the script belong to it, and it ends before this process does. Libraries stay, and so do theirs."""
+    """Exit functions of the script run when the script ends, which is before this process does; those of libraries stay
+    registered."""
 
     def register(function: Function, *args: object, **kwargs: object) -> Function:
         if not _at_exit or sys._getframe(1).f_globals.get("__name__") != "__main__":
@@ -206,7 +207,7 @@ def _run_exit_functions(functions: list[tuple[Function, Any, Any]]) -> None:
 
 
 def _close_progress_bars() -> None:
-    """A bar of tqdm in whose middle the script was ended ends its line, as it does when Python ends."""
+    """Close the progress bars of tqdm, as the end of Python does: a bar that is open leaves the cursor in its line."""
     bars = getattr(getattr(sys.modules.get("tqdm.std"), "tqdm", None), "_instances", ())
     for bar in list(bars):
         bar.close()
@@ -225,22 +226,22 @@ def run_script(
     counter = StepCounter(steps)
     with ExitStack() as stack:
         overlay = None if allow_writes else stack.enter_context(Overlay())
-        stack.enter_context(_as_main(script))
+        stack.enter_context(_replace_main(script))
         hold = stack.enter_context(active(REHEARSAL))
         stack.enter_context(counter)
-        stack.enter_context(_entry(_modes, mode))
-        stack.enter_context(_entry(_takes_longest, takes_longest))
+        stack.enter_context(_push(_modes, mode))
+        stack.enter_context(_push(_takes_longest, takes_longest))
         stack.enter_context(make_missing_data(makes_data))
         stack.enter_context(adapt_libraries(hold, result.notes, allow_writes))
         handle = register_optimizer_step_post_hook(counter.count)
         stack.callback(handle.remove)
-        exits = stack.enter_context(_entry(_at_exit, []))
+        exits = stack.enter_context(_push(_at_exit, []))
         try:
-            _run(script)
+            _run_as_main(script)
         except EndOfScript:
             result.was_ended = True
         except SystemExit as ended:
-            result.exit_code = _exit_code(ended.code)
+            result.exit_code = _read_exit_code(ended.code)
         except KeyboardInterrupt:
             result.exit_code = INTERRUPTED
         except BaseException as error:
@@ -256,7 +257,7 @@ def run_script(
 
 
 @contextmanager
-def _entry(stack: list[Any], value: object) -> Iterator[Any]:
+def _push(stack: list[Any], value: object) -> Iterator[Any]:
     stack.append(value)
     try:
         yield value
@@ -264,8 +265,8 @@ def _entry(stack: list[Any], value: object) -> Iterator[Any]:
         stack.remove(value)
 
 
-def _exit_code(code: object) -> int:
-    """As Python: a text goes to standard error, and is a failure."""
+def _read_exit_code(code: object) -> int:
+    """The exit code for an argument of `sys.exit`. As in Python, a text is printed to standard error and means 1."""
     if code is None:
         return 0
     if isinstance(code, int):
@@ -274,7 +275,7 @@ def _exit_code(code: object) -> int:
     return 1
 
 
-def _run(script: Script) -> None:
+def _run_as_main(script: Script) -> None:
     if script.is_module:
         runpy.run_module(script.target, run_name="__main__", alter_sys=True)
         return
@@ -289,7 +290,7 @@ def _run(script: Script) -> None:
 
 
 @contextmanager
-def _as_main(script: Script) -> Iterator[None]:
+def _replace_main(script: Script) -> Iterator[None]:
     """`sys.argv`, `sys.path[0]` and `__main__` as the script expects them; no byte code is written beside it."""
     before = sys.argv, sys.path[:], sys.modules.get("__main__"), sys.dont_write_bytecode
     folder = os.getcwd() if script.is_module else os.path.dirname(os.path.realpath(script.target))

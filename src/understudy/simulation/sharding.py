@@ -17,7 +17,7 @@ from understudy.simulation.storages import ObservedMode
 @patch(
     "torch.distributed.tensor._sharding_prop.ShardingPropagator._propagate_tensor_meta_non_cached", during=OBSERVATION
 )
-def compute_sharding_unheard(original: Callable[..., object]) -> Callable[..., Any]:
+def propagate_sharding_unobserved(original: Callable[..., object]) -> Callable[..., Any]:
     """DTensor runs each new operator once more, on tensors of the global sizes, to know the metadata of its result."""
 
     def propagate(*args: object, **kwargs: object) -> Any:
@@ -31,7 +31,7 @@ def compute_sharding_unheard(original: Callable[..., object]) -> Callable[..., A
 
 
 @patch("torch.distributed.tensor._api.DTensor.__new__", during=ANY_MODE)
-def give_wrappers_the_keys_of_stand_ins(original: Callable[..., Any]) -> Any:
+def add_dispatch_keys_to_wrappers(original: Callable[..., Any]) -> Any:
     """C++ gives a DTensor the device of the tensor inside it, and not the dispatch key by which autocast and the choice
     of an attention kernel find tensors on devices that are not here."""
 

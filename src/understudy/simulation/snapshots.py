@@ -121,12 +121,11 @@ class DeviceTrace:
 
     @property
     def oom(self) -> int | None:
-        """The last time that memory ran out: programs that try again run out several times."""
+        """The index of the last event "oom": programs that catch the error and try again have several."""
         return next((i for i in range(len(self.events) - 1, -1, -1) if self.events[i].action == "oom"), None)
 
     @property
-    def reserved(self) -> int:
-        """At the end."""
+    def reserved_at_end(self) -> int:
         return sum(segment["total_size"] for segment in self.segments)
 
     @property
@@ -144,10 +143,10 @@ class DeviceTrace:
         alive = {
             block["address"]: LiveBlock(block.get("requested_size", block["size"]), line_of(block), segment["stream"])
             for segment in self.segments
-            for block in addressed_blocks(segment)
+            for block in list_addressed_blocks(segment)
             if block["state"] != "inactive"
         }
-        reserved = self.reserved
+        reserved = self.reserved_at_end
         for event in reversed(self.events):
             if event.action == "alloc":
                 alive.pop(event.address, None)
@@ -242,23 +241,24 @@ def parse_snapshot(record: object, path: str = "snapshot") -> Snapshot:
 
 def _parse_devices(record: Any) -> Iterator[DeviceTrace]:
     segments, traces = list(record["segments"]), list(record["device_traces"])
-    settings = _settings_text(record.get("allocator_settings") or {})
+    settings = _write_settings(record.get("allocator_settings") or {})
     numbers = {segment.get("device", 0) for segment in segments} | {i for i, trace in enumerate(traces) if trace}
     for number in sorted(numbers):
-        own = [_checked_segment(segment) for segment in segments if segment.get("device", 0) == number]
+        own = [_check_segment(segment) for segment in segments if segment.get("device", 0) == number]
         events = list(_parse_trace(traces[number])) if number < len(traces) else []
         yield DeviceTrace(number, events, own, settings)
 
 
-def _checked_segment(segment: dict[str, Any]) -> dict[str, Any]:
-    checked = {**segment, "total_size": _number(segment["total_size"]), "stream": _number(segment.get("stream", 0))}
-    for block in addressed_blocks(checked):
-        _number(block["address"]), _number(block["size"]), str(block["state"])
+def _check_segment(segment: dict[str, Any]) -> dict[str, Any]:
+    total, stream = _read_number(segment["total_size"]), _read_number(segment.get("stream", 0))
+    checked = {**segment, "total_size": total, "stream": stream}
+    for block in list_addressed_blocks(checked):
+        _read_number(block["address"]), _read_number(block["size"]), str(block["state"])
     return checked
 
 
-def addressed_blocks(segment: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Older snapshots give no addresses of blocks: they follow one another."""
+def list_addressed_blocks(segment: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The blocks of a segment with their addresses, which older snapshots leave out: blocks follow one another."""
     address = segment["address"]
     for block in segment["blocks"]:
         yield {"address": address, **block}
@@ -271,18 +271,18 @@ def _parse_trace(trace: Iterable[dict[str, Any]]) -> Iterator[TraceEvent]:
         if action not in KNOWN:
             continue
         address = entry["device_free"] if action == "oom" else entry["addr"]
-        stream = _number(entry.get("stream", 0))
+        stream = _read_number(entry.get("stream", 0))
         empties = action in SHRINKS and any(frame.get("name") == "empty_cache" for frame in entry.get("frames") or ())
-        yield TraceEvent(action, _number(address), _number(entry["size"]), stream, line_of(entry), empties)
+        yield TraceEvent(action, _read_number(address), _read_number(entry["size"]), stream, line_of(entry), empties)
 
 
-def _number(value: object) -> int:
+def _read_number(value: object) -> int:
     if not isinstance(value, int) or value < 0:
         raise ValueError(f"{value!r}, where a size or an address is expected")
     return value
 
 
-def _settings_text(record: dict[str, Any]) -> str:
+def _write_settings(record: dict[str, Any]) -> str:
     """The settings in the form of PYTORCH_CUDA_ALLOC_CONF."""
     text = record.get("PYTORCH_CUDA_ALLOC_CONF")
     if text:
@@ -354,7 +354,7 @@ def replay(trace: DeviceTrace, settings: str | None = None, capacity: int | None
 
 
 def _replay_events(trace: DeviceTrace, allocator: Allocator, addresses: dict[int, int]) -> int | None:
-    """The event at which memory runs out, or None."""
+    """Returns the event at which memory runs out, or None."""
     last = trace.oom
     events = trace.events
     for index, event in enumerate(events):
@@ -386,7 +386,7 @@ def _is_call_of_empty_cache(events: list[TraceEvent], index: int) -> bool:
     return events[index].is_empty_cache or following not in (*GROWS, "oom")
 
 
-def missing_memory(trace: DeviceTrace, capacity: int, settings: str | None = None) -> int:
+def find_missing_memory(trace: DeviceTrace, capacity: int, settings: str | None = None) -> int:
     """How much more memory the requests would have needed, to within PRECISION; 0 if they would have lived."""
     if replay(trace, settings, capacity).lives:
         return 0
