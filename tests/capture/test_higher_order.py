@@ -481,3 +481,15 @@ def test_the_branch_not_taken_touches_no_data() -> None:
     gm = make_fx(f)(x)
     assert gm(x).tolist() == [1, 1]
     assert gm(torch.tensor([2, 3])).tolist() == [3, 2]
+
+
+@pytest.mark.parametrize("tracing_mode", ["real", "fake", "symbolic"])
+def test_a_graph_whose_branches_have_constants_is_traced_again(tracing_mode: str) -> None:
+    def program(x: Any) -> Any:
+        return torch.cond(x.sum() > 0, lambda a: a + 1, lambda a: a - torch.tensor([2.0, 3.0]), (x,))
+
+    x = torch.ones(2)
+    first = make_fx(program, tracing_mode="symbolic", pre_dispatch=True)(x)
+    again = make_fx(first, tracing_mode=tracing_mode)(x)
+    for given in (x, -x):
+        assert torch.equal(again(given), program(given))

@@ -496,3 +496,13 @@ def test_a_higher_order_operator_is_one_node_where_nobody_asks_for_gradients(mod
     gm = make_fx(f, tracing_mode=mode, pre_dispatch=True, _allow_non_fake_inputs=True)(torch.randn(3))
     assert targets(gm).count(torch.ops.higher_order.cond) == 1
     assert [name for name, _ in gm.named_children()] == ["true_graph_0", "false_graph_0"]
+
+
+def test_data_of_a_tensor_is_recorded() -> None:
+    def program(x: Any) -> Any:
+        y = x * 2
+        y.data.add_(1)
+        return y
+
+    x = torch.ones(3)
+    assert torch.equal(make_fx(program, pre_dispatch=True, tracing_mode="symbolic")(x)(x), program(x))

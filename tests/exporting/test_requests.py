@@ -99,6 +99,67 @@ def test_keywords_and_numbers() -> None:
         fixed(torch.ones(4), times=5)
 
 
+def test_bounds_of_hints() -> None:
+    class Scaled(nn.Module):
+        def forward(self, x: Any, n: int) -> Any:
+            return x * n
+
+    for hint in (Dim.AUTO, Dim.DYNAMIC):
+        program = export(Scaled(), (torch.ones(4), 3), dynamic_shapes=({0: hint(max=9)}, hint(max=5))).module()
+        assert program(torch.ones(9), 5).sum() == 45
+        with pytest.raises(AssertionError, match=r"x.size\(\)\[0\] <= 9"):
+            program(torch.ones(10), 5)
+        with pytest.raises(AssertionError, match="n <= 5"):
+            program(torch.ones(9), 6)
+
+
+def test_names_of_dimensions_are_no_names_of_other_things() -> None:
+    """A number among the inputs, and a size without a name, may be called as a dimension is."""
+
+    class Uses(nn.Module):
+        def forward(self, x: Any, y: Any, n: int) -> Any:
+            return x.sum() * n + y.sum()
+
+    for name in ("n", "x_0", "s0"):
+        asked = ({0: Dim.AUTO}, {0: Dim(name)}, Dim.DYNAMIC)
+        program = export(Uses(), (torch.ones(4), torch.ones(4), 4), dynamic_shapes=asked)
+        assert guards_of(program) == []
+        assert program.module()(torch.ones(3), torch.ones(5), 7) == 26
+
+
+def test_a_parameter_as_input_may_vary() -> None:
+    x = nn.Parameter(torch.ones(4, 3))
+    program = export(nn.ReLU(), (x,), dynamic_shapes=({0: Dim("rows")},))
+    assert program.module()(torch.ones(7, 3)).shape == (7, 3)
+
+
+def test_ranges_of_unknown_sizes_follow_from_checks() -> None:
+    class Reads(nn.Module):
+        def forward(self, x: Any) -> Any:
+            n = x.sum().long().item()
+            torch._check(n >= 2)
+            torch._check(n <= 5)
+            return torch.ones(n)
+
+    x = torch.ones(3)
+    ours, theirs = (f(Reads(), (x,)).range_constraints.values() for f in (export, torch.export.export))
+    assert list(map(str, ours)) == list(map(str, theirs)) == ["VR[2, 5]"]
+
+
+def test_assertions_stay_in_the_program() -> None:
+    class Checks(nn.Module):
+        def forward(self, x: Any) -> Any:
+            torch._assert_async((x > 0).all())
+            return x * 2
+
+    x = torch.ones(3)
+    program = export(Checks(), (x,))
+    assert torch.equal(program.module()(x), x * 2)
+    with pytest.raises(RuntimeError, match="Expected Tensor with single nonzero value"):
+        program.module()(-x)
+    assert "aten._assert_async.default" in {str(node.target) for node in program.run_decompositions().graph.nodes}
+
+
 def test_guards_have_lines_and_survive_saving() -> None:
     n, m = dims("n", "m")
     program = export(Halves(), (torch.randn(4, 6),), dynamic_shapes={"x": {0: n, 1: m}})
@@ -208,6 +269,40 @@ def test_signatures_of_modules_are_preserved() -> None:
         module = torch.export.unflatten(program)
     assert torch.equal(module(x), model(x))
     assert torch.equal(module.get_submodule("1")(torch.ones(2, 4)), model[1](torch.ones(2, 4)))
+
+
+class Several(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, x: Any, *, more: Any = None) -> Any:
+        return {"linear": self.linear(x), "unused": x * 2, "given": more}
+
+
+class Preserved(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.plain, self.without_grad = Several(), Several()
+
+    def forward(self, x: Any) -> Any:
+        y = self.plain(x)["linear"]
+        with torch.no_grad():
+            z = self.without_grad(y, more=x)
+        return y + z["linear"] * z["given"]
+
+
+def test_signatures_of_modules_follow_the_program() -> None:
+    """Results that nobody uses, a module in a region, and names after decompositions."""
+    model, x = Preserved(), torch.randn(2, 3)
+    training = export(model, (x,), preserve_module_call_signature=("plain", "without_grad"))
+    decomposed = training.run_decompositions()
+    for program in (training, decomposed):
+        program.validate()
+        assert torch.equal(program.module()(x), model(x))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert torch.equal(torch.export.unflatten(decomposed)(x), model(x))
 
 
 def test_a_model_on_stand_ins() -> None:

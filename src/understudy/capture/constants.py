@@ -127,6 +127,8 @@ class Constants:
         self._paths = AttributePaths()
         self._nested: dict[str, torch.Tensor] = {}
         self.allow_fakes = False
+        self.outer: Constants | None = None
+        """The constants of the surrounding program, for a branch: modules of branches are borrowed with all others."""
         self._around = _torch.active_fake_mode() if _torch.active_recorder() is None else None
         self.without_gradient = False
         self._stand_ins = FakeTensorMode()
@@ -172,6 +174,12 @@ class Constants:
         """Whether this is a parameter, buffer or constant of the program."""
         return id(tensor) in self._known and self._known[id(tensor)][0] is tensor
 
+    def real_of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor that nodes read for this one: itself, or what it stands for."""
+        if self.knows(tensor):
+            return self._known[id(tensor)][1]
+        return tensor if self.outer is None else self.outer.real_of(tensor)
+
     def existing(self, tensor: torch.Tensor | LazyParameter) -> Node | None:
         """The `get_attr` node of a tensor, None if there is none yet."""
         if type(tensor) is LazyParameter:
@@ -180,10 +188,12 @@ class Constants:
 
     def node_of(self, tensor: torch.Tensor) -> Node:
         """The `get_attr` node of a tensor, made on first use."""
-        known = self._known.get(id(tensor))
-        if known is None or known[0] is not tensor:
-            self._refuse_fake(tensor)
-            known = self._known[id(tensor)] = (tensor, tensor, None)
+        if not self.knows(tensor):
+            real = tensor if self.outer is None else self.outer.real_of(tensor)
+            if real is tensor:
+                self._refuse_fake(tensor)
+            self._known[id(tensor)] = (tensor, real, None)
+        known = self._known[id(tensor)]
         node = self._nodes.get(id(tensor))
         if node is None:
             node = self._nodes[id(tensor)] = self._make_node(*known)

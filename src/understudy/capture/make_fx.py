@@ -212,6 +212,8 @@ class Capture:
         self.options = options
         self.outer = outer
         self.tracer = PythonKeyTracer()
+        if outer is not None:
+            self.tracer.constants.outer = outer.tracer.constants
         self.fake_mode: FakeTensorMode | None = None
         self.recorder: ProxyTorchDispatchMode
         self._modules_given: list[torch.nn.Module] = []

@@ -30,7 +30,7 @@ def _derive(op: OpOverload) -> Form | None:
     record = record_of(op)
     if op is COPY or not record.is_mutable or record.changes_metadata:
         return None
-    functional = _find_functional(op)
+    functional = find_functional(op)
     if functional is None:
         return None
     return _write_results(op, functional)
@@ -39,7 +39,8 @@ def _derive(op: OpOverload) -> Form | None:
 functional_form: Trait[Form] = Trait("the same without writes, but for copies into what it writes to", derive=_derive)
 
 
-def _find_functional(op: OpOverload) -> OpOverload | None:
+def find_functional(op: OpOverload) -> OpOverload | None:
+    """The overload with the same arguments that writes nothing; None if there is none."""
     written = {name for _, name in _torch.written_arguments(op)}
     out_names = {a.name for a in op._schema.arguments if a.kwarg_only and a.name in written}
     wanted = [(a.name, str(a.type)) for a in op._schema.arguments if a.name not in out_names]

@@ -23,12 +23,12 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
-from torch.fx import Graph, Node
+from torch.fx import Graph, GraphModule, Node
 
 from understudy import _torch
 from understudy._torch import OpOverload
 from understudy.errors import Context
-from understudy.exporting.functional_forms import COPY, NotFunctionalError
+from understudy.exporting.functional_forms import COPY, NotFunctionalError, find_functional
 from understudy.fake.realise import make_new
 from understudy.fake.tensor import FakeTensor
 from understudy.graph.node_origins import line_of_node
@@ -203,11 +203,24 @@ def split(s: Scattering) -> Node | None:
 
 # --- the copies of a graph ------------------------------------------------------------------------------------------
 
-def functionalise(graph: Graph) -> dict[Node, Node]:
-    """Remove all writes of a graph. Returns, for each placeholder that was written to, the node of its last value."""
-    if not any(map(_is_write, graph.nodes)):
+def functionalise(module: GraphModule) -> dict[Node, Node]:
+    """Remove all writes of a graph and its subgraphs.
+
+    Returns, for each placeholder of the graph that was written to, the node of its last value.
+    """
+    for inner in module.children():
+        if isinstance(inner, GraphModule):
+            written = functionalise(inner)
+            if written:
+                target, value = next(iter(written.items()))
+                raise make_refusal(
+                    value, f"a branch or the body of a loop writes to {target}, which is made outside",
+                    "write to a copy, and return it: x.clone()",
+                )  # fmt: skip
+            inner.recompile()
+    if not any(map(_is_write, module.graph.nodes)):
         return {}
-    return _Functionalisation(graph).run()
+    return _Functionalisation(module.graph).run()
 
 
 def _is_write(node: Node) -> bool:
@@ -240,6 +253,8 @@ class _Functionalisation:
         """For calls that return several views: their base or parent."""
         self._targets: dict[Node, Node] = {}
         """For each copy: the node whose tensor it writes to, and returns."""
+        self._shared: dict[int, list[Node]] = {}
+        """Storages with several bases, none of which is a view of another: they can't be written to."""
 
     def run(self) -> dict[Node, Node]:
         for node in list(self._graph.nodes):
@@ -272,7 +287,11 @@ class _Functionalisation:
         storage = _torch.storage_id(val)
         memory = self._memories.get(storage)
         parent = None if memory is None else self._parent_of(source, memory)
+        if memory is not None and node.op == "placeholder" and not node.users:
+            return  # of tied parameters and buffers, one is used
         if memory is None or parent is None:
+            if memory is not None and memory.base.users:
+                self._shared.setdefault(storage, [memory.base]).append(node)
             self._memories[storage] = self._memory_of[node] = Memory(node)
         else:
             self._memory_of[node] = memory
@@ -355,6 +374,13 @@ class _Functionalisation:
 
     def _set_value(self, memory: Memory, view: Node, value: Node, write: Node) -> None:
         """Set the value of a view after the next write, and the values of its parents."""
+        sharing = self._shared.get(_torch.storage_id(view.meta["val"]), ())
+        if sharing:
+            names = " and ".join(map(str, sharing))
+            raise make_refusal(
+                write, f"a write to the memory of {names}, none of which is known to be a view of another",
+                "give each of them memory of its own: x.clone()",
+            )  # fmt: skip
         new = {view: value}
         while view is not memory.base:
             parent = self._parents[view]
@@ -379,27 +405,29 @@ class _Functionalisation:
         return made
 
     def _convert_source(self, target: Node, write: Node) -> Node:
-        """The copied value, converted to the shape, dtype and device of the target."""
+        """The copied value, with the shape, dtype and device of the target, in memory of its own.
+
+        In the program a copy is separate from what it was copied of. Its node must be, too: inputs are written to while
+        the program runs, or when it ends, and then another input is not to be read in the place of a copy of it.
+        """
         source = write.args[1]
         if not isinstance(source, Node):
             raise make_refusal(write, f"a copy of {source!r}, which is no tensor of the program")
         made = self._value_of(source, write)
         into, given = target.meta["val"]._spec, source.meta["val"]._spec
-        if given.dtype is not into.dtype or given.device != into.device:
-            kwargs: dict[str, Any] = {"dtype": into.dtype}
-            if given.device != into.device:
-                kwargs["device"] = into.device
-            made = self._call(aten._to_copy.default, (made,), kwargs, target, write, given.shape)
-        if len(given.shape) != len(into.shape) or not all(map(is_provably_equal, given.shape, into.shape)):
-            sizes = sizes_of(self._graph, target)
-            made = self._call(aten.expand.default, (made, sizes), {}, target, write, into.shape)
-        return made
+        is_same_shape = len(given.shape) == len(into.shape) and all(map(is_provably_equal, given.shape, into.shape))
+        if is_same_shape and given.device != into.device:
+            return self._call(aten._to_copy.default, (made,), {"dtype": into.dtype, "device": into.device}, target, write)
+        if is_same_shape and given.dtype is not into.dtype:
+            return self._call(aten._to_copy.default, (made,), {"dtype": into.dtype}, target, write)
+        if is_same_shape and made is source and source not in self._parents and _is_made_for(write, source):
+            return made
+        return self._call(aten.copy.default, (self._value_of(target, write), made), {}, target, write)
 
-    def _call(self, op: Any, args: Any, kwargs: Any, like: Node, write: Node, shape: object) -> Node:
+    def _call(self, op: Any, args: Any, kwargs: Any, like: Node, write: Node) -> Node:
         node = self._graph.call_function(op, args, kwargs)
         node.meta = {name: value for name, value in write.meta.items() if name not in ("val", "tensor_meta")}
-        val = like.meta["val"]
-        node.meta["val"] = make_new(val.fake_mode, val._spec.like(shape))
+        node.meta["val"] = _new_value(like)
         return node
 
     def _resolve_other(self, node: Node) -> None:
@@ -407,8 +435,12 @@ class _Functionalisation:
         op: Any = node.target
         record = record_of(op)
         if record.changes_metadata and record.packet.endswith("_"):
-            overload = getattr(getattr(aten, record.packet[:-1], None), op._overloadname, None)
-            if overload is not None and not record_of(overload).is_mutable:
+            overload = find_functional(op)
+            if overload is not None:
+                changed: Any = node.args[0]
+                if self._original(changed).op == "placeholder":
+                    why = f"{op} changes the shape or strides of {changed} itself, which a program without writes can't"
+                    raise make_refusal(node, why, f"use the result of torch.{record.packet[:-1]}")
                 node.target = overload
                 self._register_memory(node)
                 self._read_new_values(node)
@@ -466,6 +498,16 @@ class _Functionalisation:
                 raise make_refusal(write, f"{write.target} writes to a tensor that no node of the graph has made")
             self._set_value(memory, original, value, write)
             memory.writes += 1
+
+
+def _is_made_for(write: Node, source: Node) -> bool:
+    """Whether a value is made only to be written: by the calls just before."""
+    if len(source.users) > 1 or source.op != "call_function":
+        return False
+    before = write.prev
+    while before is not source and (before.target is operator.getitem or before.target is COPY):
+        before = before.prev
+    return before is source
 
 
 def _by_name(node: Node, op: OpOverload) -> dict[str, Any]:

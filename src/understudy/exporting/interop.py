@@ -113,12 +113,14 @@ class TorchSymbols:
                     hint, source, dynamic_dim=DimDynamic.DYNAMIC, do_not_specialize_zero_one=True
                 )
                 self._symbols[symbol] = self._env.create_symintnode(made, hint=hint, source=source)
-            self._set_range(self._symbols[symbol], symbol)
+            self._set_range(self._symbols[symbol], env, symbol)
         return self._symbols[symbol]
 
-    def _set_range(self, number: Any, symbol: Any) -> None:
-        low = 0 if symbol.low is None else symbol.low
-        bounds = ValueRanges(low, int_oo if symbol.high is None else symbol.high)
+    def _set_range(self, number: Any, env: Any, symbol: Any) -> None:
+        low, high = symbol.low, symbol.high
+        if env.is_unbacked(symbol):  # no input to check: what was promised of it is its range
+            low, high = env.facts.interval(symbol)
+        bounds = ValueRanges(0 if low is None else low, int_oo if high is None else high)
         if number.node.expr in self._env.var_to_range:
             self._env.var_to_range[number.node.expr] = bounds
 

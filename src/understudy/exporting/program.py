@@ -137,15 +137,20 @@ class Recording:
     def _make_fakes(self) -> list[Any]:
         """A stand-in for each tensor, a symbol for each dynamic number; other leaves unchanged."""
         env, fakes = self.mode.shape_env, []
+        taken = {id(tensor) for tensor in (*self.state.parameters.values(), *self.state.buffers.values())}
         for leaf, name, request in zip(self.inputs.leaves, self.inputs.names, self.inputs.requests, strict=True):
             if isinstance(leaf, torch.Tensor):
+                if id(leaf) in taken:  # another tensor may be in its place when the program is run
+                    leaf = leaf.detach().requires_grad_(leaf.requires_grad)
+                taken.add(id(leaf))
                 if self.mode.is_our_fake(leaf) and request is None:
                     fakes.append(leaf)
                 else:
                     context = request or {}
                     fakes.append(self.mode.from_tensor(leaf, source=name, symbolic_context=context))
             elif type(leaf) is int and request is not None and env is not None:
-                fakes.append(env.create_symint(leaf, name))
+                low, high = getattr(request, "min", None), getattr(request, "max", None)
+                fakes.append(env.create_symint(leaf, name, is_named=False, duck=False, low=low, high=high))
             else:
                 fakes.append(leaf)
         return fakes
@@ -184,7 +189,7 @@ class Recording:
                 result = model(*args, **kwargs)
             flat, self.out_spec = _torch.tree_flatten(result)
             check_results(flat)
-            return tuple(flat)
+            return (*flat, *(value for notes in self.calls.values() for value in notes.values()))
 
         vars(run)["_orig_mod"] = model  # parameters keep the names that they have in it
         return run
@@ -230,7 +235,7 @@ def _copy_assigned_buffers(model: torch.nn.Module) -> Iterator[None]:
 
 
 class CallRecorder:
-    """Records the inputs and outputs of one module."""
+    """Records the inputs and outputs of the first call of one module."""
 
     def __init__(self) -> None:
         self.inputs: list[Any] = []
@@ -240,36 +245,48 @@ class CallRecorder:
 
     def enter(self, module: object, args: object, kwargs: object) -> None:
         if self.in_spec is None:
-            leaves, self.in_spec = _torch.tree_flatten((args, kwargs))
-            self.inputs = list(map(_node_of, leaves))
+            self.inputs, self.in_spec = _torch.tree_flatten((args, kwargs))
 
     def leave(self, module: object, args: object, kwargs: object, result: object) -> None:
         if self.out_spec is None:
-            leaves, self.out_spec = _torch.tree_flatten(result)
-            self.outputs = list(map(_node_of, leaves))
+            self.outputs, self.out_spec = _torch.tree_flatten(result)
 
-    def signature(self) -> ModuleCallSignature:
-        return ModuleCallSignature(
-            inputs=list(map(_call_argument, self.inputs)), outputs=list(map(_call_argument, self.outputs)),
-            in_spec=self.in_spec, out_spec=self.out_spec,
-        )  # fmt: skip
+    def values(self) -> list[Any]:
+        """Its inputs and outputs that have nodes."""
+        return [leaf for leaf in (*self.inputs, *self.outputs) if isinstance(leaf, (torch.Tensor, torch.SymInt))]
 
-
-def _node_of(leaf: object) -> Any:
-    """The node of a value during recording; any other value unchanged."""
-    recorder = _torch.active_recorder()
-    if recorder is not None and isinstance(leaf, (torch.Tensor, torch.SymInt)):
-        return recorder.tracer.argument(leaf)
-    return leaf
+    def signature(self, nodes: Iterator[object]) -> ModuleCallSignature:
+        """`nodes`: those of `values()`."""
+        inputs, outputs = (
+            [_call_argument(next(nodes) if isinstance(leaf, (torch.Tensor, torch.SymInt)) else leaf) for leaf in leaves]
+            for leaves in (self.inputs, self.outputs)
+        )
+        return ModuleCallSignature(inputs=inputs, outputs=outputs, in_spec=self.in_spec, out_spec=self.out_spec)
 
 
 def _call_argument(value: Any) -> Any:
     from torch.export.graph_signature import (  # why: only where signatures are preserved
         ConstantArgument,
+        SymIntArgument,
         TensorArgument,
     )
 
-    return TensorArgument(value.name) if isinstance(value, Node) else ConstantArgument("", value)
+    if not isinstance(value, Node):
+        return ConstantArgument("", value)
+    return (SymIntArgument if isinstance(value.meta.get("val"), torch.SymInt) else TensorArgument)(value.name)
+
+
+def _take_last_results(module: GraphModule, count: int) -> Iterator[Any]:
+    """Remove the last results of a graph, and return their nodes.
+
+    Values in the signatures of modules are results of the capture: so they are not removed as dead code, and follow what
+    passes make of them.
+    """
+    (output,) = module.graph.find_nodes(op="output")
+    results: Any = output.args[0]
+    kept = len(results) - count
+    output.args = (tuple(results[:kept]),)
+    return iter(results[kept:])
 
 
 # --- the program -------------------------------------------------------------------------------------------------------
@@ -290,14 +307,17 @@ class Captured:
         inputs = list(zip(recording.inputs.names, recording.fakes, strict=True))
         with _torch.no_modes():
             lifted = lift(module, state, inputs, stand_ins(recording.mode))
-            written = {} if self.is_training else functionalise(module.graph)
+            written = {} if self.is_training else functionalise(module)
             if self.is_training:
                 wrap_regions(module, self.is_grad_enabled)
+            calls = self._calls()
             _complete_metadata(module)
             signature = make_signature(module.graph, lifted, written)
-            return self._program(lifted, signature, example)
+            return self._program(lifted, signature, calls, example)
 
-    def _program(self, lifted: Lifted, signature: object, example: tuple[object, object]) -> FunctionalProgram:
+    def _program(
+        self, lifted: Lifted, signature: object, calls: list[ModuleCallEntry], example: tuple[object, object]
+    ) -> FunctionalProgram:
         recording = self.recording
         vals = [node.meta.get("val") for node in self.module.graph.find_nodes(op="placeholder")]
         values = TorchValues()
@@ -307,13 +327,16 @@ class Captured:
         convert_values(self.module, values)
         return FunctionalProgram(
             self.module, signature, state_dict=recording.state.state_dict(),
-            range_constraints=_range_constraints(values, user_vals), module_call_graph=self._calls(), example_inputs=example,
+            range_constraints=_range_constraints(values, user_vals), module_call_graph=calls, example_inputs=example,
             constants=lifted.constants, is_training=self.is_training, origin=Origin(recording.mode, vals, guards),
         )  # fmt: skip
 
     def _calls(self) -> list[ModuleCallEntry]:
         recording = self.recording
-        signatures = {path: notes.signature() for path, notes in recording.calls.items() if notes.in_spec is not None}
+        nodes = _take_last_results(self.module, sum(len(notes.values()) for notes in recording.calls.values()))
+        signatures = {
+            path: notes.signature(nodes) for path, notes in recording.calls.items() if notes.out_spec is not None
+        }
         root = ModuleCallSignature([], [], recording.inputs.in_spec, recording.out_spec, recording.inputs.forward_names)
         entries = [
             ModuleCallEntry(path, signatures.get(path))
@@ -409,12 +432,16 @@ def _decompose(program: FunctionalProgram, vals: list[Any], table: Table) -> Fun
     """Retrace the graph of a program on its stand-ins."""
     module, origin = program.graph_module, program._origin
     is_given = [isinstance(val, (torch.Tensor, torch.SymInt)) for val in vals]
-    interpreter = torch.fx.Interpreter(module)
+    calls = copy.deepcopy(program.module_call_graph)
+    names = {node.name for node in module.graph.nodes}  # without those that a pass has removed since
+    in_calls = [a for entry in calls[1:] if entry.signature for a in _node_arguments(entry.signature) if a.name in names]
+    interpreter = KeepingInterpreter(module, {argument.name for argument in in_calls})
 
     def run(*given: object) -> Any:
         remaining = iter(given)
         with torch.fx.traceback.preserve_node_meta():
-            return interpreter.run(*(next(remaining) if is_one else val for val, is_one in zip(vals, is_given, strict=True)))
+            inputs = (next(remaining) if is_one else val for val, is_one in zip(vals, is_given, strict=True))
+            return (*interpreter.run(*inputs), *(interpreter.kept[argument.name] for argument in in_calls))
 
     tracing_mode: TracingMode = "fake" if origin.mode.shape_env is None else "symbolic"
     options = replace(_options(table), record_module_stack=False, tracing_mode=tracing_mode)
@@ -425,7 +452,9 @@ def _decompose(program: FunctionalProgram, vals: list[Any], table: Table) -> Fun
     lifted = Lifted(specs, dict(program.constants))
     with _torch.no_modes():
         lift_again(made, lifted, vals, stand_ins(origin.mode))
-        written = functionalise(made.graph)
+        written = functionalise(made)
+        for argument, node in zip(in_calls, _take_last_results(made, len(in_calls)), strict=True):
+            argument.name = node.name
         _complete_metadata(made)
         new_signature = make_signature(made.graph, lifted, written, signature.output_specs)
         values = TorchValues()
@@ -433,9 +462,29 @@ def _decompose(program: FunctionalProgram, vals: list[Any], table: Table) -> Fun
         convert_values(made, values)
     return FunctionalProgram(
         made, new_signature, state_dict=program.state_dict, range_constraints=_range_constraints(values, user_vals),
-        module_call_graph=copy.deepcopy(program.module_call_graph), example_inputs=program.example_inputs,
+        module_call_graph=calls, example_inputs=program.example_inputs,
         constants=lifted.constants, is_training=False, origin=replace(origin, vals=vals),
     )  # fmt: skip
+
+
+class KeepingInterpreter(torch.fx.Interpreter):
+    """An interpreter that keeps the values of some nodes."""
+
+    def __init__(self, module: GraphModule, names: set[str]) -> None:
+        super().__init__(module)
+        self.names = names
+        self.kept: dict[str, Any] = {}
+
+    def run_node(self, n: Node) -> Any:
+        value = super().run_node(n)
+        if n.name in self.names:
+            self.kept[n.name] = value
+        return value
+
+
+def _node_arguments(signature: ModuleCallSignature) -> list[Any]:
+    """The arguments and results of a module that are nodes."""
+    return [argument for argument in (*signature.inputs, *signature.outputs) if not hasattr(argument, "value")]
 
 
 def _submodules(module: GraphModule) -> torch.nn.Module:

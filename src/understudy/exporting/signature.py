@@ -31,6 +31,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from understudy import _torch
 from understudy.errors import Context, UnderstudyError
+from understudy.fake.tensor import FakeTensor
 from understudy.graph.node_origins import line_of_node
 from understudy.ops.registry import record_of
 
@@ -65,6 +66,11 @@ class ModelState:
                     attributes.setdefault(id(value), (f"{prefix}{name}", value))
         parameters: dict[str, torch.Tensor] = dict(model.named_parameters(remove_duplicate=False))
         return cls(parameters, dict(model.named_buffers(remove_duplicate=False)), temporary, attributes)
+
+    @property
+    def is_on_stand_ins(self) -> bool:
+        """Whether the model has no data itself."""
+        return any(type(tensor) is FakeTensor for tensor in (*self.parameters.values(), *self.buffers.values()))
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         every = {**self.parameters, **self.buffers}
@@ -196,6 +202,12 @@ def _lift_reads(
                 raise ExportError(f"{node.target} is a {type(value).__name__}, which an exported program can't hold")
             continue
         found = known.get(id(value))
+        if found is None and type(value) is FakeTensor and not state.is_on_stand_ins and id(value) not in state.attributes:
+            reader = next(iter(node.users), node)
+            raise ExportError(
+                f"the program reads {value._spec}, and what made it is not an operator that could be recorded",
+                context=Context(str(reader.target), "", line_of_node(reader), "compute it with operators of torch"),
+            )
         if found is None:
             name = state.attributes[id(value)][0] if id(value) in state.attributes else f"lifted_tensor_{_count(constants)}"
             constants[name] = value

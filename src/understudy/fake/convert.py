@@ -35,7 +35,7 @@ class _ConversionRequest:
     def spec(self, mode: FakeTensorMode, t: torch.Tensor) -> TensorSpec:
         if type(t) is FakeTensor and t._spec.is_symbolic:
             return t._spec
-        if _is_static(mode, t, self.static_shapes):
+        if _is_static(mode, t, self.static_shapes, self.symbolic_context):
             return spec_of_real(t)
         return symbolic_spec(mode.shape_env, t, self.source, self.symbolic_context)
 
@@ -51,10 +51,10 @@ class _ConversionRequest:
         }
 
 
-def _is_static(mode: FakeTensorMode, t: torch.Tensor, wanted: bool | None) -> bool:
-    """Whether its sizes stay numbers."""
+def _is_static(mode: FakeTensorMode, t: torch.Tensor, wanted: bool | None, context: object) -> bool:
+    """Whether its sizes stay numbers; those of a parameter do, unless a context says otherwise."""
     static = mode.static_shapes if wanted is None else wanted
-    return static or mode.shape_env is None or isinstance(t, torch.nn.Parameter)
+    return static or mode.shape_env is None or (isinstance(t, torch.nn.Parameter) and not context)
 
 
 SWEEP_FIRST_AT = 64
@@ -98,7 +98,8 @@ class FakeTensorConverter:
             options: Any = {"static_shapes": static_shapes, "source": source, "symbolic_context": symbolic_context}
             wrapped: FakeTensor = wrap(self.from_real_tensor(fake_mode, inner, make_constant, **options))
             return wrapped
-        if not make_constant and type(t) in PLAIN_TYPES and _is_static(fake_mode, t, static_shapes) and _is_whole(t):
+        is_static = _is_static(fake_mode, t, static_shapes, symbolic_context)
+        if is_static and not make_constant and type(t) in PLAIN_TYPES and _is_whole(t):
             return self._convert_whole(fake_mode, t)
         wanted = _ConversionRequest(static_shapes, source, symbolic_context)
         if t.is_inference() or torch.is_inference_mode_enabled() or _torch.has_modes():

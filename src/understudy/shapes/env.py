@@ -142,7 +142,7 @@ class ShapeEnv:
         """The node of a value; equal values have the same node."""
         return self.numbers.node(value, kind)
 
-    def create_symint(self, example: int, name: str, **options: object) -> int | torch.SymInt:
+    def create_symint(self, example: int, name: str, **options: Any) -> int | torch.SymInt:
         """A number among the inputs that may vary, as a `SymInt`: `n = env.create_symint(16, "n")`."""
         return self.symbols.create_symint(example, name, **options)
 

@@ -128,7 +128,9 @@ def _from_export(entry: Any) -> Policy | None:
     hint = getattr(getattr(entry, "type", None), "name", None)
     if hint in HINTS:
         kind = HINTS[hint]
-        return None if kind is None else Policy(kind, None, entry.min, entry.max)
+        if kind is None and (entry.min, entry.max) == (None, None):
+            return None
+        return Policy(kind or DUCK, None, entry.min, entry.max)
     root = getattr(entry, "root", None)
     if root is not None:
         return Policy(DYNAMIC, root.__name__, _number(root.min) or None, _number(root.max), entry.fn)

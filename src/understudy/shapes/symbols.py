@@ -85,11 +85,13 @@ class Symbols:
             return self.numbers.node(self.by_hint[example], int)
         least = low if low is not None else (2 if self.env.settings.specialize_zero_one and example >= 2 else 0)
         if example < least or (high is not None and example > high):
-            called = name if source is None else name_of(source)
+            shown = name if source is None else name_of(source)
             raise ConstraintViolationError(
-                f"{called}: the example is {example}, which is not in {least}..{'∞' if high is None else high}"
+                f"{shown}: the example is {example}, which is not in {least}..{'∞' if high is None else high}"
             )
-        symbol = self.algebra.symbol(name or self._choose_name(source), least, high)
+        # A symbol without a name of the user's may be called so already.
+        called = self._choose_name(source) if name is None or name in self.algebra.symbols else name
+        symbol = self.algebra.symbol(called, least, high)
         self.hints[symbol] = example
         if name is not None:
             self.by_name[name] = symbol
@@ -116,10 +118,13 @@ class Symbols:
         number = self.numbers.make_float("to_float", value) if isinstance(value, Expr) else value
         return self.numbers.node(number, float).symbolic
 
-    def create_symint(self, example: int, name: str, **options: Any) -> int | torch.SymInt:
-        """A number among the inputs that may vary, as a `SymInt`: `n = env.create_symint(16, "n")`."""
+    def create_symint(self, example: int, name: str, *, is_named: bool = True, **options: Any) -> int | torch.SymInt:
+        """A number among the inputs that may vary, as a `SymInt`: `n = env.create_symint(16, "n")`.
+
+        `is_named`: it is the dimension of that name, if there is one.
+        """
         options.setdefault("positive", example >= 0)  # a number that is not a size may be negative
-        size = self.create_symbol(example, name, name=name, **options)
+        size = self.create_symbol(example, name, name=name if is_named else None, **options)
         self.inputs.add_number(name, size)
         return size if isinstance(size, int) else cast(torch.SymInt, size.symbolic)
 

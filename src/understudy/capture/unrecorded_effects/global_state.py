@@ -5,6 +5,7 @@ torch.get_rng_state, set_rng_state, manual_seed    become nodes: a checkpointed 
 torch.set_default_dtype                            becomes a node: factories without dtype depend on it
 Parameter(x), x as one of a subclass               shares its memory with x
 torch.from_dlpack(x)                               shares its memory with x
+x.data                                             an alias of x; above autograd no operator is seen
 x.data = y                                         x becomes an alias of y
 x.as_subclass(Kind)                                the same value in an object of another class
 Function.apply(x)                                  x may be a real tensor that has a stand-in
@@ -208,7 +209,18 @@ def check_tolist(original: Function) -> Function:
     return read
 
 
+GET_DATA: Function = torch.Tensor.data.__get__  # type: ignore[attr-defined]
 SET_DATA: Function = torch.Tensor.data.__set__  # type: ignore[attr-defined]
+
+
+def get_data(tracer: PythonKeyTracer, tensor: torch.Tensor) -> torch.Tensor:
+    """`x.data`: C++ makes the alias below autograd, so a recorder above it does not see `detach`."""
+    data: Any = GET_DATA(tensor)
+    if type(data) is FakeTensor and tracer.find_node(data) is None:
+        node = tracer.append_call(aten.detach.default, (tracer.node_of_tensor(tensor),), {})
+        set_val(node, data)
+        tracer.remember(data, node)
+    return data
 
 
 def set_data(tracer: PythonKeyTracer, tensor: torch.Tensor, data: torch.Tensor) -> None:

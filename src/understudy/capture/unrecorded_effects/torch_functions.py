@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from understudy import _torch
 from understudy.capture.constants import has_reals
 from understudy.capture.unrecorded_effects import data_reads
-from understudy.capture.unrecorded_effects.global_state import SET_DATA, set_data
+from understudy.capture.unrecorded_effects.global_state import GET_DATA, SET_DATA, get_data, set_data
 from understudy.fake.tensor import FakeTensor
 from understudy.fake.values.data_dependent import convert_lengths_to_tensors
 from understudy.ops.nn import recurrent
@@ -170,6 +170,10 @@ def _with_lengths(tracer: PythonKeyTracer, func: Any, args: Any, kwargs: Any) ->
     return func(*args, **kwargs)
 
 
+def _get_data(tracer: PythonKeyTracer, func: object, args: Any, kwargs: object) -> Any:
+    return get_data(tracer, *args)
+
+
 def _set_data(tracer: PythonKeyTracer, func: object, args: Any, kwargs: object) -> Any:
     return set_data(tracer, *args)
 
@@ -184,6 +188,7 @@ SPECIAL = {
     torch.istft: _run_python_version,
     torch.ctc_loss: _with_lengths,
     torch.nn.functional.ctc_loss: _with_lengths,
+    GET_DATA: _get_data,
     SET_DATA: _set_data,
     **dict.fromkeys(recurrent.PADDED_LAYERS, record_operator),
     **dict.fromkeys(data_reads.READS, _read),

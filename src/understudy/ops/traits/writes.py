@@ -139,6 +139,7 @@ def is_pure(op: OpOverload, args: tuple[object, ...], kwargs: object) -> bool:
         isinstance(op, OpOverload)
         and record_of(op).is_builtin
         and not record_of(op).is_mutable
+        and len(op._schema.returns) > 0  # without a result, it is called for an effect: `_assert_async`
         and torch.Tag.data_dependent_output not in op.tags  # an unread value may still be checked
         and not draws_numbers(op, args, kwargs)
         and not (record_of(op).may_write and written_values(op, args, kwargs))
