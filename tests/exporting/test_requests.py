@@ -99,6 +99,18 @@ def test_keywords_and_numbers() -> None:
         fixed(torch.ones(4), times=5)
 
 
+@pytest.mark.parametrize("is_nested", [True, False])
+def test_keywords_of_any_name(is_nested: bool) -> None:
+    class Keywords(nn.Module):
+        def forward(self, x: Any, **others: Any) -> Any:
+            return x + others["y"]
+
+    rows = {0: Dim.DYNAMIC}
+    asked = {"x": rows, "others": {"y": rows}} if is_nested else {"x": rows, "y": rows}
+    program = export(Keywords(), (torch.ones(4),), {"y": torch.ones(4)}, dynamic_shapes=asked).module()
+    assert program(torch.ones(3), y=torch.ones(3)).sum() == 6
+
+
 def test_bounds_of_hints() -> None:
     class Scaled(nn.Module):
         def forward(self, x: Any, n: int) -> Any:

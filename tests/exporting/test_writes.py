@@ -133,6 +133,21 @@ class WritesTiedBuffersByTheSecondName(TiedBuffers):
 
 
 @program
+class WritesToTheResultOfAModule(Square):
+    """The new value belongs to the calling module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = nn.Sequential(nn.Flatten(0, 1), nn.Identity(), nn.Unflatten(0, (3, 3)))
+
+    def forward(self, x: Any, y: Any) -> Any:
+        made = self.part(x * 2)
+        made[0] = 1
+        made.view(-1)[4] = 2
+        return self.part(made + 1), made
+
+
+@program
 class WritesInABranch(Square):
     def forward(self, x: Any, y: Any) -> Any:
         def yes(a: Any) -> Any:

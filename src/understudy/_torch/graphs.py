@@ -219,6 +219,12 @@ def bind_arguments(model: torch.nn.Module, args: Sequence[object], kwargs: Mappi
     return {**signature.bind_partial(*args).arguments, **kwargs}
 
 
+def name_of_keywords(model: torch.nn.Module) -> str | None:
+    """`kwargs` of `forward(self, x, **kwargs)`; None if it has no such parameter."""
+    parameters = inspect.signature(model.forward).parameters.values()
+    return next((parameter.name for parameter in parameters if parameter.kind is parameter.VAR_KEYWORD), None)
+
+
 def flatten_with_paths(tree: object) -> list[tuple[tuple[Any, ...], Any]]:
     return pytree.tree_flatten_with_path(tree)[0]
 

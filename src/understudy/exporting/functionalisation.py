@@ -52,6 +52,7 @@ class Scattering(NamedTuple):
     value: Node
     position: int | None
     """The position of the view among the results of the call."""
+    write: Node
 
     def argument(self, position: int, name: str, default: object = None) -> Any:
         """An argument of the call that made the view."""
@@ -70,28 +71,29 @@ class Scattering(NamedTuple):
 
     def add(self, op: Any, *args: Any) -> Node:
         """Add a node for the parent's new value."""
-        node = self.graph.call_function(op, args)
-        node.meta = self.parent.meta.copy() if self.parent.op == "call_function" else self.call.meta.copy()
-        node.meta["val"] = self.parent.meta["val"]
-        return node
+        return add_call(self.graph, op, args, self.write, self.parent.meta["val"])
 
 
 Inverse = Callable[[Scattering], Node | None]
 view_inverse: Trait[Inverse] = Trait("the value of a tensor, from that of a view of it")
 
 
-def sizes_of(graph: Graph, node: Node) -> list[Any]:
-    """The sizes of a node's tensor as arguments: numbers, and `sym_size` nodes for symbolic ones."""
-    sizes: list[Any] = []
-    for dim, size in enumerate(node.meta["val"]._spec.shape):
-        if isinstance(size, int):
-            sizes.append(size)
-            continue
-        asked = graph.call_function(aten.sym_size.int, (node, dim))
-        asked.meta = {name: value for name, value in node.meta.items() if name not in ("val", "tensor_meta")}
-        asked.meta["val"] = node.meta["val"].shape[dim]
-        sizes.append(asked)
-    return sizes
+def add_call(graph: Graph, op: Any, args: Any, origin: Node | None, val: object, kwargs: Any = None) -> Node:
+    """Add a call for `origin`, the write or read that needs it: they are of one line, and one call of a module."""
+    node = graph.call_function(op, args, kwargs or {})
+    about = {} if origin is None else origin.meta
+    node.meta = {name: about[name] for name in about if name not in ("val", "tensor_meta", "unbacked_bindings")}
+    node.meta["val"] = val
+    return node
+
+
+def sizes_of(s: Scattering) -> list[Any]:
+    """The sizes of the parent as arguments: numbers, and `sym_size` nodes for symbolic ones."""
+    val = s.parent.meta["val"]
+    return [
+        size if isinstance(size, int) else add_call(s.graph, aten.sym_size.int, (s.parent, dim), s.write, val.shape[dim])
+        for dim, size in enumerate(val._spec.shape)
+    ]
 
 
 @view_inverse("detach", "alias", "lift_fresh", "view_as", "contiguous")
@@ -124,9 +126,9 @@ def as_strided(s: Scattering) -> Node:
 
 @view_inverse("view", "_unsafe_view", "reshape", "_reshape_alias", "flatten.using_ints", "unflatten.int")
 def view(s: Scattering) -> Node:
-    packed = s.graph.call_function(aten.clone.default, (s.value,), {"memory_format": torch.contiguous_format})
-    packed.meta = s.view.meta.copy()
-    return s.add(aten.view.default, packed, sizes_of(s.graph, s.parent))
+    kwargs = {"memory_format": torch.contiguous_format}
+    packed = add_call(s.graph, aten.clone.default, (s.value,), s.write, s.view.meta["val"], kwargs)
+    return s.add(aten.view.default, packed, sizes_of(s))
 
 
 @view_inverse("view.dtype")
@@ -340,15 +342,14 @@ class _Functionalisation:
             source = parent
             if view.target is operator.getitem:
                 several: Any = view.args[0]
-                source = self._repeat(several, parent)
-            return self._repeat(view, source)
+                source = self._repeat(several, parent, before)
+            return self._repeat(view, source, before)
 
-    def _repeat(self, call: Node, source: Node) -> Node:
+    def _repeat(self, call: Node, source: Node, reader: Node | None) -> Node:
         """The same call on another tensor."""
-        target: Any = call.target
-        made = self._graph.call_function(target, (source, *call.args[1:]), dict(call.kwargs))
-        made.meta = call.meta.copy()
-        return made
+        return add_call(
+            self._graph, call.target, (source, *call.args[1:]), reader, call.meta["val"], dict(call.kwargs)
+        )
 
     def _inserting(self, before: Node | None) -> Any:
         if before is None:
@@ -395,7 +396,7 @@ class _Functionalisation:
         if view.target is operator.getitem:
             call, position = view.args
         invert = view_inverse.of(call.target)
-        made = None if invert is None else invert(Scattering(self._graph, call, view, parent, before, value, position))
+        made = None if invert is None else invert(Scattering(self._graph, call, view, parent, before, value, position, write))
         if made is None:
             raise make_refusal(
                 write,
@@ -417,18 +418,15 @@ class _Functionalisation:
         into, given = target.meta["val"]._spec, source.meta["val"]._spec
         is_same_shape = len(given.shape) == len(into.shape) and all(map(is_provably_equal, given.shape, into.shape))
         if is_same_shape and given.device != into.device:
-            return self._call(aten._to_copy.default, (made,), {"dtype": into.dtype, "device": into.device}, target, write)
+            kwargs = {"dtype": into.dtype, "device": into.device}
+            return add_call(self._graph, aten._to_copy.default, (made,), write, _new_value(target), kwargs)
         if is_same_shape and given.dtype is not into.dtype:
-            return self._call(aten._to_copy.default, (made,), {"dtype": into.dtype}, target, write)
+            kwargs = {"dtype": into.dtype}
+            return add_call(self._graph, aten._to_copy.default, (made,), write, _new_value(target), kwargs)
         if is_same_shape and made is source and source not in self._parents and _is_made_for(write, source):
             return made
-        return self._call(aten.copy.default, (self._value_of(target, write), made), {}, target, write)
-
-    def _call(self, op: Any, args: Any, kwargs: Any, like: Node, write: Node) -> Node:
-        node = self._graph.call_function(op, args, kwargs)
-        node.meta = {name: value for name, value in write.meta.items() if name not in ("val", "tensor_meta")}
-        node.meta["val"] = _new_value(like)
-        return node
+        args = (self._value_of(target, write), made)
+        return add_call(self._graph, aten.copy.default, args, write, _new_value(target))
 
     def _resolve_other(self, node: Node) -> None:
         """In-place changes of metadata become views; other writes have no functional form."""

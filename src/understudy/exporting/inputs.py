@@ -59,6 +59,10 @@ def read_inputs(
         verify = getattr(dynamic_shapes, "verify", verify)
         collected: Any = dynamic_shapes
         dynamic_shapes = collected.dynamic_shapes(model, args, dict(kwargs))
+    keywords = _torch.name_of_keywords(model)
+    if isinstance(dynamic_shapes, Mapping) and keywords in dynamic_shapes and keywords not in arguments:
+        others = {name: value for name, value in dynamic_shapes.items() if name != keywords}
+        dynamic_shapes = {**others, **(dynamic_shapes[keywords] or {})}
     leaves, in_spec = _torch.tree_flatten((args, dict(kwargs)))
     with_paths = _torch.flatten_with_paths(arguments)
     names = ["_".join(map(_key_name, path)).lower() for path, _ in with_paths]
