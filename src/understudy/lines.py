@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dis
 import functools
 import linecache
 import os
@@ -59,6 +60,33 @@ def frames_to_show() -> tuple[FrameType | None, FrameType | None]:
             return frame, library
         library = library or frame
     return library, None
+
+
+def is_in_assert() -> bool:
+    """Whether the user's innermost statement is an `assert` that fails unless the current condition is true."""
+    frame = next(user_frames(), None)
+    if frame is None:
+        return False
+    following = [step for step in dis.get_instructions(frame.f_code) if step.opname not in _PADDING]
+    steps = iter([step for step in following if step.offset >= frame.f_lasti])
+    jump = next((step for step in steps if step.opname != "TO_BOOL"), None)
+    if jump is None or "JUMP" not in jump.opname:
+        return False
+    if jump.opname.endswith("IF_TRUE"):
+        return _raises_assertion(next(steps, None))
+    is_false = jump.opname.endswith("IF_FALSE")  # the first part of `assert a and b`
+    return is_false and any(_raises_assertion(step) for step in following if step.offset == jump.argval)
+
+
+_PADDING = ("CACHE", "EXTENDED_ARG", "NOP", "NOT_TAKEN")
+
+
+def _raises_assertion(step: dis.Instruction | None) -> bool:
+    """Whether an instruction loads `AssertionError`, which no other statement does by this instruction."""
+    if step is None:
+        return False
+    is_common = step.opname == "LOAD_COMMON_CONSTANT" and "AssertionError" in step.argrepr  # Python 3.14
+    return is_common or step.opname == "LOAD_ASSERTION_ERROR"
 
 
 def user_line() -> str:

@@ -12,7 +12,7 @@ from torch import nn
 from torch.export import Dim
 
 import understudy
-from tests.exporting.programs import split_off
+from tests.exporting.programs import Asserts, split_off
 from understudy import ConstraintViolationError, check_inputs, dims, export, guards_of
 
 
@@ -158,6 +158,23 @@ def test_ranges_of_unknown_sizes_follow_from_checks() -> None:
     assert list(map(str, ours)) == list(map(str, theirs)) == ["VR[2, 5]"]
 
 
+def test_assert_statements_about_data_are_runtime_asserts() -> None:
+    """As in torch.export, an `assert` decides nothing: it is checked when the program runs."""
+
+    class Asks(nn.Module):
+        def forward(self, x: Any, n: Any) -> Any:
+            return x * 2 if n.item() <= x.shape[0] else x
+
+    x, asked = torch.ones(4), ({0: Dim.DYNAMIC}, None)
+    run = export(Asserts(), (x, torch.tensor(2)), dynamic_shapes=asked).module()
+    assert torch.equal(run(torch.ones(6), torch.tensor(5)), torch.full((6,), 2.0))
+    for number in (7, 0, 3):
+        with pytest.raises(RuntimeError, match=r"u[0-9].*assert n.item\(\)"):
+            run(torch.ones(6), torch.tensor(number))
+    with pytest.raises(RuntimeError, match="data-dependent"):
+        export(Asks(), (x, torch.tensor(2)), dynamic_shapes=asked)
+
+
 def test_assertions_stay_in_the_program() -> None:
     class Checks(nn.Module):
         def forward(self, x: Any) -> Any:
@@ -225,6 +242,48 @@ def test_a_size_of_one_that_the_program_asks_about() -> None:
 def test_refused_arguments(model: Any, args: Any, options: Any, text: str) -> None:
     with pytest.raises(ValueError, match=text):
         export(model, args, **options)
+
+
+def test_a_number_and_a_derived_size_that_the_program_fixes() -> None:
+    class Repeats(nn.Module):
+        def forward(self, x: Any, y: Any, times: int) -> Any:
+            for _ in range(times):
+                x = x + y.shape[0]
+            return x.view(4)
+
+    rows = Dim("rows")
+    with pytest.raises(ConstraintViolationError) as caught:
+        export(Repeats(), (torch.ones(4), torch.ones(9), 3), dynamic_shapes=({0: rows}, {0: 2 * rows + 1}, Dim.DYNAMIC))
+    text = str(caught.value)
+    assert "3 of the dimensions that were asked to vary" in text
+    assert "times, asked to vary, is always 3\n    condition:  times == 3\n    because:" in text
+    assert "leave times out of dynamic_shapes" in text
+    assert "y.size(0), asked to vary as 2*rows + 1, is always 9\n    condition:  rows == 4" in text
+    assert text.count("because:") == text.count("ways out:") == 3
+    assert text.count("return x.view(4)") == 2
+    assert "for _ in range(times):" in text
+
+
+@pytest.mark.parametrize(
+    ("asked", "text"),
+    [
+        ({3: "rows"}, "an entry for dimension 3 of input, which has 1 dimensions"),
+        ({-2: "rows"}, "an entry for dimension -2 of input"),
+        ({0: 7}, r"input.size\(0\) is 4 in the example, where dynamic_shapes says 7"),
+    ],
+)
+def test_requests_that_the_example_contradicts(asked: Any, text: str) -> None:
+    with pytest.raises((ValueError, ConstraintViolationError), match=text):
+        export(nn.ReLU(), (torch.ones(4),), dynamic_shapes=(asked,))
+
+
+def test_an_input_of_an_unknown_class_is_refused() -> None:
+    class Ignores(nn.Module):
+        def forward(self, x: Any, settings: Any) -> Any:
+            return x + settings.number
+
+    with pytest.raises(RuntimeError, match=r"the input settings is a object.*register_dataclass"):
+        export(Ignores(), (torch.ones(4), object()))
 
 
 def test_an_output_of_an_unknown_class_is_refused() -> None:
@@ -359,3 +418,9 @@ def test_acceleration_and_its_fallback() -> None:
     ):
         program = torch.export.export(Odd(), (x,))
     assert type(program) is torch.export.ExportedProgram
+    with (
+        understudy.accelerate_export(),
+        pytest.warns(understudy.AccelerationWarning, match=r"input.size\(1\), asked to vary as columns, is always 3"),
+        pytest.raises(Exception, match="Constraints violated"),
+    ):
+        torch.export.export(nn.Sequential(nn.Linear(3, 2)), (x,), dynamic_shapes=({1: Dim("columns")},))

@@ -396,7 +396,8 @@ class _Functionalisation:
         if view.target is operator.getitem:
             call, position = view.args
         invert = view_inverse.of(call.target)
-        made = None if invert is None else invert(Scattering(self._graph, call, view, parent, before, value, position, write))
+        scattering = Scattering(self._graph, call, view, parent, before, value, position, write)
+        made = None if invert is None else invert(scattering)
         if made is None:
             raise make_refusal(
                 write,

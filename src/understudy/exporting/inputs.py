@@ -69,7 +69,7 @@ def read_inputs(
     forward_names = _forward_names(arguments, args)
     given = dict(zip(forward_names, (*args, *kwargs.values()), strict=True))
     paths = ["L" + _torch.key_text(path) for path, _ in _torch.flatten_with_paths(given)]
-    requests = _read_requests(arguments, dynamic_shapes, leaves)
+    requests = _read_requests(arguments, dynamic_shapes, leaves, names)
     return Inputs(leaves, names, paths, requests, in_spec, forward_names, verify)
 
 
@@ -92,7 +92,9 @@ def _key_name(key: object) -> str:
     return NAME.sub("_", str(key))
 
 
-def _read_requests(arguments: dict[str, Any], dynamic_shapes: object, leaves: Sequence[object]) -> list[Any]:
+def _read_requests(
+    arguments: dict[str, Any], dynamic_shapes: object, leaves: Sequence[object], names: Sequence[str]
+) -> list[Any]:
     if not dynamic_shapes:
         return [None] * len(leaves)
     if isinstance(dynamic_shapes, Mapping):
@@ -103,7 +105,7 @@ def _read_requests(arguments: dict[str, Any], dynamic_shapes: object, leaves: Se
     dynamic_shapes = _to_torch_dims(dynamic_shapes, {})
     _torch.check_dynamic_shapes(arguments, dynamic_shapes)
     asked = _torch.flatten_shapes(arguments, dynamic_shapes)
-    return [_request_for(leaf, one) for leaf, one in zip(leaves, asked, strict=True)]
+    return [_request_for(*one) for one in zip(leaves, asked, names, strict=True)]
 
 
 def _to_torch_dims(asked: Any, known: dict[str, Any]) -> Any:
@@ -121,13 +123,21 @@ def _to_torch_dims(asked: Any, known: dict[str, Any]) -> Any:
     return asked
 
 
-def _request_for(leaf: object, asked: Any) -> Any:
+def _request_for(leaf: object, asked: Any, name: str) -> Any:
     if asked is None:
         return None
     if not isinstance(leaf, torch.Tensor):
         return None if getattr(getattr(asked, "type", None), "name", "") == "STATIC" else asked
     entries = asked if isinstance(asked, Mapping) else dict(enumerate(asked))
+    wrong = [dim for dim in entries if not -leaf.ndim <= dim < leaf.ndim]
+    if wrong:
+        raise ValueError(f"dynamic_shapes has an entry for dimension {wrong[0]} of {name}, which has {leaf.ndim} dimensions")
     by_dim = {dim % leaf.ndim: entry for dim, entry in entries.items() if entry is not None}
+    for dim, entry in by_dim.items():
+        if isinstance(entry, int) and entry != leaf.shape[dim]:
+            raise ConstraintViolationError(
+                f"{name}.size({dim}) is {leaf.shape[dim]} in the example, where dynamic_shapes says {entry}"
+            )
     return {dim: entry for dim, entry in by_dim.items() if not isinstance(entry, int)} or None
 
 
@@ -257,22 +267,23 @@ def _name_of(asked: object) -> str:
 
 
 def _describe_fixed(env: ShapeEnv, place: Any, asked: object, number: int) -> str:
-    symbol = getattr(place.size, "value", place.size)
-    line = next(
-        (s.line or s.reason for s in env.specialisations if s.number == number and str(symbol) in (s.what, str(symbol))), ""
-    )
-    guard = next(
-        (g for g in env.guards if g.is_specialisation and symbol in g.condition.symbols), None
-    )
-    condition = guard.text if guard is not None else f"{symbol} == {number}"
-    line = guard.line if guard is not None and guard.line else line
-    called = _name_of(asked) or f"dimension {place.dim}"
+    size = getattr(place.size, "value", place.size)
+    symbols = set(getattr(size, "symbols", ()))
+    guard = next((g for g in env.guards if g.is_specialisation and symbols & set(g.condition.symbols)), None)
+    found = next((s for s in env.specialisations if s.what in map(str, symbols)), None)
+    line = guard.line if guard is not None and guard.line else found and (found.line or found.reason)
+    called = _name_of(asked)
+    condition = f"{place.text} == {number}"
+    if called and (guard is not None or found is not None):
+        condition = f"{found.what} == {found.number}" if guard is None and found is not None else str(guard and guard.text)
+    is_number = place.what == "number"
+    name = place.source if is_number else f"dimension {place.dim} of {place.source}"
     return (
-        f"  {place.text}, asked to vary as {called}, is always {number}\n"
+        f"  {place.text}, asked to vary{f' as {called}' if called else ''}, is always {number}\n"
         f"    condition:  {condition}\n"
         + (f"    because:    {line}\n" if line else "")
-        + f"    ways out:   leave dimension {place.dim} of {place.source} out of dynamic_shapes (or Dim.STATIC), "
-        "or write that line so that it holds for every size"
+        + f"    ways out:   leave {name} out of dynamic_shapes (or Dim.STATIC), "
+        f"or write that line so that it holds for every {'number' if is_number else 'size'}"
     )
 
 

@@ -33,6 +33,7 @@ from understudy.exporting.interop import TorchValues, convert_values
 from understudy.exporting.signature import (
     Lifted,
     ModelState,
+    check_leaves,
     check_results,
     lift,
     lift_again,
@@ -69,6 +70,7 @@ def export(
     _check_arguments(model, args, strict)
     table = None if decompositions is None else _torch.materialise_table(decompositions)
     inputs = read_inputs(model, tuple(args), kwargs or {}, dynamic_shapes)
+    check_leaves(inputs.names, inputs.leaves)
     preserved = tuple(preserve_module_call_signature)
     recording = Recording(model, inputs, prefer_deferred_runtime_asserts_over_guards, preserved, guard_zero_one)
     program = recording.capture(table).finish((tuple(args), dict(kwargs or {})))
@@ -130,7 +132,8 @@ class Recording:
         if isinstance(found, FakeTensorMode) and (found.shape_env is not None or not self.inputs.is_dynamic):
             return found
         env = ShapeEnv(
-            duck_shape=False, specialize_zero_one=False, prefer_deferred_runtime_asserts_over_guards=defers_asserts
+            duck_shape=False, specialize_zero_one=False, prefer_deferred_runtime_asserts_over_guards=defers_asserts,
+            trace_asserts=True,
         )
         return FakeTensorMode(shape_env=env, allow_non_fake_inputs=True, allow_fallback_kernels=True)
 
@@ -500,6 +503,10 @@ def _submodules(module: GraphModule) -> torch.nn.Module:
 ACCELERATED: ContextVar[bool] = ContextVar("accelerated", default=False)
 
 
+LINES_OF_REASON = 6
+"""What went wrong, the operator, the line and what to do; or the first of the violated requests."""
+
+
 class AccelerationWarning(UserWarning):
     """An export fell back to torch's own path."""
 
@@ -531,7 +538,7 @@ def capture_quickly(original: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return export(mod, args, kwargs, **options)
         except Exception as error:  # torch may still be able to export the program
-            reason = str(error).partition("\n")[0]
+            reason = "\n".join(str(error).splitlines()[:LINES_OF_REASON])
             warnings.warn(
                 f"accelerate_export: torch's own export is used, because {type(error).__name__}: {reason}",
                 AccelerationWarning, stacklevel=2,

@@ -236,12 +236,21 @@ def _argument(node: Node, leaf: object) -> Any:
         return SymFloatArgument(node.name)
     if isinstance(val, torch.SymBool):
         return SymBoolArgument(node.name)
-    if val is None or isinstance(val, (int, float, bool, str)):
-        return ConstantArgument(node.name, val)
-    raise ExportError(
-        f"the input {node.name} is a {type(val).__name__}: inputs are tensors, numbers, text, None, and structures of them "
-        "(torch.utils._pytree.register_pytree_node, torch.export.register_dataclass)"
-    )
+    return ConstantArgument(node.name, val)
+
+
+CONSTANTS = (int, float, bool, str, type(None))
+"""What inputs and results may be besides tensors and symbols."""
+
+
+def check_leaves(names: Sequence[str], leaves: Sequence[object]) -> None:
+    """Raise for inputs that an exported program can't have."""
+    for name, leaf in zip(names, leaves, strict=True):
+        if not isinstance(leaf, (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool, *CONSTANTS)):
+            raise ExportError(
+                f"the input {name} is a {type(leaf).__name__}: inputs are tensors, numbers, text, None, and structures of "
+                "them (torch.utils._pytree.register_pytree_node, torch.export.register_dataclass)"
+            )
 
 
 def make_signature(
@@ -289,7 +298,7 @@ def check_results(results: Sequence[object]) -> None:
 def _result_argument(result: object) -> Any:
     if isinstance(result, Node):
         return _argument(result, result.meta.get("val"))
-    if result is None or isinstance(result, (int, float, bool, str)):
+    if isinstance(result, CONSTANTS):
         return ConstantArgument("", result)
     raise ExportError(
         f"the program returns a {type(result).__name__}: it may return tensors, numbers, text, None, and structures of them"

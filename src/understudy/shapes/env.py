@@ -34,7 +34,7 @@ class Settings:
     `assume_static_by_default`: sizes stay numbers unless a context or a mark says otherwise.
     `allow_scalar_outputs`, `allow_dynamic_output_shape_ops`: data-dependent numbers and sizes become unbacked symbols.
     `prefer_deferred_runtime_asserts_over_guards`: `torch._check` on backed sizes also makes a runtime assert.
-    `trace_asserts` is torch's option, and has no effect: see `runtime_asserts`.
+    `trace_asserts`: what an `assert` of the program asks about unbacked numbers becomes a runtime assert.
     """
 
     allow_scalar_outputs: bool = True
