@@ -358,6 +358,22 @@ class CustomOperatorsThatWrite(nn.Module):
         return first + second, self.table * 1, shifted, x + 0, own + third, self.total.sum()
 
 
+@case()
+class OddNames(nn.Module):
+    """Of modules, parameters and buffers that are alike once they are identifiers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleDict({name: nn.Linear(6, 6) for name in ("a-b", "a b", "1x", "A_b")})
+        self.numbers = nn.ParameterDict({"k-1": nn.Parameter(torch.ones(6)), "K_1": nn.Parameter(torch.zeros(6))})
+        self.register_buffer("x", torch.ones(6))
+
+    def forward(self, x: Any) -> Any:
+        for part in self.parts.values():
+            x = part(x)
+        return x * self.numbers["k-1"] + self.numbers["K_1"] + self.x
+
+
 class Asserts(nn.Module):
     """Not in a test's own file, where pytest rewrites `assert`."""
 

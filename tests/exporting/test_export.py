@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import pickle
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -135,6 +136,13 @@ def test_a_program_is_copied_with_what_was_written() -> None:
     other = (torch.randn(1, 7, 8), torch.arange(7))
     for made in (copied.module(), copy.deepcopy(copied).run_decompositions().module()):
         torch.testing.assert_close(made(*other), copy.deepcopy(model)(*other))
+
+
+def test_a_program_is_not_pickled() -> None:
+    """One of torch's can't be read again."""
+    program = understudy.export(torch.nn.Linear(3, 2), (torch.randn(4, 3),), dynamic_shapes=({0: "rows"},))
+    with pytest.raises(pickle.PicklingError, match=r"use torch.export.save"):
+        pickle.dumps(program)
 
 
 class Resampled(torch.nn.Module):

@@ -345,7 +345,11 @@ def rename_nodes(graph: torch.fx.Graph, names: Mapping[torch.fx.Node, str]) -> N
     for table in (space._used_names, space._obj_to_name, space._base_count):
         table.clear()
     for node, name in names.items():
-        chosen = space.create_name(name, node)
+        free, count = name, 0
+        while free in space._used_names:  # `a_1_1` after `a_1`, as in torch.export; the namespace would choose `a_2`
+            count += 1
+            free = f"{name}_{count}"
+        chosen = space.create_name(free, node)
         node.name = chosen
         if node.op == "placeholder":
             node.target = chosen

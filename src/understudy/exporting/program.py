@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import pickle
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -392,6 +393,9 @@ class Origin:
     def __deepcopy__(self, memo: dict[int, Any]) -> Origin:
         """A copy of the program has the same origin."""
         return self
+
+    def __reduce__(self) -> Any:
+        raise pickle.PicklingError("an exported program is not pickled, here and in torch: use torch.export.save and load")
 
 
 class FunctionalProgram(ExportedProgram):
