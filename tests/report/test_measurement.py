@@ -17,8 +17,10 @@ def test_nothing_is_kept_alive() -> None:
         x = torch.ones(1000)
         reference = weakref.ref(x)
         totals = recorder.measurement.devices[torch.device("cpu")]
+        recorder.mode.tell_events()
         assert totals.live == 4000
         del x
+        recorder.mode.tell_events()
         assert reference() is None and totals.live == 0
 
 

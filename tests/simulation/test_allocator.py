@@ -505,30 +505,6 @@ def test_a_history_replayed_gives_the_same_addresses() -> None:
             second.free(entry["addr"])
 
 
-# finalizers
-
-
-def test_a_free_in_the_middle_of_a_request_waits_for_its_end() -> None:
-    victims: list[int] = []
-
-    def free_a_victim() -> list[dict[str, object]]:
-        if victims:
-            allocator.free(victims.pop())
-        return []
-
-    allocator = Allocator(frames=free_a_victim)
-    allocator.record_history()
-    a, b = allocator.allocate(4 * MiB), allocator.allocate(4 * MiB)
-    victims.append(a)
-    allocator.allocate(4 * MiB)
-    assert blocks_of(allocator)[0][:3] == [(4 * MiB, "free"), (4 * MiB, "used"), (4 * MiB, "used")]
-    c = allocator.allocate(4 * MiB)
-    assert c == a
-    victims.append(c)
-    allocator.free(b)
-    assert blocks_of(allocator)[0][:2] == [(8 * MiB, "free"), (4 * MiB, "used")]
-
-
 def test_torch_is_not_imported() -> None:
     code = "import sys, understudy.simulation.allocator, understudy.simulation.catalogue; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -120,14 +120,15 @@ def test_requests_that_wait_end_as_those_that_are_served_at_once(settings: str, 
                     kept.append(torch.empty(draw.choice((3, 900, 300_000, 2 * MiB, 5 * MiB)), device="cuda"))
                     if number % 50 == 0:
                         kept[-1].untyped_storage().resize_(draw.randrange(1, MiB))
-                        device.hold((MiB, 30 * MiB))
+                        for record in [mode.add_scratch(size, torch.device("cuda", 0), None) for size in (MiB, 30 * MiB)]:
+                            mode.end_scratch(record)
                 except torch.OutOfMemoryError:
                     seen.append(number)
                 while kept and draw.random() < (0.2 if number < 400 else 0.55):
                     kept.pop(draw.randrange(len(kept)))
                 if is_asked:
                     assert device.capped.reserved <= LARGER.memory
-                waited = max(waited, len(device._waiting))
+                waited = max(waited, len(mode.events.waiting))
         assert (waited > 10) is not is_asked
         place = None if device.first_oom is None else device.first_oom.state
         return [seen, place, *((each.statistics(), each.segments()) for each in device.allocators())]

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from understudy.simulation.storages import Listener, ObservedMode, StorageRecord
+from understudy.simulation.storages import Listener, MemoryRecord, ObservedMode
 
 ROWS, COLUMNS = 24, 40
 SMALLEST = 64
@@ -119,14 +119,18 @@ PROGRAMS = (
 
 
 class Sizes(Listener):
+    is_urgent = True
+
     def __init__(self) -> None:
         self.sizes: list[int] = []
+        self.living: dict[int, MemoryRecord] = {}
 
-    def on_birth(self, storage: StorageRecord) -> None:
-        self.sizes.append(storage.nbytes)
-
-    def on_death(self, storage: StorageRecord) -> None:
-        self.sizes.append(-storage.nbytes)
+    def on_events(self, events: list[MemoryRecord]) -> None:
+        for record in events:
+            is_birth = self.living.pop(id(record), None) is None
+            if is_birth:
+                self.living[id(record)] = record
+            self.sizes.append(record.nbytes if is_birth else -record.nbytes)
 
 
 def real_sizes(program: Callable[[], None]) -> list[int]:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from understudy.simulation.storages import Listener, ObservedMode, StorageRecord
+from understudy.simulation.storages import Listener, MemoryRecord, ObservedMode, StorageRecord
 
 F = torch.nn.functional
 
@@ -18,18 +18,21 @@ F = torch.nn.functional
 class Diary(Listener):
     """All that was heard, and the bytes that are alive."""
 
+    is_urgent = True
+
     def __init__(self) -> None:
         self.events: list[tuple[str, Any]] = []
         self.alive = self.peak = 0
+        self.living: dict[int, MemoryRecord] = {}
 
-    def on_birth(self, storage: StorageRecord) -> None:
-        self.events.append(("birth", storage.nbytes))
-        self.alive += storage.nbytes
-        self.peak = max(self.peak, self.alive)
-
-    def on_death(self, storage: StorageRecord) -> None:
-        self.events.append(("death", storage.nbytes))
-        self.alive -= storage.nbytes
+    def on_events(self, events: list[MemoryRecord]) -> None:
+        for record in events:
+            is_birth = self.living.pop(id(record), None) is None
+            if is_birth:
+                self.living[id(record)] = record
+            self.events.append(("birth" if is_birth else "death", record.nbytes))
+            self.alive += record.nbytes if is_birth else -record.nbytes
+            self.peak = max(self.peak, self.alive)
 
     def on_resize(self, storage: StorageRecord, before: int) -> None:
         self.events.append(("resize", (before, storage.nbytes)))
@@ -202,7 +205,7 @@ def test_gradients_are_the_tensors_that_backward_made(mode: ObservedMode, diary:
 
 def test_a_refused_birth_is_none(mode: ObservedMode, diary: Diary) -> None:
     class Full(Listener):
-        def on_birth(self, storage: StorageRecord) -> None:
+        def on_birth(self, record: MemoryRecord) -> None:
             raise MemoryError("full")
 
     x = torch.empty(10, device="cuda")

@@ -18,9 +18,9 @@ from understudy.fake.tensor import FakeTensor
 from understudy.ops.registry import record_of
 from understudy.ops.traits.scratch import NUMBER_SIZES, saves_number, tensor_positions
 from understudy.patching import OBSERVATION, patch
-from understudy.report.measurement import Birth, Measurement
+from understudy.report.measurement import Measurement
 from understudy.simulation.memory import HostMemory
-from understudy.simulation.storages import Listener
+from understudy.simulation.storages import Listener, ObservedMode, ScratchRecord
 
 CPU = torch.device("cpu")
 
@@ -28,14 +28,14 @@ CPU = torch.device("cpu")
 class _KeptNumber:
     """A number that autograd keeps until its node has run, or is freed."""
 
-    def __init__(self, numbers: HostNumbers, birth: Birth) -> None:
-        self.numbers = numbers
-        self.birth: Birth | None = birth
+    def __init__(self, mode: ObservedMode, record: ScratchRecord) -> None:
+        self.mode = mode
+        self.record: ScratchRecord | None = record
 
     def __call__(self, *gradients: object) -> None:
-        birth, self.birth = self.birth, None
-        if birth is not None:
-            self.numbers.end(birth)
+        record, self.record = self.record, None
+        if record is not None:
+            self.mode.end_scratch(record)
 
     __del__ = __call__
 
@@ -43,15 +43,15 @@ class _KeptNumber:
 class HostNumbers(Listener):
     """Goes with a measurement of the CPU's memory, as the listener before it."""
 
-    def __init__(self, measurement: Measurement, memory: HostMemory) -> None:
-        self.measurement = measurement
+    def __init__(self, mode: ObservedMode, measurement: Measurement, memory: HostMemory) -> None:
+        self.mode = mode
         self.memory = memory
         measurement.places.on_real_tensor = self.follow
         self._totals = measurement.totals_of(CPU)
         self._positions: dict[int, tuple[int, ...]] = {}
         self._numbers = 0
         self._casts = 0
-        self._kept: tuple[weakref.ref[torch.Tensor], Birth] | None = None
+        self._kept: tuple[weakref.ref[torch.Tensor], ScratchRecord] | None = None
 
     def before_operator(self, func: object, args: tuple[object, ...], kwargs: dict[str, Any]) -> None:
         if self._kept is not None:
@@ -76,38 +76,32 @@ class HostNumbers(Listener):
         self._count(-size - self._casts)
         self._numbers = self._casts = 0
         if saves_number.of(func) and torch.is_grad_enabled() and type(args[0]) is FakeTensor and args[0].requires_grad:
-            self.memory.allocate(size)
-            birth = self.measurement.add_scratch(size, CPU, func)
-            birth.category = "activations"
-            self._kept = weakref.ref(result), birth
+            record = self.mode.add_scratch(size, CPU, func)
+            record.label.category = "activations"
+            self._kept = weakref.ref(result), record
 
     def _count(self, size: int) -> None:
+        self.memory.allocate(size)
         self._totals.live += size
         self._totals.transient += size
-        self.memory.allocate(size)
 
     def follow(self, tensor: torch.Tensor) -> None:
         """Count a real tensor that torch has made without the dispatcher."""
         nbytes = tensor.untyped_storage().nbytes()
-        self.memory.allocate(nbytes)
-        birth = self.measurement.add_scratch(nbytes, CPU, None)
-        birth.category = None
-        weakref.finalize(tensor, self.end, birth).atexit = False
-
-    def end(self, birth: Birth) -> None:
-        self.memory.free(birth.nbytes)
-        self.measurement.end_scratch(birth)
+        record = self.mode.add_scratch(nbytes, CPU, None)
+        record.label.category = None
+        weakref.finalize(tensor, self.mode.end_scratch, record).atexit = False
 
     def _give_to_node(self) -> None:
         """Autograd makes the node of a result after the call: the number is attached to it then."""
         assert self._kept is not None
-        (reference, birth), self._kept = self._kept, None
+        (reference, record), self._kept = self._kept, None
         result = reference()
         node = None if result is None else result.grad_fn
         if node is None:
-            self.end(birth)
+            self.mode.end_scratch(record)
         else:
-            kept = _KeptNumber(self, birth)
+            kept = _KeptNumber(self.mode, record)
             _torch.attach_to_node(node, "understudy: a number", kept)
             node.register_hook(kept)
 

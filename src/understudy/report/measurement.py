@@ -1,7 +1,8 @@
 """The listener that measures: each storage with the place of its birth, each call with its work.
 
-Every birth and every death is one entry of `events`, the same `Birth` twice. Nothing is summed up on the way but the live
-bytes of each device: what a storage was for (a gradient, optimizer state) is often known only later, so the report goes
+Every birth and every death is one entry of `events`, the same `Birth` twice. At a birth, only the place is written down;
+the rest follows when the mode tells of its events, at the end of each phase at the latest. Nothing is summed up then but the
+live bytes of each device: what a storage was for (a gradient, optimizer state) is often known only later, so the report goes
 through the events again when all is known (`summary`). A `Birth` holds no tensor.
 """
 
@@ -19,7 +20,14 @@ from understudy.fake.tensor import FakeTensor
 from understudy.ops.registry import record_of
 from understudy.ops.traits.flops import Work, work_of
 from understudy.report.places import BACKWARD, FORWARD, LinePlace, ModulePlace, Places, StepPhase
-from understudy.simulation.storages import AfterCall, Listener, ObservedMode, StorageRecord
+from understudy.simulation.storages import (
+    AfterCall,
+    Listener,
+    MemoryRecord,
+    ObservedMode,
+    ScratchRecord,
+    StorageRecord,
+)
 from understudy.spec.call import Call, flat, map_structure
 
 BLOCK = 512
@@ -33,10 +41,16 @@ class Birth:
     """A storage, or scratch memory, that was allocated: where, and what it turned out to be."""
 
     __slots__ = (
-        "born", "category", "device", "died", "is_updated", "line", "module", "nbytes", "operator", "owner", "shape",
+        "block", "born", "call", "category", "device", "died", "is_alive", "is_updated", "line", "module", "nbytes",
+        "operator", "owner", "shape",
     )  # fmt: skip
 
     nbytes: int
+    block: int
+    """Bytes that it takes of the device."""
+    call: int
+    """The number of the call that was running."""
+    is_alive: bool
     category: str | None
     module: ModulePlace
     owner: str | None
@@ -116,44 +130,71 @@ class Measurement(Listener):
         self.places.on_root_call = self._take_inputs
         self.places.on_optimizer = self._follow_optimizer
         self.places.on_backward_end = self._end_backward
-        self.places.on_moment_end = self._count_calls
+        self.places.on_moment_end = self._end_moment
         self.events: list[Birth] = []
-        self.event_operators: list[int] = []
-        """The number of the call that was running, for each event."""
         self.devices: dict[torch.device, DeviceTotals] = {}
         self.calls: dict[Any, CallTotals] = {}
         self.phases: dict[tuple[int, str], PhaseTotals] = {}
         self.has_backward = False
         self.parameter_shapes: set[tuple[int, ...]] = set()
-        self._finished: list[CallTotals] = []
-        """Of each call since the phase began."""
 
     def __enter__(self) -> Measurement:
         self.mode.places = self.places
         self.mode.add_listener(self)
         self.places.__enter__()
-        for storage in self.mode.storages.values():
-            if storage.label is None:
-                self.on_birth(storage)
+        unheard = [storage for storage in self.mode.storages.values() if storage.label is None]
+        for storage in unheard:
+            self.on_birth(storage)
+        self._follow([storage.label for storage in unheard])
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.places.__exit__(*exception)
+        self._end_moment(self.places.moment)
         self.mode.remove_listener(self)
         self.mode.places = None
-        self._count_calls(self.places.moment)
         self.find_gradients()
         self.find_parameters()
 
     # --- storages
 
-    def on_birth(self, storage: StorageRecord) -> None:
-        storage.label = self._add(storage.nbytes, storage.device, storage.spec.shape, self.mode.operator)
+    def on_birth(self, record: MemoryRecord) -> None:
+        places = self.places
+        record.label = birth = Birth()
+        birth.nbytes = nbytes = record.nbytes
+        birth.operator = record.maker
+        birth.call = self.mode.calls
+        birth.category = birth.owner = birth.shape = birth.died = None
+        birth.is_updated = birth.is_alive = False
+        birth.born = moment = places.moment
+        birth.module = places.module if moment.phase is not BACKWARD else places.module_of(BACKWARD)
+        birth.line = places.find_line()
+        birth.device = totals = self.devices.get(record.device) or self.totals_of(record.device)
+        birth.block = (nbytes + BLOCK - 1) & -BLOCK if totals.is_card else nbytes
+        if isinstance(record, ScratchRecord):
+            birth.category = "scratch"
+            birth.owner = WORKSPACES if record.is_workspace else None
+        else:
+            birth.shape = record.spec.shape
 
-    def on_death(self, storage: StorageRecord) -> None:
-        birth = storage.label
-        if birth is not None:
-            self._end(birth)
+    def on_events(self, events: list[MemoryRecord]) -> None:
+        self._follow([record.label for record in events if record.label is not None])
+
+    def _follow(self, births: list[Birth]) -> None:
+        """What was born or has died."""
+        moment = self.places.moment
+        for number, birth in enumerate(births, len(self.events) + 1):
+            totals = birth.device
+            if birth.is_alive:
+                birth.is_alive = False
+                birth.died = moment
+                totals.live -= birth.block
+            else:
+                birth.is_alive = True
+                totals.live = live = totals.live + birth.block
+                if live > totals.peak:
+                    totals.peak, totals.peak_event, totals.peak_transient = live, number, totals.transient
+        self.events += births
 
     def on_resize(self, storage: StorageRecord, before: int) -> None:
         """A new block is there before the old one is gone."""
@@ -161,58 +202,13 @@ class Measurement(Listener):
         self.on_birth(storage)
         if old is not None:
             storage.label.category, storage.label.owner = old.category, old.owner
-            self._end(old)
-
-    def add_scratch(self, nbytes: int, device: torch.device, operator: object) -> Birth:
-        """Memory that a kernel or a library takes beside its results."""
-        birth = self._add(nbytes, device, None, operator)
-        birth.category = "scratch"
-        return birth
-
-    def add_workspace(self, nbytes: int, device: torch.device, operator: object) -> None:
-        """Of a library, which keeps it: it belongs to no module."""
-        self.add_scratch(nbytes, device, operator).owner = WORKSPACES
-
-    def add_held_scratch(self, device: torch.device, sizes: tuple[int, ...], operator: object) -> None:
-        """Of a kernel, held while the call ends."""
-        for birth in [self.add_scratch(size, device, operator) for size in sizes]:
-            self._end(birth)
+        self._follow([storage.label] if old is None else [storage.label, old])
 
     def totals_of(self, device: torch.device) -> DeviceTotals:
         totals = self.devices.get(device)
         if totals is None:
             totals = self.devices[device] = DeviceTotals(device)
         return totals
-
-    def _add(self, nbytes: int, device: torch.device, shape: tuple[Any, ...] | None, operator: object) -> Birth:
-        places = self.places
-        birth = Birth()
-        birth.nbytes = nbytes
-        birth.shape = shape
-        birth.operator = operator
-        birth.category = birth.owner = birth.died = None
-        birth.is_updated = False
-        birth.born = moment = places.moment
-        birth.module = places.module if moment.phase is not BACKWARD else places.module_of(BACKWARD)
-        birth.line = places.find_line()
-        birth.device = totals = self.devices.get(device) or self.totals_of(device)
-        self.events.append(birth)
-        self.event_operators.append(self.mode.calls)
-        totals.live += (nbytes + BLOCK - 1) & -BLOCK if totals.is_card else nbytes
-        if totals.live > totals.peak:
-            totals.peak = totals.live
-            totals.peak_event = len(self.events)
-            totals.peak_transient = totals.transient
-        return birth
-
-    def _end(self, birth: Birth) -> None:
-        birth.died = self.places.moment
-        self.events.append(birth)
-        self.event_operators.append(self.mode.calls)
-        totals = birth.device
-        totals.live -= (birth.nbytes + BLOCK - 1) & -BLOCK if totals.is_card else birth.nbytes
-
-    end_scratch = _end
 
     def list_requests(self) -> array[int]:
         """Of the first card, or of the CPU, in order: bytes that were asked for, and, negative, that were given back."""
@@ -232,8 +228,8 @@ class Measurement(Listener):
         """How many were called."""
         return self.mode.calls
 
-    def follow_plan(self, func: Any, args: tuple[object, ...], kwargs: dict[str, Any], result: object) -> AfterCall:
-        """Counts all calls that are alike. No work depends on a float: a step size that changes is no other call."""
+    def label_plan(self, func: Any, args: tuple[object, ...], kwargs: dict[str, Any], result: object) -> CallTotals:
+        """For all calls that are alike. No work depends on a float: a step size that changes is no other call."""
         key = self.mode.key_of(func, args, kwargs)
         alike = object() if key is None else tuple([part for part in key if type(part) is not float])
         totals = self.calls.get(alike)
@@ -241,46 +237,46 @@ class Measurement(Listener):
             first = next(iter(flat(FakeTensor, (result,), {})), None)
             dtype = "" if first is None else str(first._spec.dtype).removeprefix("torch.")
             totals = self.calls[alike] = CallTotals(func, _work_of(func, args, kwargs, result), dtype)
-        return self._make_counter(totals)
+        return totals
 
-    def _make_counter(self, totals: CallTotals) -> AfterCall:
-        """Called after each operator: nothing is done here that can be done once for a plan, or at the end of a phase."""
-        finish, mark_updated, is_grad_enabled = self._finished.append, self._mark_updated, torch.is_grad_enabled
-        places = self.places
+    def follow_plan(self, func: Any, args: Any, kwargs: dict[str, Any], result: object) -> AfterCall | None:
+        """Of the few calls that differ by where they are, or by what they write to."""
+        totals = self.label_plan(func, args, kwargs, result)
+        places, mark_updated, is_grad_enabled = self.places, self._mark_updated, torch.is_grad_enabled
         macs = totals.work.macs if totals.work.bytes_moved else 0
-
-        def count(args: tuple[Any, ...], kwargs: dict[str, Any], result: object) -> None:
-            finish(totals)
 
         def count_macs(args: tuple[Any, ...], kwargs: dict[str, Any], result: object) -> None:
             places.module_of(places.phase).macs += macs
-            then(args, kwargs, result)
+            if totals.is_mutable:
+                follow_update(args, kwargs, result)
 
-        def count_update(args: tuple[Any, ...], kwargs: dict[str, Any], result: object) -> None:
-            finish(totals)
+        def follow_update(args: tuple[Any, ...], kwargs: dict[str, Any], result: object) -> None:
+            if places.torch_optimizer_line is not None:  # what it updates is in its state, and is looked for there
+                return
             if args and not is_grad_enabled():
                 for tensor in args[0] if type(args[0]) in (list, tuple) else args[:1]:
                     mark_updated(tensor)
 
-        then = count_update if totals.is_mutable else count
-        return count_macs if macs else then
+        return count_macs if macs else follow_update if totals.is_mutable else None
 
-    def _count_calls(self, moment: StepPhase) -> None:
-        """Those that were finished since the last time."""
-        if not self._finished:
+    def _end_moment(self, moment: StepPhase) -> None:
+        """What was told and finished since the last time belongs to it."""
+        self.mode.tell_events()
+        finished = self.mode.finished
+        if not finished:
             return
         place = moment.step, moment.phase
         phase = self.phases.get(place)
         if phase is None:
             phase = self.phases[place] = PhaseTotals(*place)
-        for totals, count in Counter(self._finished).items():
+        for totals, count in Counter(finished).items():
             totals.count += count
             phase.operators += count
             if totals.work.bytes_moved:
                 phase.macs += count * totals.work.macs
                 phase.operations += count * totals.work.operations
                 phase.bytes_moved += count * totals.work.bytes_moved
-        self._finished.clear()
+        finished.clear()
 
     def _mark_updated(self, tensor: object) -> None:
         """What an operator has written to."""
@@ -347,25 +343,26 @@ class Measurement(Listener):
                 birth.category = "inputs"
 
     def _follow_optimizer(self, optimizer: torch.optim.Optimizer, is_done: bool) -> None:
-        unnamed: list[tuple[Birth, str, int]] = []
+        """Before a step, it has parameters and gradients; after it, also its state."""
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        if is_done:
+            state = [(p, value) for p in parameters for value in optimizer.state.get(p, {}).values()]
+            self._name_all("optimizer_state", [(p, tensor) for p, value in state for tensor in _tensors_in(value)])
+        else:
+            self.parameter_shapes.update(map(_shape_of, parameters))
+            self._name_all("parameters", [(p, p) for p in parameters])
+            self._name_all("gradients", [(p, _gradient_of(p)) for p in parameters])
 
-        def look(tensor: object, category: str) -> None:
-            birth = self.birth_of(tensor)
-            if birth is not None and birth.category is None:
-                unnamed.append((birth, category, id(parameter)))
-
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                self.parameter_shapes.add(_shape_of(parameter))
-                look(parameter, "parameters")
-                look(_gradient_of(parameter), "gradients")
-                for value in optimizer.state.get(parameter, {}).values() if is_done else ():
-                    for tensor in (value,) if type(value) is FakeTensor else flat(FakeTensor, (value,), {}):
-                        look(tensor, "optimizer_state")
+    def _name_all(self, category: str, tensors: list[tuple[torch.Tensor, object]]) -> None:
+        """Tensors that belong to parameters."""
+        unnamed = [
+            (birth, parameter)
+            for parameter, tensor in tensors
+            if (birth := self.birth_of(tensor)) is not None and birth.category is None
+        ]
         owners = self._owners() if unnamed else {}
-        for birth, category, parameter in unnamed:
-            if birth.category is None:
-                birth.category, birth.owner = category, owners.get(parameter)
+        for birth, parameter in unnamed:
+            birth.category, birth.owner = category, owners.get(id(parameter))
 
     def _owners(self) -> dict[int, str]:
         return {
@@ -380,6 +377,10 @@ def _work_of(func: Any, args: tuple[object, ...], kwargs: dict[str, Any], result
     args, kwargs = map_structure(lambda fake: fake._spec, FakeTensor, (args, kwargs))
     results = [fake._spec for fake in flat(FakeTensor, (result,), {})]
     return work_of(Call.of(func, tuple(args), kwargs), results)
+
+
+def _tensors_in(value: object) -> list[Any]:
+    return [value] if type(value) is FakeTensor else flat(FakeTensor, (value,), {})
 
 
 def _shape_of(parameter: torch.Tensor) -> tuple[Any, ...]:

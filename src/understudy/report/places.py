@@ -9,7 +9,8 @@ its nodes in the order in which the forward made them, so the number that the co
 tells which module the node belongs to that runs now.
 
 All of it is asked for at every allocation. Step, phase and the count of calls change seldom, and are one `StepPhase` until
-they do. The line outside of the call of a module stays the same for as long as the call runs: it is looked for once.
+they do. The line outside of the call of a module stays the same for as long as the call runs: it is looked for once. So does
+the line that an optimizer of torch is called from: no code of the user runs inside, unless it was given a closure.
 """
 
 from __future__ import annotations
@@ -44,20 +45,26 @@ count_autograd_nodes = _torch.count_autograd_nodes
 
 LinePlace = tuple[CodeType, int]
 NOT_THE_USERS, INSTALLED, OWN, BOUNDARY, GENERATED = range(5)
-_kinds: dict[str, int] = {__file__: BOUNDARY}
-"""By the name of a file. The functions of this one around code that is running are calls of modules, and backward passes."""
+
+
+class _Kinds(dict[str, int]):
+    """By the name of a file. The functions of this one around code that is running are calls of modules, and backward
+    passes."""
+
+    def __missing__(self, file: str) -> int:
+        if not is_user_file(file):
+            kind = NOT_THE_USERS
+        elif is_generated(file):
+            kind = GENERATED
+        else:
+            kind = INSTALLED if is_installed(file) else OWN
+        self[file] = kind
+        return kind
+
+
+_kinds = _Kinds({__file__: BOUNDARY})
 _lines: dict[tuple[int, int], LinePlace] = {}
 """By the identity of the code, which has a hash that costs, and the instruction: many allocations are of one line."""
-
-
-def _find_kind(frame: FrameType) -> None:
-    file = frame.f_code.co_filename
-    if not is_user_file(file):
-        _kinds[file] = NOT_THE_USERS
-    elif is_generated(file):
-        _kinds[file] = GENERATED
-    else:
-        _kinds[file] = INSTALLED if is_installed(file) else OWN
 
 
 def _find_line_place(frame: FrameType) -> LinePlace:
@@ -120,6 +127,8 @@ class Places:
         self.moment = StepPhase(0, SETUP, 0)
         self._idle = SETUP
         self._in_optimizer = False
+        self.torch_optimizer_line: LinePlace | None = None
+        """The line from which an optimizer of torch was called that is running, without a closure."""
         self._backward_passes = 0
         self._asked = 0
         self._latest = self.outside
@@ -192,29 +201,28 @@ class Places:
     def find_line(self) -> LinePlace | None:
         """The innermost line of the user's own code, as a code object and a number: text comes later. Where none is running,
         that of an installed package which is neither torch nor this one."""
-        frame: FrameType | None = sys._getframe(4)  # up to there, it is ours
-        find_kind, outer_lines = _kinds.get, self._outer_lines
+        if self.torch_optimizer_line is not None:
+            return self.torch_optimizer_line
+        return self._search_line(sys._getframe(4))  # up to there, it is ours
+
+    def _search_line(self, frame: FrameType | None) -> LinePlace | None:
+        kinds, outer_lines = _kinds, self._outer_lines
         innermost: FrameType | None = None
         passed: list[int] = []
         line: LinePlace | None = None
         while frame is not None:
-            kind = find_kind(frame.f_code.co_filename)
-            if kind == OWN:
-                line = _find_line_place(frame)
-                break
-            if kind == BOUNDARY and (number := id(frame)) in outer_lines:
-                line = outer_lines[number]
-                if line is not None:
+            if kind := kinds[frame.f_code.co_filename]:
+                # Generated code has no line, but for that of `python -c`.
+                if kind == OWN or (kind == GENERATED and frame.f_code.co_name == "<module>"):
+                    line = _find_line_place(frame)
                     break
-                passed.append(number)
-            elif kind == INSTALLED and innermost is None:
-                innermost = frame
-            elif kind == GENERATED and frame.f_code.co_name == "<module>":  # of `python -c`
-                line = _find_line_place(frame)
-                break
-            elif kind is None:
-                _find_kind(frame)
-                continue
+                if kind == INSTALLED:
+                    innermost = innermost or frame
+                elif kind == BOUNDARY and (number := id(frame)) in outer_lines:
+                    line = outer_lines[number]
+                    if line is not None:
+                        break
+                    passed.append(number)
             frame = frame.f_back
         for number in passed:
             outer_lines[number] = line
@@ -307,9 +315,11 @@ class Places:
 
     # --- optimizers
 
-    def _enter_optimizer(self, optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
+    def _enter_optimizer(self, optimizer: torch.optim.Optimizer, args: tuple[object, ...], kwargs: object) -> None:
         if getattr(active_fake_mode(), "places", None) is self:
             self._in_optimizer = True
+            if type(optimizer).__module__.startswith("torch.optim") and len(args) < 2 and not kwargs:
+                self.torch_optimizer_line = self._search_line(sys._getframe(1))
             self._begin_moment()
             if self.on_optimizer is not None:
                 self.on_optimizer(optimizer, False)
@@ -317,6 +327,7 @@ class Places:
     def _leave_optimizer(self, optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
         if self._in_optimizer and getattr(active_fake_mode(), "places", None) is self:
             self._in_optimizer = False
+            self.torch_optimizer_line = None
             self._idle = BETWEEN
             if self.on_optimizer is not None:
                 self.on_optimizer(optimizer, True)

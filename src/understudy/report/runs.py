@@ -66,13 +66,10 @@ class Recorder:
         with ExitStack() as stack:
             self.mode, self.memory = self._begin(stack)
             self.measurement = Measurement(self.mode)
-            if self.machine is not None and self.memory.devices:
-                self.machine.scratch.on_scratch = self.measurement.add_held_scratch
-                self.machine.workspaces.on_workspace = self.measurement.add_workspace
             for device in self.memory.devices:
                 device.find_place = self.measurement.places.describe
             if not self.memory.devices:
-                numbers = HostNumbers(self.measurement, self.memory.host)
+                numbers = HostNumbers(self.mode, self.measurement, self.memory.host)
                 self.mode.add_listener(numbers)
                 stack.callback(self.mode.remove_listener, numbers)
             stack.enter_context(self.measurement)

@@ -423,8 +423,8 @@ def _estimate_time(measurement: Measurement, phases: list[PhaseRow], card: Card 
 
 
 def _make_timeline(measurement: Measurement, totals: DeviceTotals) -> Timeline:
-    """The most of each stretch of events, so that no peak is lost. Its step and phase are those of the last birth:
-    an event that ends a storage tells only when that began."""
+    """The most of each stretch of events, so that no peak is lost. Its operator, step and phase are those of the last
+    birth: an event that ends a storage tells only when that began."""
     stretch = max(1, len(measurement.events) // POINTS)
     live = dict.fromkeys(CATEGORIES, 0)
     seen: set[int] = set()
@@ -445,7 +445,7 @@ def _make_timeline(measurement: Measurement, totals: DeviceTotals) -> Timeline:
             best_total = 1 << 62  # nothing of this stretch replaces it
             peak_index = len(line.operators)
         if (index + 1) % stretch == 0 or index + 1 == len(measurement.events):
-            line.operators.append(measurement.event_operators[best_event])
+            line.operators.append(measurement.events[best_latest].call)
             _add_point(line, best, measurement.events[best_latest])
             moments.append(best_event)
             best_total = -1

@@ -16,8 +16,8 @@ search for the best fit. Addresses grow with the creation of segments and are ne
 the order of creation, which is the tie-break of the search. Two dicts give the free block that begins or ends at an
 address: merging needs no links. Segments lie apart, so that neighbours in memory are neighbours in one segment.
 
-An allocator belongs to one device. Calls from several threads at once need a lock around it; a free that comes from a
-finalizer in the middle of another call is kept until that call ends.
+An allocator belongs to one device, and takes one call at a time: what comes from several threads, or from finalizers in the
+middle of a call, needs a queue before it.
 """
 
 from __future__ import annotations
@@ -63,8 +63,6 @@ FIRST_ADDRESS = 1 << 36
 ENDLESS_RANGE = 1 << 44
 """Addresses that an expandable segment of a device without a limit may use."""
 
-NO_BLOCK = (0, 0, None)
-
 
 class Allocator:
     """The allocator of one device.
@@ -99,8 +97,6 @@ class Allocator:
         self._small, self._large = make_pools()
         self._tells_active_apart = False
         self._live: dict[int, tuple[int, int, Arena]] = {}
-        self._is_busy = False
-        self._late_frees: list[int] = []
         self._stream_uses: dict[int, set[int]] = {}
         self._pending: dict[int, tuple[int, int, Arena, set[int]]] = {}
         self._next_address = FIRST_ADDRESS
@@ -115,36 +111,31 @@ class Allocator:
         """The address of a block of `size` bytes; 0, which is no address, for no bytes."""
         if size <= 0:
             return self._allocate_nothing(size)
-        self._is_busy = True
-        try:
-            if self._pending:
-                self._free_finished()
-            rounded = self._round(size) if self._rounds else (size + 511) & -512
-            pool = self._small if rounded <= LARGEST_SMALL else self._large
-            arena = pool.arenas.get(stream)
-            if arena is None or self._is_special:
-                arena, index = self._search(pool, stream, rounded)
-            else:
-                index = bisect_left(arena.keys, rounded << SHIFT)
-            if index == len(arena.keys):
-                index = self._grow(arena, rounded, size)
-            address, block_size = self._take(arena, index, rounded)
-            self._live[address] = (block_size, size, arena)
-            pool.allocation.add(1)
-            pool.allocated_bytes.add(block_size)
-            pool.requested_bytes.add(size)
+        if self._pending:
+            self._free_finished()
+        rounded = self._round(size) if self._rounds else (size + 511) & -512
+        pool = self._small if rounded <= LARGEST_SMALL else self._large
+        arena = pool.arenas.get(stream)
+        if arena is None or self._is_special:
+            arena, index = self._search(pool, stream, rounded)
+        else:
+            index = bisect_left(arena.keys, rounded << SHIFT)
+        if index == len(arena.keys):
+            index = self._grow(arena, rounded, size)
+        address, block_size = self._take(arena, index, rounded)
+        self._live[address] = (block_size, size, arena)
+        pool.allocation.added += 1
+        pool.allocated_bytes.added += block_size
+        pool.requested_bytes.added += size
+        pool.has_grown = True
+        if self._is_watched:
             if self._tells_active_apart:
                 pool.active.add(1)
                 pool.active_bytes.add(block_size)
             if block_size >= self._max_split:
                 self._oversize_allocations.add(1)
-            if self.history is not None:
-                self.history.record("alloc", address, size, stream)
-            return address
-        finally:
-            self._is_busy = False
-            if self._late_frees:
-                self._free_late()
+            self._record("alloc", address, size, stream)
+        return address
 
     def _take(self, arena: Arena, index: int, rounded: int) -> tuple[int, int]:
         """Take a free block, or the first part of it: address and size."""
@@ -157,8 +148,8 @@ class Allocator:
         if size - rounded < pool.least_rest or (self._is_special and self._stays_whole(pool, rounded)):
             del keys[index], arena.start_of[end]
             if not is_whole_segment and not arena.is_expandable:
-                pool.inactive_split_bytes.value -= size
-                pool.inactive_split.value -= 1
+                pool.inactive_split_bytes.removed += size
+                pool.inactive_split.removed += 1
             return address, size
         rest = address + rounded
         key = (end - rest) << SHIFT | rest
@@ -175,63 +166,50 @@ class Allocator:
             pool.inactive_split_bytes.add(size - rounded)
             pool.inactive_split.add(1)
         else:
-            pool.inactive_split_bytes.value -= rounded
+            pool.inactive_split_bytes.removed += rounded
         return address, rounded
 
     def free(self, address: int) -> None:
         """Give a block back. It is free at once, unless another stream has used it."""
-        if self._is_busy:
-            self._late_frees.append(address)
+        block = self._live.pop(address, None)
+        if block is None:
+            self._refuse_free(address)
             return
-        self._is_busy = True
-        try:
-            size, requested, arena = self._live.pop(address, NO_BLOCK)
-            if arena is None:
-                self._refuse_free(address)
-                return
-            pool = arena.pool
-            pool.allocation.value -= 1
-            pool.allocated_bytes.value -= size
+        size, requested, arena = block
+        pool = arena.pool
+        if self._small.has_grown or self._large.has_grown:
+            self._note_peaks()
+        pool.allocation.removed += 1
+        pool.allocated_bytes.removed += size
+        if self._is_watched:
             if size >= self._max_split:
-                self._oversize_allocations.value -= 1
-            if self.history is not None:
-                self.history.record("free_requested", address, requested, arena.stream)
-            if self._stream_uses and address in self._stream_uses:
+                self._oversize_allocations.removed += 1
+            self._record("free_requested", address, requested, arena.stream)
+            if address in self._stream_uses:
                 self._pending[address] = (size, requested, arena, self._stream_uses.pop(address))
-            else:
-                self._complete_free(address, size, requested, arena)
-        finally:
-            self._is_busy = False
-            if self._late_frees:
-                self._free_late()
-
-    def _free_late(self) -> None:
-        """The frees of finalizers that Python's garbage collector has run in the middle of a request."""
-        addresses, self._late_frees = self._late_frees, []
-        for address in addresses:
-            self.free(address)
+                return
+        self._complete_free(address, size, requested, arena)
 
     def _complete_free(self, address: int, size: int, requested: int, arena: Arena) -> None:
         pool = arena.pool
-        pool.requested_bytes.value -= requested
-        if self._tells_active_apart:
-            pool.active.value -= 1
-            pool.active_bytes.value -= size
-        if self.history is not None:
-            self.history.record("free_completed", address, requested, arena.stream)
-        blocks = len(arena.keys)
+        pool.requested_bytes.removed += requested
+        if self._is_watched:
+            if self._tells_active_apart:
+                pool.active.removed += 1
+                pool.active_bytes.removed += size
+            self._record("free_completed", address, requested, arena.stream)
         start, end = arena.insert(address, address + size)
         if arena.is_expandable:
             return
-        merges = blocks + 1 - len(arena.keys)
+        merges = (start < address) + (end > address + size)
         if arena.segments.get(start) == end:
             arena.freed_at[start] = pool.searches
-            pool.inactive_split_bytes.value -= end - start - size
-            pool.inactive_split.value -= merges
+            pool.inactive_split_bytes.removed += end - start - size
+            pool.inactive_split.removed += merges
         else:
             pool.inactive_split_bytes.add(size)
             if merges:
-                pool.inactive_split.value -= merges - 1
+                pool.inactive_split.removed += merges - 1
             else:
                 pool.inactive_split.add(1)
 
@@ -372,7 +350,7 @@ class Allocator:
         self._record(action, address, size, arena.stream)
 
     def _release(self, arena: Arena, address: int, size: int, action: str) -> None:
-        arena.pool.reserved_bytes.value -= size
+        arena.pool.reserved_bytes.removed += size
         self._events["num_device_free"] += 1
         self._record(action, address, size, arena.stream)
 
@@ -380,12 +358,7 @@ class Allocator:
 
     def empty_cache(self) -> None:
         """Give the segments that are wholly free, and the free pages of expandable ones, back to the driver."""
-        self._is_busy = True
-        try:
-            self._release_cached()
-        finally:
-            self._is_busy = False
-            self._free_late()
+        self._release_cached()
 
     def _release_cached(self) -> None:
         self._events["num_sync_all_streams"] += 1
@@ -403,9 +376,9 @@ class Allocator:
         arena.remove(start, end)
         del arena.segments[start]
         arena.freed_at.pop(start, None)
-        arena.pool.segment.value -= 1
+        arena.pool.segment.removed += 1
         if end - start >= self._max_split:
-            self._oversize_segments.value -= 1
+            self._oversize_segments.removed += 1
         self._release(arena, start, end - start, "segment_free")
 
     def _unmap(self, arena: Arena, start: int, end: int) -> None:
@@ -464,8 +437,10 @@ class Allocator:
         if stream != block[2].stream:
             self._stream_uses.setdefault(address, set()).add(stream)
             if not self._tells_active_apart:
+                self._note_peaks()
                 separate_active_counters(self._small, self._large)
                 self._tells_active_apart = True
+                self._choose_path()
 
     def synchronize(self, stream: int | None = None) -> None:
         """All work of a stream (or of all streams) is done: the next request finds its events finished."""
@@ -473,6 +448,7 @@ class Allocator:
             streams.difference_update(tuple(streams) if stream is None else (stream,))
 
     def _free_finished(self) -> None:
+        self._note_peaks()
         for address, (size, requested, arena, streams) in list(self._pending.items()):
             if not streams or not self.lazy_events:
                 del self._pending[address]
@@ -501,14 +477,17 @@ class Allocator:
     def remove_limits(self) -> None:
         """Of a copy, that may have been made in the middle of a request."""
         self.total = self.allowed = None
-        self._is_busy = False
         self._choose_path()
-        self._free_late()
 
     def _choose_path(self) -> None:
         self._collects_garbage = self.allowed is not None and self.settings.garbage_collection_threshold > 0
         is_split_limited = self._max_split < UNLIMITED
         self._is_special = self.settings.expandable_segments or is_split_limited or self._collects_garbage
+        self._is_watched = is_split_limited or self._tells_active_apart or self.history is not None
+
+    def _note_peaks(self) -> None:
+        self._small.note_peaks()
+        self._large.note_peaks()
 
     # answers
 
@@ -528,6 +507,7 @@ class Allocator:
 
     def statistics(self) -> dict[str, int]:
         """The names and meanings of `torch.cuda.memory_stats`."""
+        self._note_peaks()
         found: dict[str, int] = {}
         for name in COUNTERS:
             small, large = self._counters()[name]
@@ -542,6 +522,7 @@ class Allocator:
         return dict(sorted(found.items()))
 
     def reset_peak_statistics(self) -> None:
+        self._small.has_grown = self._large.has_grown = False
         for small, large in self._counters().values():
             small.peak, large.peak, small.both.peak = small.value, large.value, small.value + large.value
 
@@ -560,6 +541,7 @@ class Allocator:
     def record_history(self, enabled: bool = True, max_entries: int | None = None) -> None:
         """Keep the trace of what happens from now on: all of it, or the last entries."""
         self.history = History(max_entries, self.frames, self.clock) if enabled else None
+        self._choose_path()
 
     def _record(self, action: str, address: int, size: int, stream: int) -> None:
         if self.history is not None:

@@ -257,25 +257,34 @@ COUNTERS = (
 
 
 class Counter:
-    """One figure of one pool. `other` is that of the other pool, `both` keeps the peak of their sum.
+    """One figure of one pool: all that was ever added, and removed. `other` is that of the other pool, `both` keeps the
+    peak of their sum.
 
-    `total` is the sum of all that was added; what was taken off is `total - value`.
+    A peak has to be noted before anything is removed: it costs nothing while a figure only grows.
     """
 
-    __slots__ = ("added_before", "both", "other", "peak", "removed_before", "total", "value")
+    __slots__ = ("added", "added_before", "both", "other", "peak", "removed", "removed_before")
 
     other: Counter
     both: Counter
 
     def __init__(self) -> None:
-        self.value = self.peak = self.total = self.added_before = self.removed_before = 0
+        self.added = self.removed = self.peak = self.added_before = self.removed_before = 0
+
+    @property
+    def value(self) -> int:
+        return self.added - self.removed
 
     def add(self, amount: int) -> None:
-        self.total += amount
-        self.value = value = self.value + amount
+        self.added += amount
+        self.note_peak()
+
+    def note_peak(self) -> None:
+        value = self.added - self.removed
         if value > self.peak:
             self.peak = value
-        value += self.other.value
+        other = self.other
+        value += other.added - other.removed
         if value > self.both.peak:
             self.both.peak = value
 
@@ -283,13 +292,13 @@ class Counter:
         return {
             "current": self.value,
             "peak": self.peak,
-            "allocated": self.total - self.added_before,
-            "freed": self.total - self.value - self.removed_before,
+            "allocated": self.added - self.added_before,
+            "freed": self.removed - self.removed_before,
         }
 
     def forget(self) -> None:
-        """Count what is added and taken off from here."""
-        self.added_before, self.removed_before = self.total, self.total - self.value
+        """Count what is added and removed from here."""
+        self.added_before, self.removed_before = self.added, self.removed
 
 
 def counter_pair(*copied: Counter) -> tuple[Counter, Counter]:
@@ -298,7 +307,7 @@ def counter_pair(*copied: Counter) -> tuple[Counter, Counter]:
     small.other, large.other = large, small
     small.both = large.both = Counter()
     for counter, original in zip((small, large, small.both), (*copied, *(c.both for c in copied[:1])), strict=False):
-        for name in ("value", "peak", "total", "added_before", "removed_before"):
+        for name in ("added", "removed", "peak", "added_before", "removed_before"):
             setattr(counter, name, getattr(original, name))
     return small, large
 
@@ -309,7 +318,7 @@ class Pool:
     As long as no free had to wait for another stream, `active` is `allocation` itself.
     """
 
-    __slots__ = ("arenas", "expandable_arenas", "is_small", "least_rest", "searches", *COUNTERS)
+    __slots__ = ("arenas", "expandable_arenas", "has_grown", "is_small", "least_rest", "searches", *COUNTERS)
 
     allocation: Counter
     segment: Counter
@@ -324,10 +333,20 @@ class Pool:
     def __init__(self, is_small: bool) -> None:
         self.is_small = is_small
         self.least_rest = LEAST_REST
+        self.has_grown = False
+        """Whether blocks were allocated since the peaks of their figures were noted."""
         self.searches = 0
         """How often a free block was looked for while garbage collection was on."""
         self.arenas: dict[int, Arena] = {}
         self.expandable_arenas: dict[int, Arena] = {}
+
+    def note_peaks(self) -> None:
+        """Of the figures of blocks that are allocated."""
+        if self.has_grown:
+            self.has_grown = False
+            self.allocation.note_peak()
+            self.allocated_bytes.note_peak()
+            self.requested_bytes.note_peak()
 
     def all_arenas(self) -> list[Arena]:
         return [*self.arenas.values(), *self.expandable_arenas.values()]

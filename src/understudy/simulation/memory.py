@@ -12,22 +12,18 @@ At the limit of a card, `on_oom="raise"` raises torch.OutOfMemoryError, with the
 
 Up to that moment both would do the same, so there is only one.
 
-The allocator is not asked while a program is far from the limit. Births and deaths wait, and are served in their order, when
-somebody wants to know something, or when they could run out of memory, whatever the order of blocks is: a birth that the
-card refuses is refused at once. So `DeviceMemory.allocator` is asked for anew by whoever wants to know more.
-
-Memory that is no tensor's is asked for by `DeviceMemory.allocate` and `free` (workspaces), and `hold` (scratch memory of an
-operator).
+The allocator is not asked while a program is far from the limit. Births and deaths wait among the events of the mode, and
+are served in their order, when somebody wants to know something, or when they could run out of memory, whatever the order
+of blocks is: a birth that the card refuses is refused at once. So `DeviceMemory.allocator` is asked for anew by whoever
+wants to know more.
 """
 
 from __future__ import annotations
 
 import copy
-import threading
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 
@@ -35,17 +31,9 @@ from understudy.lines import user_line
 from understudy.simulation.allocator import Allocator, AllocatorSettings, OutOfMemory
 from understudy.simulation.allocator_parts import UNLIMITED, MemoryState, MiB
 from understudy.simulation.catalogue import Card
-from understudy.simulation.storages import Listener, StorageRecord
+from understudy.simulation.storages import EventQueue, Listener, MemoryRecord, ObservedMode, StorageRecord
 
 OnOOM = Literal["raise", "record"]
-
-
-class Held(NamedTuple):
-    """Memory that is given back at once."""
-
-    sizes: tuple[int, ...]
-    stream: int
-
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,87 +66,47 @@ class DeviceMemory:
         """For the listener that measures: step, phase and module."""
         self._endless_addresses: dict[int, int] = {}
         """Of blocks that both allocators have, where the endless one has them elsewhere."""
-        self._lock = threading.RLock()
-        self._waiting: deque[StorageRecord | Held] = deque()
-        """A storage waits twice: when it is born, and when it dies."""
-        self._room = -1
+        self.events = EventQueue()
+        """Those of the mode, if there is one."""
+        self.room = -1
         """Bytes that may be reserved without running out of memory, less all that those which wait might reserve."""
-        self._rest = 0
+        self.rest = 0
         """What a request may reserve at most, beyond the double of its size."""
-        self._is_settling = False
         if on_oom == "record":
             self._capped.before_release = self._part_ways
 
     # --- storages ------------------------------------------------------------------------------------------
 
-    def expect(self, storage: StorageRecord) -> None:
-        """It is born: it gets its address now or later."""
-        self._waiting.append(storage)
-        self._room -= 2 * storage.nbytes + self._rest
-        if self._room < 0:
-            self.settle()
-
-    def release(self, storage: StorageRecord) -> None:
-        """It has died."""
-        self._waiting.append(storage)
-        if self._room < 0:
-            self.settle()
-
-    def hold(self, sizes: tuple[int, ...], stream: int = 0) -> None:
-        """Take memory, and give it back."""
-        self._waiting.append(Held(sizes, stream))
-        self._room -= 2 * sum(sizes) + len(sizes) * self._rest
-        if self._room < 0:
-            self.settle()
-
-    def settle(self) -> None:
-        """Serve all that waits. A finalizer may come here in the middle of it: what it brings waits for its turn."""
-        with self._lock:
-            if self._is_settling:
-                return
-            self._is_settling = True
-            try:
-                self._serve()
-            finally:
-                self._is_settling = False
-                self._find_room()
-
-    def _serve(self) -> None:
-        waiting = self._waiting
-        while waiting:
-            what = waiting.popleft()
-            if isinstance(what, Held):
-                self._hold_now(*what)
-            elif what.address:
-                self._free(what.address)
+    def serve(self, record: MemoryRecord) -> None:
+        """It is born, or it has died."""
+        address = record.address
+        if address:
+            if self._endless is None:
+                self._capped.free(address)
             else:
-                what.address = self._allocate(what.nbytes, what.stream)
-
-    def _hold_now(self, sizes: tuple[int, ...], stream: int) -> None:
-        addresses: list[int] = []
-        try:
-            addresses.extend(self._allocate(size, stream) for size in sizes)
-        finally:
-            for address in reversed(addresses):
                 self._free(address)
+        elif record.nbytes:
+            record.address = self._allocate(record.nbytes, record.stream)
 
-    def _find_room(self) -> None:
+    def find_room(self) -> None:
+        """After all that waited is served."""
         capped = self._capped
-        self._rest = capped.settings.large_segment_size + 4 * MiB
+        self.rest = capped.settings.large_segment_size + 4 * MiB
         if any(allocator.history is not None for allocator in (capped, self._endless or capped)):
-            self._room = -1  # it asks for the stack at each event
+            self.room = -1  # it asks for the stack at each event
         elif self._first_oom is not None or capped.total is None:
-            self._room = UNLIMITED
+            self.room = UNLIMITED
         else:
             limit = capped.total - capped.outside
-            self._room = min(limit, limit if capped.allowed is None else capped.allowed) - capped.reserved
+            self.room = min(limit, limit if capped.allowed is None else capped.allowed) - capped.reserved
 
     # --- the allocators ------------------------------------------------------------------------------------
 
     def _settled(self) -> None:
         """For those who get hold of an allocator, and may change it: the next event finds out what room there is."""
-        self.settle()
-        self._room = -1
+        self.events.tell()
+        self.room = -1
+        self.events.is_due = True
 
     @property
     def capped(self) -> Allocator:
@@ -172,7 +120,7 @@ class DeviceMemory:
 
     @property
     def first_oom(self) -> FirstOOM | None:
-        self.settle()
+        self.events.tell()
         return self._first_oom
 
     @property
@@ -183,17 +131,17 @@ class DeviceMemory:
 
     def allocate(self, nbytes: int, stream: int = 0) -> int:
         """The address of a block, at once. Negative where only the endless allocator has it."""
-        with self._lock:
+        with self.events.lock:
             self._settled()
             return self._allocate(nbytes, stream)
 
     def free(self, address: int) -> None:
-        with self._lock:
+        with self.events.lock:
             self._settled()
             self._free(address)
 
     def _allocate(self, nbytes: int, stream: int) -> int:
-        if self._first_oom is not None and self._endless is not None:
+        if self._endless is not None and self._first_oom is not None:
             return -self._endless.allocate(nbytes, stream)
         try:
             address = self._capped.allocate(nbytes, stream)
@@ -214,7 +162,7 @@ class DeviceMemory:
             self._endless.free(self._endless_addresses.pop(address, address))
 
     def record_stream(self, storage: StorageRecord, stream: int) -> None:
-        with self._lock:
+        with self.events.lock:
             self._settled()
             address = storage.address
             if address > 0 and (self._first_oom is None or self._endless is None):
@@ -248,7 +196,7 @@ class DeviceMemory:
         return max(0, total - outside - self.allocator.reserved), total
 
     def empty_cache(self) -> None:
-        with self._lock:
+        with self.events.lock:
             for allocator in self.allocators():
                 allocator.empty_cache()
 
@@ -267,16 +215,38 @@ class HostMemory:
     """The memory of the CPU: no rounding, no cache."""
 
     def __init__(self) -> None:
-        self.allocated = 0
-        self.peak = 0
+        self.events = EventQueue()
+        """Those of the mode, if there is one."""
+        self._allocated = 0
+        self._peak = 0
+
+    @property
+    def allocated(self) -> int:
+        self.events.tell()
+        return self._allocated
+
+    @property
+    def peak(self) -> int:
+        self.events.tell()
+        return self._peak
+
+    def serve(self, record: MemoryRecord) -> None:
+        """It is born, or it has died."""
+        if record.address:
+            self._allocated -= record.nbytes
+        else:
+            record.address = 1
+            self._allocate(record.nbytes)
 
     def allocate(self, nbytes: int) -> None:
-        self.allocated += nbytes
-        if self.allocated > self.peak:
-            self.peak = self.allocated
+        """At once; of a negative number, to free."""
+        self.events.tell()
+        self._allocate(nbytes)
 
-    def free(self, nbytes: int) -> None:
-        self.allocated -= nbytes
+    def _allocate(self, nbytes: int) -> None:
+        self._allocated += nbytes
+        if self._allocated > self._peak:
+            self._peak = self._allocated
 
 
 class MachineMemory(Listener):
@@ -289,39 +259,54 @@ class MachineMemory(Listener):
         indices = range(count) if card is not None and card.kind != "cpu" else ()
         self.devices = [DeviceMemory(card, i, settings, on_oom, context) for i in indices if card is not None]
         self.host = HostMemory()
-        self._by_device = {torch.device("cuda", memory.index): memory for memory in self.devices}
+        self._by_device: dict[torch.device, DeviceMemory | HostMemory] = {
+            torch.device("cuda", memory.index): memory for memory in self.devices
+        }
+        self._by_device[torch.device("cpu")] = self.host
 
-    def on_birth(self, storage: StorageRecord) -> None:
-        memory = self._by_device.get(storage.device)
-        if memory is not None:
-            if storage.nbytes:
-                memory.expect(storage)
-        elif storage.device.type == "cpu":
-            self.host.allocate(storage.nbytes)
-        else:
-            self.check_device(storage.device)
+    def on_added(self, mode: ObservedMode) -> None:
+        self.host.events = mode.events
+        for memory in self.devices:
+            memory.events = mode.events
+
+    @property
+    def is_urgent(self) -> bool:  # type: ignore[override]
+        return any(memory.room < 0 for memory in self.devices)
+
+    def on_birth(self, record: MemoryRecord) -> None:
+        record.memory = memory = self._by_device.get(record.device)
+        if type(memory) is DeviceMemory:
+            memory.room -= 2 * record.nbytes + memory.rest
+            if memory.room < 0:
+                memory.events.is_due = True
+        elif memory is None:
+            self.check_device(record.device)
 
     def check_device(self, device: torch.device) -> None:
         """Asked for devices that have no memory here."""
 
-    def on_death(self, storage: StorageRecord) -> None:
-        memory = self._by_device.get(storage.device)
-        if memory is not None:
-            if storage.nbytes:
-                memory.release(storage)
-        elif storage.device.type == "cpu":
-            self.host.free(storage.nbytes)
+    def on_events(self, events: list[MemoryRecord]) -> BaseException | None:
+        refusal = None
+        for record in events:
+            memory = record.memory
+            if memory is not None:
+                try:
+                    memory.serve(record)
+                except torch.OutOfMemoryError as error:
+                    refusal = error
+                    record.memory = record.label = None  # it was not born
+        for memory in self.devices:
+            memory.find_room()
+        return refusal
 
     def on_resize(self, storage: StorageRecord, before: int) -> None:
         """A new block, into which the contents are copied; then the old one is freed."""
-        memory = self._by_device.get(storage.device)
-        if memory is not None:
-            after, storage.nbytes = storage.nbytes, before  # that of its block, until it has another
-            memory.settle()
-            address = memory.allocate(after, storage.stream) if after else 0
+        memory = storage.memory
+        if isinstance(memory, DeviceMemory):
+            address = memory.allocate(storage.nbytes, storage.stream) if storage.nbytes else 0
             if before:
                 memory.free(storage.address)
-            storage.address, storage.nbytes = address, after
-        elif storage.device.type == "cpu":
-            self.host.allocate(storage.nbytes)
-            self.host.free(before)
+            storage.address = address
+        elif memory is not None:
+            memory.allocate(storage.nbytes)
+            memory.allocate(-before)

@@ -14,27 +14,35 @@
 What listeners are told, in the order of one operator call:
 
     before_operator(func, args, kwargs)
-      on_birth(storage)                  of each storage that the call makes; on_resize(storage, before)
+      on_birth(record)                   of each storage that the call makes; on_resize(storage, before)
     after_operator(func, args, kwargs, result), and what `follow_plan` has given for calls like this one
-      on_death(storage)                  when the last tensor on it is gone: at any time, in any thread, inside of any call
+
+    on_events(records)                   births and deaths since the last time, in order
 
 - A *storage* is what memory is allocated for. Views, aliases, `detach`, wrappers (DTensor, Parameter) have that of another
   tensor and are not heard of. A storage of 0 bytes is: it may be resized.
 - A `StorageRecord` keeps nothing alive: it is a weak reference to the storage. Its `serial` counts births; `label` is free
-  for the one listener that measures, `address` for the one that allocates. It stays usable after the death.
+  for the one listener that measures, `memory` and `address` for the one that allocates. It stays usable after the death.
+- *Events* are births and deaths: the record comes once when it is born, and once more when it has died. They wait until
+  somebody wants to know (`tell_events`), or a listener says that it `is_urgent`. A storage dies when the last tensor on it
+  is gone: at any time, in any thread, inside of any call; that is only written down, and listeners go through many events
+  in one loop.
+- Memory of kernels and libraries, which no tensor is on, is born and dies in the same list: `add_scratch`, `end_scratch`.
 - Births outside of operators (conversions of real tensors, copies, loaded checkpoints) come without an operator around them.
 - What inference does to find an answer is not heard of: stand-ins on which a decomposition performs, the global tensors on
   which DTensor computes the sharding of its results. So the first run of a program is told as the second.
 - A composite operator that comes whole, as in inference mode, is broken up: its parts are heard of.
-- `on_birth` and `before_operator` may raise (out of memory): the operator's caller gets it, and the storage was not born.
-  `after_operator` is not called for an operator that raised.
+- `on_birth` and `before_operator` may raise, and `on_events` may return an error (out of memory) that is raised when all
+  have heard of the events: the operator's caller gets it, and the storage was not born. `after_operator` is not called for
+  an operator that raised.
 - Listeners are called in the order in which they were added, a method only if the listener's class defines it. They may
   not call operators on tensors.
 
-What depends on operator and specs alone (FLOPs, workspaces) is found once for each plan of the cache: `follow_plan` is asked
-at the first call of a plan, and what it gives is called after each call of it. None costs nothing.
+What depends on operator and specs alone (FLOPs, workspaces) is found once for each plan of the cache, at its first call.
+What `follow_plan` gives is called after each call of the plan. What `label_plan` gives is added to `finished`, so that calls
+that are alike can be counted later, all at once. None costs nothing.
 
-Cost, beside that of the listeners: about 1 µs for an operator, 1.5 µs for a storage.
+Cost, beside that of the listeners: about 0.6 µs for an operator, 1.5 µs for a storage.
 """
 
 from __future__ import annotations
@@ -75,6 +83,8 @@ ON_KNOWN_STORAGE = (FIRST_VIEWED, FIRST_ITSELF)
 
 AfterCall = Callable[[tuple[Any, ...], dict[str, Any], Any], None]
 """Called with the arguments and the result of a call."""
+MOST_EVENTS = 4096
+"""So many wait at most."""
 
 
 class StorageRecord(weakref.ref[torch.UntypedStorage]):
@@ -83,7 +93,7 @@ class StorageRecord(weakref.ref[torch.UntypedStorage]):
     `stream` is the number of the stream on which it was made, 0 for the default one.
     """
 
-    __slots__ = ("address", "device", "key", "label", "maker", "nbytes", "serial", "spec", "stream")
+    __slots__ = ("address", "device", "key", "label", "maker", "memory", "nbytes", "serial", "spec", "stream")
 
     nbytes: int
     device: torch.device
@@ -93,6 +103,7 @@ class StorageRecord(weakref.ref[torch.UntypedStorage]):
     spec: TensorSpec
     maker: Any
     """The operator that was running; None outside of operators."""
+    memory: Any
     address: int
     label: Any
     key: int
@@ -105,12 +116,35 @@ class StorageRecord(weakref.ref[torch.UntypedStorage]):
         return f"<storage {self.serial}: {self.nbytes} bytes for {self.spec}>"
 
 
+class ScratchRecord:
+    """Memory of a kernel, or of a library that keeps it (`is_workspace`): no tensor is on it. Fields as of StorageRecord."""
+
+    __slots__ = ("address", "device", "is_workspace", "label", "maker", "memory", "nbytes", "stream")
+
+    def __init__(self, nbytes: int, device: torch.device, stream: int, maker: object, is_workspace: bool) -> None:
+        self.nbytes, self.device, self.stream, self.maker = nbytes, device, stream, maker
+        self.is_workspace = is_workspace
+        self.address = 0
+        self.memory: Any = None
+        self.label: Any = None
+
+
+MemoryRecord = StorageRecord | ScratchRecord
+
+
 class Listener:
     """What may be heard; a method that a class does not define costs nothing."""
 
-    def on_birth(self, storage: StorageRecord) -> None: ...
+    is_urgent = False
+    """Whether events are to be told at once."""
 
-    def on_death(self, storage: StorageRecord) -> None: ...
+    def on_added(self, mode: ObservedMode) -> None:
+        """To the listeners of a mode."""
+
+    def on_birth(self, record: MemoryRecord) -> None:
+        """Before it is one of the events."""
+
+    def on_events(self, events: list[MemoryRecord]) -> BaseException | None: ...
 
     def on_resize(self, storage: StorageRecord, before: int) -> None:
         """`before` is the number of bytes that it had."""
@@ -125,6 +159,60 @@ class Listener:
         self, func: _torch.OpOverload, args: tuple[object, ...], kwargs: dict[str, Any], result: object
     ) -> AfterCall | None:
         """What is to be called after this call and all that are like it: same operator, specs and numbers."""
+
+    def label_plan(
+        self, func: _torch.OpOverload, args: tuple[object, ...], kwargs: dict[str, Any], result: object
+    ) -> object | None:
+        """What is to be added to `finished` after this call and all that are like it. For the one listener that measures."""
+
+
+class EventQueue:
+    """Births and deaths that wait to be told, in order. They come from several threads, and from finalizers inside of any
+    call."""
+
+    def __init__(self) -> None:
+        self.waiting: list[MemoryRecord] = []
+        self.is_due = False
+        """Whether events are told as they come."""
+        self.lock = threading.RLock()
+        """For telling them, and for what follows from it."""
+        self._is_telling = False
+        self._listeners: tuple[Listener, ...] = ()
+        self._on_events: tuple[Callable[..., BaseException | None], ...] = ()
+
+    def add(self, record: MemoryRecord) -> None:
+        self.waiting.append(record)
+        if self.is_due or len(self.waiting) > MOST_EVENTS:
+            self.tell()
+
+    def tell(self) -> None:
+        """A finalizer may come here in the middle of it: what it brings waits for its turn."""
+        with self.lock:
+            if self._is_telling:
+                return
+            self._is_telling = True
+            try:
+                events = self.waiting[:]
+                del self.waiting[: len(events)]
+                errors = [tell(events) for tell in self._on_events]
+            finally:
+                self._is_telling = False
+                self.is_due = any(listener.is_urgent for listener in self._listeners)
+        for error in errors:
+            if error is not None:
+                raise error
+
+    def change_listeners(self, listeners: tuple[Listener, ...]) -> None:
+        self.tell()
+        self._listeners = listeners
+        self._on_events = find_methods(listeners, "on_events")
+        self.is_due = True  # until they have been asked
+
+
+def find_methods(listeners: tuple[Listener, ...], name: str) -> tuple[Callable[..., Any], ...]:
+    """Those that the classes of the listeners define."""
+    own = getattr(Listener, name)
+    return tuple(getattr(found, name) for found in listeners if getattr(type(found), name) is not own)
 
 
 class _Pauses(threading.local):
@@ -146,14 +234,19 @@ class ObservedMode(FakeTensorMode):
         self.stream_of: Callable[[torch.device], int] | None = None
         self.storages: dict[int, StorageRecord] = {}
         """All that are alive, by the identity of the storage."""
+        self.events = EventQueue()
+        self.tell_events = self.events.tell
+        self.finished: list[Any] = []
+        """The label of each call."""
+        self._finish = self.finished.append
         self.births = 0
         self.calls = 0
         """Of operators, the one that is running included."""
         self.operator: Any = None
         """The one that is running."""
-        self._by_plan: dict[int, tuple[Plan, tuple[AfterCall, ...]]] = {}
-        """What is called after the calls of a plan, by the plan's identity."""
-        self._by_key: dict[tuple[Any, ...], tuple[AfterCall, ...]] = {}
+        self._by_plan: dict[int, tuple[Plan, object, tuple[AfterCall, ...]]] = {}
+        """What comes after the calls of a plan, by the plan's identity."""
+        self._by_key: dict[tuple[Any, ...], tuple[object, tuple[AfterCall, ...]]] = {}
         """The same of calls that have no plan and give no tensors, as `item`."""
         self.places: Any = None
         """For the listener that measures: where the program is."""
@@ -167,22 +260,19 @@ class ObservedMode(FakeTensorMode):
     def add_listener(self, listener: Listener) -> None:
         self._listeners = (*self._listeners, listener)
         self._choose_calls()
+        listener.on_added(self)
 
     def remove_listener(self, listener: Listener) -> None:
         self._listeners = tuple(other for other in self._listeners if other is not listener)
         self._choose_calls()
 
     def _choose_calls(self) -> None:
-        self._on_birth = self._methods("on_birth")
-        self._on_death = self._methods("on_death")
-        self._on_resize = self._methods("on_resize")
-        self._before_operator = self._methods("before_operator")
+        self.events.change_listeners(self._listeners)
+        self._on_birth = find_methods(self._listeners, "on_birth")
+        self._on_resize = find_methods(self._listeners, "on_resize")
+        self._before_operator = find_methods(self._listeners, "before_operator")
         self._by_plan.clear()
         self._by_key.clear()
-
-    def _methods(self, name: str) -> tuple[Callable[..., None], ...]:
-        own = getattr(Listener, name)
-        return tuple(getattr(found, name) for found in self._listeners if getattr(type(found), name) is not own)
 
     @contextmanager
     def pause(self) -> Iterator[None]:
@@ -202,27 +292,34 @@ class ObservedMode(FakeTensorMode):
             return result
         if types and types != STAND_INS and any(map(has_own_dispatch, types)):
             return self._dispatch_unusual(func, types, args, kwargs)  # not for this mode: the tensors inside will come
-        if in_inference_mode() and _is_composite(func):
-            with self:
-                return func.decompose(*args, **(kwargs or {}))
-        if id(func) in IN_PLACE:
-            func = self._plain_writes.find(self, func, args)
+        if kind := _kinds.get(id(func), UNSEEN):
+            if kind == UNSEEN:
+                kind = _kinds[id(func)] = _find_kind(func)
+            if kind == COMPOSITE and in_inference_mode():
+                with self:
+                    return func.decompose(*args, **(kwargs or {}))
+            if kind == MAY_WRITE:
+                func = self._plain_writes.find(self, func, args)
         self.last_plan = None
         self.operator = func
         self.calls += 1
-        for begin in self._before_operator:
-            begin(func, args, kwargs or NO_KEYWORDS)
+        if self._before_operator:
+            for begin in self._before_operator:
+                begin(func, args, kwargs or NO_KEYWORDS)
         result = dispatch(self, func, types, args, kwargs)
         plan = self.last_plan
         self.last_plan = None  # if this call is a part of another one, that one's plan is not this
         if plan is None or plan.op is not func:
             self._end_unplanned(func, args, kwargs or NO_KEYWORDS, result)
         else:
-            if plan.kind not in ON_KNOWN_STORAGE and type(result) is FakeTensor and not (args and result is args[0]):
+            if plan.kind not in ON_KNOWN_STORAGE and type(result) is FakeTensor:
                 self._find_birth(result)
-            ends = self._by_plan.get(id(plan)) or self._learn(plan, func, args, kwargs or NO_KEYWORDS, result)
-            for end in ends[1]:
-                end(args, kwargs or NO_KEYWORDS, result)
+            _, label, ends = self._by_plan.get(id(plan)) or self._learn(plan, func, args, kwargs or NO_KEYWORDS, result)
+            if label is not None:
+                self._finish(label)
+            if ends:
+                for end in ends:
+                    end(args, kwargs or NO_KEYWORDS, result)
         self.operator = None
         return result
 
@@ -242,47 +339,61 @@ class ObservedMode(FakeTensorMode):
         record.stream = 0 if self.stream_of is None else self.stream_of(device)
         record.serial = self.births = self.births + 1
         record.address = 0
-        record.label = None
+        record.memory = record.label = None
         self.storages[key] = record  # complete: an interrupt leaves no record without its fields
-        count = 0
+        self._announce(record)
+
+    def _announce(self, record: MemoryRecord) -> None:
         try:
             for tell in self._on_birth:
                 tell(record)
-                count += 1
-        except BaseException:
-            self._take_back(record, count)
+            self.events.add(record)
+        except BaseException:  # a listener has refused it
+            record.memory = record.label = None
+            if isinstance(record, StorageRecord):
+                self.storages.pop(record.key, None)
             raise
 
-    def _learn(self, plan: Plan, func: object, args: object, kwargs: Any, result: Any) -> tuple[Plan, tuple[AfterCall, ...]]:
-        """What is called after the calls of a plan. The plan is kept: nothing else gets its identity."""
+    def _learn(
+        self, plan: Plan, func: object, args: object, kwargs: Any, result: Any
+    ) -> tuple[Plan, object, tuple[AfterCall, ...]]:
+        """What comes after the calls of a plan. The plan is kept: nothing else gets its identity."""
         if len(self._by_plan) >= MOST_PLANS:
             self._by_plan.clear()
-        found = self._by_plan[id(plan)] = plan, self._find_ends(func, args, kwargs, result)
+        found = self._by_plan[id(plan)] = (plan, *self._find_ending(func, args, kwargs, result))
         return found
 
-    def _find_ends(self, func: Any, args: Any, kwargs: Any, result: object) -> tuple[AfterCall, ...]:
+    def _find_ending(
+        self, func: Any, args: Any, kwargs: Any, result: object
+    ) -> tuple[object, tuple[AfterCall, ...]]:
+        """Of calls that are alike: their label, and what is called after them."""
+        label: object = None
         ends: list[AfterCall] = []
         for listener in self._listeners:
             if type(listener).after_operator is not Listener.after_operator:
                 ends.append(functools.partial(listener.after_operator, func))
             if (end := listener.follow_plan(func, args, kwargs, result)) is not None:
                 ends.append(end)
-        return tuple(ends)
+            label = label or listener.label_plan(func, args, kwargs, result)
+        return label, tuple(ends)
 
     def _end_unplanned(self, func: object, args: Any, kwargs: Any, result: object) -> None:
         """Of a call that no plan was replayed for, or that others were a part of."""
-        if type(result) is FakeTensor and not (args and result is args[0]):
+        if type(result) is FakeTensor:
             self._find_birth(result)
         if result is NotImplemented:
             return
         key = self.key_of(func, args, kwargs) if type(result) in NUMBERS else None
-        ends = None if key is None else self._by_key.get(key)
-        if ends is None:
-            ends = self._find_ends(func, args, kwargs, result)
+        ending = None if key is None else self._by_key.get(key)
+        if ending is None:
+            ending = self._find_ending(func, args, kwargs, result)
             if key is not None:
                 if len(self._by_key) >= MOST_PLANS:
                     self._by_key.clear()
-                self._by_key[key] = ends
+                self._by_key[key] = ending
+        label, ends = ending
+        if label is not None:
+            self.finished.append(label)
         for end in ends:
             end(args, kwargs, result)
 
@@ -319,6 +430,7 @@ class ObservedMode(FakeTensorMode):
         """Called when the size of a storage may have changed."""
         record = self.storages.get(id(storage))
         if record is not None and record.nbytes != storage.nbytes():
+            self.tell_events()
             before, record.nbytes = record.nbytes, storage.nbytes()
             for tell in self._on_resize:
                 tell(record, before)
@@ -329,18 +441,19 @@ class ObservedMode(FakeTensorMode):
         is_sparse = tensor.layout is not torch.strided if spec is None else spec.sparse is not None
         return self.storages.get(id(tensor if is_sparse else native_storage(tensor)))
 
-    def _take_back(self, record: StorageRecord, count: int) -> None:
-        """A listener has refused it: those before that one have heard of it, and hear of its end."""
-        self.storages.pop(record.key, None)
-        told = {getattr(tell, "__self__", None) for tell in self._on_birth[:count]}
-        for tell in self._on_death:
-            if getattr(tell, "__self__", None) in told:
-                tell(record)
-
     def _remove(self, record: Any) -> None:
+        """Called when a storage is gone."""
         if self.storages.pop(record.key, None) is not None:  # else it was refused
-            for tell in self._on_death:
-                tell(record)
+            self.events.add(record)
+
+    def add_scratch(self, nbytes: int, device: torch.device, maker: object, is_workspace: bool = False) -> ScratchRecord:
+        """Memory that a kernel or a library takes beside its results; `end_scratch` gives it back."""
+        record = ScratchRecord(nbytes, device, 0 if self.stream_of is None else self.stream_of(device), maker, is_workspace)
+        self._announce(record)
+        return record
+
+    def end_scratch(self, record: ScratchRecord) -> None:
+        self.events.add(record)
 
 
 def _sparse_bytes(spec: TensorSpec) -> int:
@@ -349,15 +462,16 @@ def _sparse_bytes(spec: TensorSpec) -> int:
         return sum(part.numel() * part.itemsize for part in parts_of(sparse_on(spec, META)))
 
 
-_composites: dict[int, bool] = {}
+USUAL, COMPOSITE, MAY_WRITE, UNSEEN = range(4)
+_kinds: dict[int, int] = {}
+"""Of operators, by identity: they live as long as the process."""
 
 
-def _is_composite(func: object) -> bool:
-    """Whether eager breaks the operator up on every device. By identity: operators live as long as the process."""
-    found = _composites.get(id(func))
-    if found is None:
-        found = _composites[id(func)] = isinstance(func, _torch.OpOverload) and _torch.is_decomposed_by_autograd(func)
-    return found
+def _find_kind(func: object) -> int:
+    """COMPOSITE, if eager breaks it up on every device; MAY_WRITE, if C++ writes in place where no mode is active."""
+    if isinstance(func, _torch.OpOverload) and _torch.is_decomposed_by_autograd(func):
+        return COMPOSITE
+    return MAY_WRITE if id(func) in IN_PLACE else USUAL
 
 
 _torch.hide_from_compiler(ObservedMode.__torch_dispatch__)

@@ -14,7 +14,6 @@ from __future__ import annotations
 import functools
 import os
 import re
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,7 +22,7 @@ from understudy import _torch
 from understudy.fake.tensor import FakeTensor
 from understudy.ops.traits.scratch import may_need_scratch, scratch_of, uses_blas
 from understudy.simulation.catalogue import Card
-from understudy.simulation.storages import AfterCall, Listener
+from understudy.simulation.storages import AfterCall, Listener, ScratchRecord
 from understudy.spec.call import Call, flat, map_structure
 
 if TYPE_CHECKING:
@@ -54,10 +53,8 @@ class Workspaces(Listener):
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
         self.size = workspace_size(machine.card)
-        self.addresses: dict[tuple[int, int, bool], int] = {}
-        """By device, stream, and whether it belongs to backward passes."""
-        self.on_workspace: Callable[[int, torch.device, _torch.OpOverload], object] | None = None
-        """Called with size, device and operator."""
+        self._taken: set[tuple[int, int, bool]] = set()
+        """Device, stream, and whether it belongs to backward passes."""
 
     def follow_plan(
         self, func: _torch.OpOverload, args: tuple[object, ...], kwargs: dict[str, Any], result: object
@@ -73,11 +70,9 @@ class Workspaces(Listener):
     def _take(self, func: _torch.OpOverload, device: torch.device, *call: object) -> None:
         stream = self._machine.current_stream(device.index)
         place = (device.index, stream, _torch.is_in_backward())
-        if place not in self.addresses:
-            self.addresses[place] = 0  # once: where there is no room for it, the operator is refused once
-            self.addresses[place] = self._machine.memory.devices[device.index].allocate(self.size, stream)
-            if self.on_workspace is not None:
-                self.on_workspace(self.size, device, func)
+        if place not in self._taken:
+            self._taken.add(place)  # once: where there is no room for it, the operator is refused once
+            self._machine.mode.add_scratch(self.size, device, func, is_workspace=True)
 
 
 # --- kernels
@@ -86,14 +81,11 @@ Sizes = tuple[int, ...]
 
 
 class ScratchMemory(Listener):
-    """`unknown` has the bound of each operator that decides by itself, `estimated` the names of the others.
-
-    `on_scratch(device, sizes, operator)` is called for each time."""
+    """`unknown` has the bound of each operator that decides by itself, `estimated` the names of the others."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
         self._facts = machine.card.facts()
-        self.on_scratch: Callable[[torch.device, Sizes, _torch.OpOverload], None] | None = None
         self.unknown: dict[str, int] = {}
         self.estimated: set[str] = set()
 
@@ -121,7 +113,10 @@ class ScratchMemory(Listener):
         return device, tuple(size for size in found.sizes if size)
 
     def _take(self, device: torch.device, sizes: Sizes, func: _torch.OpOverload, *call: object) -> None:
-        memory = self._machine.memory.devices[device.index or 0]
-        memory.hold(sizes, self._machine.current_stream(device.index or 0))
-        if self.on_scratch is not None:
-            self.on_scratch(device, sizes, func)
+        mode = self._machine.mode
+        taken: list[ScratchRecord] = []
+        try:
+            taken.extend(mode.add_scratch(size, device, func) for size in sizes)
+        finally:
+            for record in reversed(taken):
+                mode.end_scratch(record)
