@@ -296,3 +296,116 @@ def test_copies_inside_of_a_trace(mode: str) -> None:
     with torch.no_grad():
         for pair in zip(gm(x), program(x), strict=True):
             torch.testing.assert_close(*pair)
+
+
+class Norms(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.counted = nn.Linear(4, 4), nn.LayerNorm(4), nn.BatchNorm1d(4)
+        self.register_buffer("table", torch.arange(12.0).view(3, 4)[1:])
+        self.part = nn.Parameter(torch.linspace(0, 1, 8).view(2, 4).t()[::2])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.counted(self.norm(self.first(x))).relu() * self.table[0] + (self.part.sum() * x).sin()
+
+
+@functools.cache
+def hidden_model() -> nn.Module:
+    """No module that `make_fx` finds: its parameters become stand-ins when they are used, below a transform."""
+    torch.manual_seed(0)
+    return Norms()
+
+
+def call_hidden_model(x: torch.Tensor) -> Any:
+    return hidden_model()(x)
+
+
+def total(x: torch.Tensor) -> Any:
+    return hidden_model()(x).pow(2).sum()
+
+
+func = torch.func
+AROUND_HIDDEN_MODEL: dict[str, Callable[[torch.Tensor], Any]] = {
+    "grad": func.grad(total),
+    "grad of grad": func.grad(lambda x: func.grad(total)(x).sum()),
+    "vjp": lambda x: func.vjp(call_hidden_model, x)[1](torch.ones_like(x)),
+    "jvp": lambda x: func.jvp(call_hidden_model, (x,), (torch.ones_like(x),)),
+    "vmap": lambda x: torch.vmap(call_hidden_model)(torch.stack([x, 2 * x])),
+    "vmap of grad": lambda x: torch.vmap(func.grad(total))(torch.stack([x, 2 * x])),
+    "jacrev": func.jacrev(call_hidden_model),
+    "jacfwd": func.jacfwd(call_hidden_model),
+    "hessian": func.hessian(total),
+    "functionalize": func.functionalize(call_hidden_model),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("mode", ["fake", "symbolic"])
+@pytest.mark.parametrize("name", AROUND_HIDDEN_MODEL)
+def test_tensors_that_a_transformed_function_finds_by_itself(name: str, mode: str) -> None:
+    hidden_model().eval()
+    program, x = AROUND_HIDDEN_MODEL[name], torch.randn(3, 4)
+    graph: Any = make_fx(program, tracing_mode=mode, allow_non_fake_inputs=True)(x)
+    torch.testing.assert_close(graph(x), program(x))
+
+
+@pytest.mark.parametrize("name", ["grad", "vjp", "jvp", "vmap", "jacrev", "jacfwd"])
+def test_a_write_that_a_transform_refuses(name: str) -> None:
+    hidden_model().train()
+    program, x = AROUND_HIDDEN_MODEL[name], torch.randn(3, 4)
+    with pytest.raises(RuntimeError) as real:
+        program(x)
+    with pytest.raises(RuntimeError) as ours:
+        make_fx(program, tracing_mode="fake", allow_non_fake_inputs=True)(x)
+    assert str(ours.value).startswith(str(real.value)[:100])
+
+
+@pytest.mark.parametrize("transform", [func.grad, func.jacrev, func.jacfwd, lambda f: torch.vmap(f)])
+def test_conversion_is_not_part_of_what_is_transformed(transform: Any) -> None:
+    mode = FakeTensorMode()
+    leaf = torch.randn(4, 3, requires_grad=True)
+    reals = [leaf, nn.Parameter(torch.randn(3)), leaf[1:], (leaf * 2)[::2], torch.randn(4).expand(2, 4), torch.randn(3, 2).t()]
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        for real in reals:
+            fake = mode.from_tensor(real)
+            assert type(fake) is FakeTensor
+            assert (fake.requires_grad, fake.is_leaf, fake._is_view()) == (real.requires_grad, real.is_leaf, real._is_view())
+        return (x * x).sum()
+
+    assert type(transform(program)(mode.from_tensor(torch.randn(3)))) is FakeTensor
+
+
+def make_layer(x: torch.Tensor) -> Any:
+    return nn.Linear(4, 4)(x)
+
+
+def make_parameter(x: torch.Tensor) -> Any:
+    parameter = nn.Parameter(torch.full((4,), 2.0))
+    with torch.no_grad():
+        parameter.mul_(3)
+    return (x * parameter).sin()
+
+
+MAKING: dict[str, Callable[[Any], Callable[[torch.Tensor], Any]]] = {
+    "grad": lambda f: func.grad(lambda x: f(x).sum()),
+    "vjp": lambda f: lambda x: func.vjp(f, x)[1](torch.ones_like(x)),
+    "jvp": lambda f: lambda x: func.jvp(f, (x,), (torch.ones_like(x),)),
+    "jacrev": func.jacrev,
+    "jacfwd": lambda f: func.jacfwd(f, randomness="same"),
+    "functionalize": func.functionalize,
+    "grad of grad": lambda f: func.grad(lambda x: func.grad(lambda y: f(y).pow(2).sum())(x).sum()),
+}
+
+
+@pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])
+@pytest.mark.parametrize("make", [make_layer, make_parameter])
+@pytest.mark.parametrize("name", MAKING)
+def test_parameters_that_a_transformed_function_makes(name: str, make: Any, mode: str) -> None:
+    program, x = MAKING[name](make), torch.randn(3, 4)
+    graph: Any = make_fx(program, tracing_mode=mode)(x)
+    for _ in range(2):
+        torch.manual_seed(0)
+        wanted = program(x)
+        torch.manual_seed(0)
+        torch.testing.assert_close(graph(x), wanted)

@@ -85,3 +85,54 @@ def test_symbolic_sizes_get_a_guard(call: Callable[[torch.Tensor], Any]) -> None
     with mode:
         call(x)
     assert [guard.text for guard in env.guards] == ["x_0 >= 3"]
+
+
+GUARDED: dict[str, tuple[Callable[..., Any], list[str]]] = {
+    "counted": (lambda x, y: x[torch.arange(3)], ["x_0 >= 3"]),
+    "computed": (lambda x, y: x[torch.arange(2) + torch.ones(2, dtype=torch.int64)], ["x_0 >= 3"]),
+    "filled": (lambda x, y: x.gather(0, torch.full((y.shape[0], 1), 3)), ["x_0 >= 4"]),
+    "filled alike": (lambda x, y: x[torch.full_like(y, 3, dtype=torch.int64)], ["x_0 >= 4"]),
+    "part of what is filled": (lambda x, y: x[y.new_full(y.shape, 3, dtype=torch.int64)[:1]], ["x_0 >= 4"]),
+    "rows of another": (lambda x, y: x[torch.arange(y.shape[0])], ["x_0 >= y_0"]),
+    "positions": (lambda x, y: functional.embedding(torch.arange(x.shape[0]), torch.ones(512, 2)), ["x_0 <= 512"]),
+    "positions of a batch": (
+        lambda x, y: functional.embedding(torch.arange(x.shape[0])[None].expand(y.shape[0], -1), torch.ones(512, 2)),
+        ["x_0 <= 512"],
+    ),
+    "positions after others": (
+        lambda x, y: functional.embedding(torch.arange(y.shape[0], x.shape[0] + y.shape[0]), torch.ones(512, 2)),
+        ["x_0 + y_0 <= 512"],
+    ),
+    "ignored classes": (lambda x, y: functional.cross_entropy(x, torch.full((x.shape[0],), -100)), []),
+}
+
+
+@pytest.mark.parametrize("name", GUARDED)
+def test_indices_of_symbolic_size_get_a_guard(name: str) -> None:
+    call, wanted = GUARDED[name]
+    env = ShapeEnv(duck_shape=False)
+    mode = FakeTensorMode(shape_env=env)
+    x, y = (mode.from_tensor(torch.ones(size, 7), source=source) for source, size in (("x", 6), ("y", 5)))
+    with mode:
+        call(x, y[:, 0])
+    assert [guard.text for guard in env.guards if "_0" in guard.text] == wanted
+
+
+def test_bounds_end_with_a_write() -> None:
+    env = ShapeEnv()
+    mode = FakeTensorMode(shape_env=env)
+    x = mode.from_tensor(torch.ones(6, 7), source="x")
+    with mode:
+        index = torch.arange(x.shape[0])
+        index.copy_(torch.randint(0, 2, (x.shape[0],)))
+        functional.embedding(index, torch.ones(512, 2))
+    assert not env.guards
+
+
+def test_what_is_left_out_needs_no_guard() -> None:
+    env = ShapeEnv()
+    mode = FakeTensorMode(shape_env=env)
+    x = mode.from_tensor(torch.ones(6, 7), source="x")
+    with mode:
+        functional.embedding(torch.arange(x.shape[0])[:2], torch.ones(512, 2))
+    assert not env.guards

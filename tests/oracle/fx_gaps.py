@@ -40,7 +40,6 @@ _WHOLE_SLICE = (
     "a slice that takes all is none in eager, and other strides make another order of summation: rounding"
 )
 _MARKS_OUT = "eager and a run below a mode differ in whether they bump the version of out= or resize it past the dispatcher"
-_UNFILLED = "C++ leaves a resized out= without values in eager, below a mode it fills it"
 _BY_VALUES = "decides by values, and a graph has one path only"
 _SECTIONS = "the number of sections may be given as a tensor: how many results there are lies in the data"
 _CHECKS_WEIGHTS = "checks values on the way: with weights always, for real without them as well"
@@ -88,12 +87,7 @@ GAPS: dict[tuple[str, str], Gap] = {
         _SECTIONS, {"real": 1, "fake": 0, "symbolic": 1},
         torch_does="takes the number for 1, with symbolic sizes: wrong for any other",
     )),
-    ("kron", "out"): Gap(_MARKS_OUT, {"symbolic": 0}, torch_does="counts the writes as eager does"),
     ("kron", "out_resized"): Gap(_MARKS_OUT, everywhere()),
-    ("linalg.matrix_rank", "out"): Gap(_MARKS_OUT, everywhere(4)),
-    ("linalg.matrix_rank.hermitian", "out"): Gap(_MARKS_OUT, {"real": 0, "fake": 0}),
-    ("linalg.matrix_rank", "out_resized"): Gap(_UNFILLED, everywhere(4)),
-    ("linalg.matrix_rank.hermitian", "out_resized"): Gap(_UNFILLED, {"real": 0, "fake": 0}),
     **_of("linalg.cond", ("function", *OUTS), _rounds(everywhere())),
     **_of("norm.nuc", ("function", *OUTS), _rounds(everywhere())),
     **_of("linalg.matrix_norm", ("function", *OUTS), _rounds(everywhere(24))),

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tests.oracle.cases import duplicate
 from tests.oracle.random_run import _differences, built_in_class
-from understudy import FakeTensorMode, ShapeEnv, TensorSpec, make_fx
+from understudy import DataDependentOutputException, FakeTensorMode, ShapeEnv, TensorSpec, make_fx
 from understudy.infer.kernels import strided_on
 from understudy.shapes.input_dims import DYNAMIC
 
@@ -93,6 +93,7 @@ CALLS: dict[str, tuple[Call, list[Tensor]]] = {
         lambda x, w: torch.nn.functional.conv_transpose1d(x, w, padding=1), [ones(0, 2, 1), ones(2, 2, 2)]),
     "a transposed kernel of a batch that makes nothing": (
         lambda x, w: torch.nn.functional.conv_transpose1d(x, w, padding=1), [ones(2, 2, 1), ones(2, 2, 2)]),
+    "indices of 32 bits, of all elements": (torch.take_along_dim, [ones(2, 3), ones(4, dtype=torch.int32)]),
     "windows that fit": (
         lambda x: torch.nn.functional.fractional_max_pool3d(x, 2, output_size=2, _random_samples=torch.zeros(1, 1, 3)),
         [ones(1, 1, 4, 4, 4)]),
@@ -529,3 +530,38 @@ def test_a_size_of_0_goes_inside_of_a_1_beyond_expanded_dimensions() -> None:
     there = ones(0, 1, 1), ones(1, 2, 1)
     assert (there[0] * there[1]).stride() == (1, 0, 0) != made.stride()
     assert env.check(*there) and not env.check(*here)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("shape", [(), (2,)])
+@pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])
+def test_out_of_matrix_rank_is_filled_by_the_graph(mode: str, shape: tuple[int, ...]) -> None:
+    """Below a mode, C++ computes the rank and drops it."""
+    graph = make_fx(lambda x, out: torch.linalg.matrix_rank(x, out=out), tracing_mode=mode)(torch.eye(3), ones(*shape))
+    out = ones(*shape)
+    graph(torch.eye(3), out)
+    assert out.tolist() == 3.0
+
+
+def test_out_of_matrix_rank_is_not_what_it_was() -> None:
+    mode = FakeTensorMode()
+    x = mode.from_tensor(torch.eye(3))
+    with mode:
+        out = torch.zeros((), dtype=torch.int64)
+        torch.linalg.matrix_rank(x, out=out)
+        assert out._version == 1
+        with pytest.raises(DataDependentOutputException):
+            out.item()
+
+
+@pytest.mark.parametrize("dtypes", [(torch.bfloat16, torch.float32), (torch.float32, torch.bfloat16), (torch.float64, torch.float32)])
+@pytest.mark.parametrize("loss", [torch.nn.functional.mse_loss, torch.nn.functional.smooth_l1_loss])
+def test_gradients_of_losses_of_different_floats(loss: Call, dtypes: tuple[torch.dtype, torch.dtype]) -> None:
+    def call(x: Tensor, target: Tensor) -> Any:
+        return torch.autograd.grad(loss(x.requires_grad_(), target.requires_grad_()), [x, target])
+
+    reals = [ones(2, 3, 4, dtype=dtypes[0]), ones(4, 3, 2, dtype=dtypes[1]).permute(2, 1, 0).data]
+    for symbolic in (False, True):
+        fakes, _ = run_on_stand_ins(call, reals, symbolic)
+        for fake, real in zip(fakes, call(*(real.clone() for real in reals)), strict=True):
+            assert (fake.dtype, [int(step) for step in fake.stride()]) == (real.dtype, list(real.stride()))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import inspect
+import itertools
 import operator
 import sys
 from collections.abc import Callable, Iterable
@@ -15,6 +17,7 @@ from torch import Tensor
 from torch._C import DispatchKey
 
 from understudy._torch.identity import torch_recorder_class
+from understudy.contexts import GuardedExit, guard_exit
 
 SingleLevelFunction: Any = torch.autograd.function._SingleLevelFunction
 """The base class of an `autograd.Function` at one level of torch.func."""
@@ -106,6 +109,32 @@ def with_forward_gradients() -> Any:
 def is_inside_jvp() -> bool:
     """Whether torch.func.jvp is running, even if its level is temporarily removed."""
     return bool(sys.modules["torch._functorch.eager_transforms"].JVP_NESTING > 0)
+
+
+def has_transforms() -> bool:
+    """Whether a transform of torch.func is active in this thread."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+class no_transforms:
+    """Deactivates all transforms of torch.func of this thread."""
+
+    __slots__ = ("_depth", "_taken")
+
+    def __enter__(self) -> None:
+        self._taken: list[Any] = []
+        self._depth: int = torch._C._functorch.get_dynamic_layer_stack_depth()
+        guard_exit(self, self._put_back)
+        # Without a line of Python between two of them: an interrupt would lose the one in between.
+        self._taken.extend(itertools.starmap(torch._C._functorch.pop_dynamic_layer_stack, itertools.repeat((), self._depth)))
+
+    @GuardedExit
+    def __exit__(self, *exception: object) -> None:
+        self._put_back()
+
+    def _put_back(self) -> None:
+        if torch._C._functorch.get_dynamic_layer_stack_depth() < self._depth:
+            collections.deque(map(torch._C._functorch.push_dynamic_layer_stack, reversed(self._taken)), maxlen=0)
 
 
 TRANSFORMS = DispatchKey.FuncTorchDynamicLayerFrontMode

@@ -345,3 +345,7 @@ def is_held_by_python(reference: weakref.ref[Tensor]) -> bool:
     of_native_code = tensor._use_count() > 1 if hasattr(tensor, "_use_count") else 0
     del tensor
     return _count_references(reference) - _OF_COUNTING - of_native_code > 0
+
+
+uncounted_writes: Callable[[Tensor], Any] = torch.autograd._unsafe_preserve_version_counter
+"""A context in which writes to a tensor do not change its version counter."""

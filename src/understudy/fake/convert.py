@@ -93,11 +93,14 @@ class FakeTensorConverter:
                 f"FakeTensorMode.from_tensor takes a tensor, and was given {t!r:.80}, of the class {type(t).__name__}. For "
                 "a module there is from_module; numbers and strings need no stand-in"
             )
+        options: Any = {"static_shapes": static_shapes, "source": source, "symbolic_context": symbolic_context}
         if _torch.is_functorch_wrapped(t):
             inner, wrap = _torch.split_wrapper(t)
-            options: Any = {"static_shapes": static_shapes, "source": source, "symbolic_context": symbolic_context}
             wrapped: FakeTensor = wrap(self.from_real_tensor(fake_mode, inner, make_constant, **options))
             return wrapped
+        if _torch.has_transforms():
+            with _torch.no_transforms():  # what is done to the stand-in is not part of the transformed function
+                return self.from_real_tensor(fake_mode, t, make_constant, **options)
         is_static = _is_static(fake_mode, t, static_shapes, symbolic_context)
         if is_static and not make_constant and type(t) in PLAIN_TYPES and _is_whole(t):
             return self._convert_whole(fake_mode, t)
@@ -161,7 +164,11 @@ class FakeTensorConverter:
         return None if t.untyped_storage()._cdata in self._storages else _whole_spec(t)
 
     def convert_simple(self, mode: FakeTensorMode, t: torch.Tensor) -> FakeTensor:
-        return self._recall(t, id(t)) or self._convert_whole(mode, t)
+        found = self._recall(t, id(t))
+        if found is None:
+            with _torch.no_transforms():
+                found = self._convert_whole(mode, t)
+        return found
 
     def _convert_whole(self, mode: FakeTensorMode, t: torch.Tensor) -> FakeTensor:
         """The fast path for parameters and buffers: leaves that cover their storage."""

@@ -33,6 +33,7 @@ from understudy.infer.cache import PLAIN_TYPES, Cache, DispatchCacheInfo, Unusua
 from understudy.infer.engine import cache, infer
 from understudy.infer.kernels import outcomes_of
 from understudy.infer.plan import (
+    BOUNDED,
     FIRST_ITSELF,
     FIRST_VIEWED,
     ONE_DETERMINED,
@@ -310,6 +311,10 @@ class FakeTensorMode(_torch.TorchDispatchMode):
             made = make_new(self, plan.spec)
             made._determined = determined.start_contents(func, args, kwargs, plan.spec)
             return made
+        if plan.kind == BOUNDED:
+            made = make_new(self, plan.spec)
+            made._determined = determined.start_extremes(func, args, plan.spec)
+            return made
         inputs = flat_exact(FakeTensor, args, kwargs)
         if not has_determined and plan.kind < TRACKED:
             return realise(self, plan.outcomes, inputs)
@@ -446,9 +451,14 @@ class FakeTensorMode(_torch.TorchDispatchMode):
     def value_without_guards(self, fake: FakeTensor) -> torch.Tensor | None:
         """As `value_of`, but None where computing the value would add guards on symbols."""
         record = fake._determined
-        if record is None or record.content is None or (self.shape_env is not None and record.content.depth):
+        if record is None or record.content is None or (self.shape_env is not None and record.content.has_symbols):
             return None
         return self.value_of(fake)
+
+    @staticmethod
+    def extremes_without_guards(fake: FakeTensor) -> tuple[Any, Any] | None:
+        """The least and the greatest value of a tensor of symbolic size; None if they are not known."""
+        return determined.extremes_of(fake._determined, fake._spec)
 
     def remember_literal(self, fake: FakeTensor, real: torch.Tensor) -> None:
         fake._determined = DeterminedContents(LiteralStorage(real), literal=True)

@@ -304,10 +304,15 @@ class FakeTensor(torch.Tensor):
             return None
         return self.fake_mode.value_of(self)
 
-    def extreme_values(self, without: int | None = None) -> tuple[int, int] | None:
+    def extreme_values(self, without: int | None = None) -> tuple[Any, Any] | None:
         """The minimum and maximum of determined integers; None if they are not determined, too many, or none."""
         spec = self._spec
-        if spec.is_symbolic or not 0 < spec.numel <= MOST_CHECKED_INDICES or spec.dtype not in INDEX_DTYPES:
+        if spec.dtype not in INDEX_DTYPES:
+            return None
+        found = self.fake_mode.extremes_without_guards(self)
+        if found is not None:
+            return None if found == (without, without) else found
+        if spec.is_symbolic or not 0 < spec.numel <= MOST_CHECKED_INDICES:
             return None
         values = self.fake_mode.value_without_guards(self)
         if values is None:

@@ -17,7 +17,8 @@ from understudy._torch import OpOverload
 from understudy.errors import ArgumentError
 from understudy.infer.kernels import answer_for_shared, can_run_eager
 from understudy.ops.registry import record_of
-from understudy.ops.traits.ranges import has_ranges
+from understudy.ops.shared.dtypes import INTEGERS
+from understudy.ops.traits.ranges import extremes, has_ranges
 from understudy.ops.traits.values import IndexBound, bounds_of, unread_inputs
 from understudy.ops.traits.writes import counts_own_writes, writes_apart, writes_in_order
 from understudy.shapes.node import SymNode
@@ -119,7 +120,7 @@ class IndexCheck:
             size = bound.size(inputs[bound.target]._spec)
             wraps_to = -size if bound.wraps else 0
             wrong = most if not most < size else least if not least >= wraps_to else None
-            if wrong is not None:
+            if wrong is not None and index._spec.numel != 0:
                 reason = f"{self.op}: index {wrong} is out of bounds for a dimension of size {size}"
                 shown = ", ".join(str(tensor._spec) for tensor in inputs)
                 raise with_line(bound.error(reason), str(self.op), shown)
@@ -249,7 +250,7 @@ def _span(spec: TensorSpec) -> tuple[Any, Any]:
     return spec.offset * spec.itemsize, (spec.offset + spec.numel) * spec.itemsize
 
 
-ONE_NEW, FIRST_VIEWED, FIRST_ITSELF, ONE_NEW_SYMBOLIC, ONE_DETERMINED, OTHER, TRACKED, RANGED = range(8)
+ONE_NEW, FIRST_VIEWED, FIRST_ITSELF, ONE_NEW_SYMBOLIC, ONE_DETERMINED, OTHER, TRACKED, RANGED, BOUNDED = range(9)
 
 
 class Plan:
@@ -260,6 +261,7 @@ class Plan:
         ONE_DETERMINED              one new tensor, made from nothing, whose values are determined: `zeros`, `arange`
         OTHER                       anything else that only specs decide
         TRACKED                     tensors whose values are determined although no input is read: `zeros_like`
+        BOUNDED                     one new tensor of symbolic size, of integers whose bounds are known: `arange(n)`
         RANGED                      tensors whose values have a known range: masks, single numbers, random ones
 
     `effects` are run before the results are made. `written` are the positions of the inputs that the call writes to.
@@ -298,6 +300,8 @@ class Plan:
             plan.kind = ONE_DETERMINED if plan.kind == ONE_NEW and not call.inputs else TRACKED
         elif has_ranges(call, outcomes, written):
             plan.kind = RANGED
+        elif plan.kind == ONE_NEW_SYMBOLIC and plan.spec.dtype in INTEGERS and extremes.of(call.op) is not None:
+            plan.kind = BOUNDED
         return plan
 
     def count_unread(self) -> int:

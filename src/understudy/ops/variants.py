@@ -3,13 +3,13 @@ differ."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from operator import eq
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from understudy._torch import OpOverload, operator_named
+from understudy._torch import OpOverload, operator_named, uncounted_writes
 from understudy.errors import ArgumentError, DtypeError, OperatorError, ShapeMismatch
 from understudy.ops.registry import Rule, Trait, record_of, rule, user_rule
 from understudy.ops.shared.decompositions import decomposition
@@ -232,6 +232,9 @@ RESIZED_BY_INTEGERS = """
 COMPUTED_IN_OUT = ("aten::kron", "aten::linalg_multi_dot", "aten::linalg_vecdot")
 """Those of them that compute it there: of what has a gradient, this is refused."""
 
+WRITTEN_UNCOUNTED = ("aten::kron",)
+"""Those of them that write through a view with a version counter of its own."""
+
 
 def _decompose_out(op: OpOverload) -> Rule:
     packet = op.name().partition(".")[0]
@@ -243,14 +246,27 @@ def _decompose_out(op: OpOverload) -> Rule:
         is_product = packet == "aten::inner" and any(isinstance(arg, torch.Tensor) and arg.dim() == 0 for arg in args)
         if result.requires_grad and (is_product or packet in COMPUTED_IN_OUT):
             raise OperatorError(f"{packet}: with out=, no gradients are recorded, and an argument requires one")
-        check_castable("out=", result.dtype, out.dtype)
         if is_exact and result.dtype is not out.dtype:
             raise DtypeError(f"out=: a result of {result.dtype} needs a tensor of that dtype, not {out.dtype}")
-        if not same_shape(tuple(map(from_torch, result.shape)), tuple(map(from_torch, out.shape))):
-            out.resize_(result.shape)
-        return out.copy_(result)
+        return copy_into_out(result, out, is_counted=packet not in WRITTEN_UNCOUNTED)
 
     return decompose
+
+
+def compute_then_copy(function: Callable[..., Any], *args: object, out: torch.Tensor | None = None, **kwargs: object) -> Any:
+    """Call a function without its `out=`, and copy the result into that."""
+    result = function(*args, **kwargs)
+    return result if out is None else copy_into_out(result, out)
+
+
+def copy_into_out(result: torch.Tensor, out: torch.Tensor, is_counted: bool = True) -> torch.Tensor:
+    check_castable("out=", result.dtype, out.dtype)
+    if not same_shape(tuple(map(from_torch, result.shape)), tuple(map(from_torch, out.shape))):
+        with uncounted_writes(out):  # resized by a kernel, which does not count as a write
+            out.resize_(result.shape)
+    target = out if is_counted else torch.ops.aten._unsafe_view(out, out.shape)
+    target.copy_(result)
+    return out
 
 
 for _name in RESIZED_BY_INTEGERS:

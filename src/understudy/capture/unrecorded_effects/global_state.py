@@ -117,11 +117,14 @@ def record_subclass(original: Function) -> Any:
         tracer = active_tracer()
         if tracer is None or type(result) is FakeTensor:
             return result
+        made: Any = result
+        while _torch.is_functorch_wrapped(data):  # inside a transform, the tensors of the trace are within
+            (data, _), (made, _) = _torch.split_wrapper(data), _torch.split_wrapper(made)
         source = tracer.find_node(data)
         if source is not None:
             node = tracer.append_call(aten.detach.default, (source,), {})
-            set_val(node, result)
-            tracer.remember(result, node)
+            set_val(node, made)
+            tracer.remember(made, node)
         return result
 
     return staticmethod(make_parameter)

@@ -23,6 +23,7 @@ from understudy.capture.unrecorded_effects.global_state import GET_DATA, SET_DAT
 from understudy.fake.tensor import FakeTensor
 from understudy.fake.values.data_dependent import convert_lengths_to_tensors
 from understudy.ops.nn import recurrent
+from understudy.ops.variants import compute_then_copy
 from understudy.patching import RECORDING, patch
 from understudy.spec.call import flat
 
@@ -170,6 +171,11 @@ def _with_lengths(tracer: PythonKeyTracer, func: Any, args: Any, kwargs: Any) ->
     return func(*args, **kwargs)
 
 
+def _fill_out(tracer: PythonKeyTracer, func: Any, args: Any, kwargs: Any) -> Any:
+    """As the patch of this function does, for programs that have imported it before."""
+    return compute_then_copy(func, *args, **kwargs)
+
+
 def _get_data(tracer: PythonKeyTracer, func: object, args: Any, kwargs: object) -> Any:
     return get_data(tracer, *args)
 
@@ -186,6 +192,7 @@ def _read(tracer: PythonKeyTracer, func: Any, args: Any, kwargs: Any) -> Any:
 READS_ONLY = data_reads.READS.keys() - data_reads.MAKERS.keys()
 SPECIAL = {
     torch.istft: _run_python_version,
+    torch.linalg.matrix_rank: _fill_out,
     torch.ctc_loss: _with_lengths,
     torch.nn.functional.ctc_loss: _with_lengths,
     GET_DATA: _get_data,

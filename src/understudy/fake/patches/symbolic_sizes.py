@@ -18,6 +18,7 @@ from understudy.ops.indexing.advanced import can_scatter_one_hot, compare_one_ho
 from understudy.ops.nn import pooling, recurrent
 from understudy.ops.nn.losses import linear_cross_entropy_of_classes
 from understudy.ops.nn.upsampling import UPSAMPLINGS, UPSAMPLINGS_WITH_CORNERS, upsample_to_symbols
+from understudy.ops.variants import compute_then_copy
 from understudy.patching import ANY_MODE, RECORDING, SYMBOLS, patch
 from understudy.shapes.node import SymNode
 from understudy.spec.call import flat
@@ -287,6 +288,12 @@ def refuse_integers_without_indices(original: Function) -> Function:
         return original(input, *args, **kwargs)
 
     return max_pool1d
+
+
+@patch("torch.linalg.matrix_rank", during=ANY_MODE)
+def fill_out(original: Function) -> Function:
+    """Below a mode, C++ leaves `out=` without the result. Here it is computed first, and copied."""
+    return functools.wraps(original)(functools.partial(compute_then_copy, original))
 
 
 @patch("torch.SymInt.__torch_function__", during=SYMBOLS, is_new=True)

@@ -15,6 +15,7 @@ A storage with unknown contents has no `DeterminedContents`, and never gets one,
 from __future__ import annotations
 
 import itertools
+import math
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,8 @@ import torch
 from understudy import _torch
 from understudy.errors import MetadataMismatchError
 from understudy.infer.plan import Plan
+from understudy.ops.traits.ranges import extremes
+from understudy.shapes.sizes import from_torch, is_provably_equal
 from understudy.spec import TensorSpec
 from understudy.spec.call import flat, map_structure
 
@@ -40,18 +43,20 @@ MOST_COMPUTED = 1 << 16
 class DeterminedContents:
     """The contents of one storage. `content` is None once undetermined values were written to it."""
 
-    __slots__ = ("content", "literal", "watch")
+    __slots__ = ("content", "extremes", "literal", "watch")
     is_zeros = False
     """Whether these are the contents of a ZeroTensor (`DeterminedZeros`)."""
 
     def __init__(self, content: Any, literal: bool = False) -> None:
         self.content = content
         self.literal = literal
+        self.extremes: tuple[Any, Any, Any] | None = None
+        """Of integers in a tensor of symbolic size, without a content: the least, the greatest, and how many there are."""
         self.watch: int | None = None
         """While a range of values goes by it: a number of its own, until the next write."""
 
     def forget(self) -> None:
-        self.content = self.watch = None
+        self.content = self.extremes = self.watch = None
 
     def begin_watch(self) -> int:
         """For tensors made for inference, which count no writes: see `ranges.py`."""
@@ -65,6 +70,7 @@ _watches = itertools.count()
 class LiteralStorage:
     __slots__ = ("real",)
     depth = 0
+    has_symbols = False
 
     def __init__(self, real: torch.Tensor) -> None:
         self.real = real
@@ -82,6 +88,10 @@ class FilledStorage:
     def __init__(self, spec: TensorSpec, value: Any) -> None:
         self.spec, self.value = spec, value
         self._real: torch.Tensor | None = None
+
+    @property
+    def has_symbols(self) -> bool:
+        return self.spec.is_symbolic
 
     def storage(self) -> torch.Tensor:
         if self._real is None:
@@ -144,13 +154,26 @@ _computing = threading.RLock()
 class DeterminedCall:
     """An operator call on `StoragePart`s. Its results are computed once; the arguments are then dropped."""
 
-    __slots__ = ("_tensors", "args", "default_dtype", "depth", "is_write", "kwargs", "op")
+    __slots__ = ("_has_symbols", "_tensors", "args", "default_dtype", "depth", "is_write", "kwargs", "op")
 
     def __init__(self, op: Any, args: Any, kwargs: Any, is_write: bool, depth: int = 1) -> None:
         self.op, self.args, self.kwargs, self.is_write = op, args, kwargs, is_write
         self.default_dtype = default_dtype()
         self.depth = depth
         self._tensors: list[torch.Tensor] | None = None
+        self._has_symbols: bool | None = None
+
+    @property
+    def has_symbols(self) -> bool:
+        """Whether computing it would specialise a symbol: an argument, or a size of a tensor, at any depth."""
+        if self._tensors is not None:
+            return False
+        if self._has_symbols is None:
+            parts = flat(StoragePart, self.args, self.kwargs)
+            self._has_symbols = bool(flat(SYMBOLIC, self.args, self.kwargs)) or any(
+                part.spec.is_symbolic or part.content.has_symbols for part in parts
+            )
+        return self._has_symbols
 
     def tensors(self) -> list[torch.Tensor]:
         """The results of the call; if it writes in place, its inputs after the call."""
@@ -200,6 +223,10 @@ class CallResult:
     @property
     def depth(self) -> int:
         return self.event.depth
+
+    @property
+    def has_symbols(self) -> bool:
+        return self.spec.is_symbolic or self.event.has_symbols
 
     def storage(self) -> torch.Tensor:
         if self._real is None:
@@ -323,6 +350,28 @@ def start_contents(
     return DeterminedContents(CallResult(DeterminedCall(op, args, kwargs, is_write=False), 0, spec))
 
 
+def start_extremes(op: OpOverload, args: tuple[object, ...], spec: TensorSpec) -> DeterminedContents | None:
+    """What is known of a tensor of symbolic size that is filled with one number, or counts: the bounds of its values. The
+    values are not computed, which would specialise the size."""
+    rule = extremes.of(op)
+    found = None if rule is None else rule(*args)
+    if found is None:
+        return None
+    contents = DeterminedContents(None)
+    contents.extremes = from_torch(found[0]), from_torch(found[1]), spec.numel
+    return contents
+
+
+def extremes_of(known: DeterminedContents | None, spec: TensorSpec) -> tuple[Any, Any] | None:
+    """The least and the greatest value of a tensor on these contents, if it has elements. None if they are not known."""
+    if known is None or known.extremes is None:
+        return None
+    least, most, count = known.extremes
+    # A view may leave out some of the values, but not of those that are all the same; what is expanded has all.
+    sizes = (size for size, step in zip(spec.shape, spec.stride, strict=True) if not (type(step) is int and step == 0))
+    return (least, most) if least is most or is_provably_equal(math.prod(sizes), count) else None
+
+
 def freeze_arguments(plan: Plan, args: Any, kwargs: Any, inputs: list[Any]) -> tuple[Any, Any, int] | None:
     """The arguments with each tensor replaced by its current contents, and the depth of the result's expression; None if not
     all are determined."""
@@ -349,7 +398,7 @@ def _content(fake: Any) -> Any:
     known = fake._determined
     if known is None:
         return None
-    if known.content is None and known.watch is None:
+    if known.content is None and known.watch is None and known.extremes is None:
         fake._determined = None  # the hot path need not track it any more
     return known.content
 

@@ -307,10 +307,10 @@ batching_rule("scatter_add")(_make_scatter_rule(torch.scatter_add))
 def decompose_take_along_dim(x: Tensor, indices: Tensor, dim: int | None = None) -> Tensor:
     if x.dim() != indices.dim() and dim is not None:
         raise ShapeMismatch(f"take_along_dim: {x.dim()} dimensions, but indices have {indices.dim()}")
+    if dim is None:  # here 32 bits will do
+        return x.view(-1).gather(0, indices.view(-1))
     if indices.dtype is not torch.int64:
         raise DtypeError(f"take_along_dim: the indices must be int64, got {indices.dtype}")
-    if dim is None:
-        return x.view(-1).gather(0, indices.view(-1))
     dim = wrap_dim(dim, x.dim())
     wanted = broadcast(_replace_size(x.shape, dim, indices.shape[dim]), indices.shape)
     taken = torch.broadcast_to(indices, wanted)

@@ -136,14 +136,14 @@ def binary_cross_entropy_with_logits(
 
 @rule("mse_loss_backward")
 def mse_loss_backward(grad: TensorSpec, a: TensorSpec, target: TensorSpec, reduction: int) -> TensorSpec:
-    return _dense_gradient("mse_loss_backward", "if", grad, a, target)
+    return _dense_gradient("mse_loss_backward", "if", grad, a, target, promotes=True)
 
 
 @rule("smooth_l1_loss_backward")
 def smooth_l1_loss_backward(
     grad: TensorSpec, a: TensorSpec, target: TensorSpec, reduction: int, beta: float
 ) -> TensorSpec:
-    return _dense_gradient("smooth_l1_loss_backward", "if", grad, a, target)
+    return _dense_gradient("smooth_l1_loss_backward", "if", grad, a, target, promotes=True)
 
 
 @rule("huber_loss_backward")
@@ -153,9 +153,10 @@ def huber_loss_backward(
     return _dense_gradient("huber_loss_backward", "f", grad, a, target)
 
 
-def _dense_gradient(name: str, kinds: str, *operands: TensorSpec) -> TensorSpec:
+def _dense_gradient(name: str, kinds: str, *operands: TensorSpec, promotes: bool = False) -> TensorSpec:
+    """`promotes`: of different floats, it is computed in the wider one, and stored in that of the input."""
     grad, a, target = operands
-    if not grad.dtype is a.dtype is target.dtype:
+    if not grad.dtype is a.dtype is target.dtype and not (promotes and FLOATS.issuperset(spec.dtype for spec in operands)):
         return NotImplemented
     check_dtype(name, a.dtype, kinds, a.device)
     if not same_shape(broadcast_shapes(grad.shape, a.shape, target.shape), a.shape):

@@ -442,8 +442,10 @@ def batch_native_layer_norm_backward(
         if wanted[0]:
             scaled = given * with_dims_between(level, weight, [1] * len(rows)) if has_own else given
             affine = (None, None) if has_own else (weight, None)
+            # The kernel reads statistics as if they were contiguous, and one for the whole batch is expanded.
+            statistics = (part.contiguous() for part in others[1:])
             backward = aten.native_layer_norm_backward
-            results[0] = backward(scaled, others[0], shape, *others[1:], *affine, [True, False, False])[0]
+            results[0] = backward(scaled, others[0], shape, *statistics, *affine, [True, False, False])[0]
         if wanted[1]:
             results[1] = _sum_over(given * (others[0] - others[1]) * others[2], rows)
         if wanted[2]:

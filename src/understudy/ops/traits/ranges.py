@@ -555,3 +555,31 @@ def _check_overflow(gradients: object, found: Operand, inverse_scale: Operand) -
 @value_range("_amp_update_scale_")
 def _update_scale(scale: Operand, *args: object, **kwargs: object) -> tuple[ValueRange, ValueRange]:
     return ValueRange(0, INFINITE, False, scale.range.likely), ValueRange(0, INFINITE, False, 0)
+
+
+# --- values that occur ------------------------------------------------------------------------------------------
+
+extremes: Trait[Callable[..., tuple[Any, Any] | None]] = Trait("the least and the greatest of its values", of_packets=True)
+"""Of tensors that are filled with one number, or count: if they have elements, these occur. They may be symbols."""
+
+
+@extremes("arange")
+def _arange(start: Any, end: Any = None, step: Any = 1) -> tuple[Any, Any] | None:
+    if end is None:
+        start, end = 0, start
+    return (start, end - 1) if step == 1 and {type(start), type(end)} <= {int, torch.SymInt} else None
+
+
+@extremes("full", "full_like", "new_full")
+def _full(*args: Any) -> tuple[Any, Any] | None:
+    return (args[-1], args[-1]) if type(args[-1]) in (int, torch.SymInt) else None
+
+
+@extremes("ones", "ones_like", "new_ones")
+def _one(*args: object) -> tuple[int, int]:
+    return 1, 1
+
+
+@extremes("zeros", "zeros_like", "new_zeros")
+def _zero(*args: object) -> tuple[int, int]:
+    return 0, 0
