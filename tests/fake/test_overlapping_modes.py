@@ -136,8 +136,9 @@ def test_an_error_under_way_is_not_covered() -> None:
     with pytest.raises(ZeroDivisionError) as error, first:
         second.__enter__()
         raise ZeroDivisionError
-    assert any("another mode was entered after this one" in note for note in error.value.__notes__)
     second.__exit__(None, None, None)
+    if hasattr(error.value, "add_note"):  # Python 3.10 has no notes
+        assert any("another mode was entered after this one" in note for note in error.value.__notes__)
 
 
 def test_beside_the_mode_of_torch() -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import errno
 import os
+import pathlib
 import shutil
 import tempfile
 import threading
@@ -231,7 +232,13 @@ def note_refused(what: str, target: str) -> None:
 WRITING = frozenset("wax+")
 
 
-@patch("builtins.open", "io.open", during=REHEARSAL)
+def _of_pathlib(*names: str) -> list[str]:
+    """`pathlib` of Python 3.10 keeps functions of `os` and `io` as attributes of one object, which does not see that
+    they are replaced elsewhere. Later Pythons have no such object."""
+    return [f"pathlib._normal_accessor.{name}" for name in names if hasattr(pathlib, "_normal_accessor")]
+
+
+@patch("builtins.open", "io.open", *_of_pathlib("open"), during=REHEARSAL)
 def open_in_overlay(original: Function) -> Function:
     """What a rehearsal writes goes to its overlay, and is read from there."""
 
@@ -276,8 +283,9 @@ def open_descriptor_in_overlay(original: Function) -> Function:
 
 
 @patch(
-    "os.stat", "os.lstat", "os.access", "os.readlink", "os.listxattr", "os.getxattr", "os.statvfs", during=REHEARSAL
-)
+    "os.stat", "os.lstat", "os.access", "os.readlink", "os.listxattr", "os.getxattr", "os.statvfs",
+    *_of_pathlib("stat", "readlink"), during=REHEARSAL,
+)  # fmt: skip
 def look_into_overlay(original: Function) -> Function:
     """Questions about a file (existence, size, times) are answered from the overlay first."""
 
@@ -290,7 +298,7 @@ def look_into_overlay(original: Function) -> Function:
     return look
 
 
-@patch("os.listdir", during=REHEARSAL)
+@patch("os.listdir", *_of_pathlib("listdir"), during=REHEARSAL)
 def list_overlay(original: Function) -> Function:
     """A folder lists the real files and those of the overlay, without the deleted ones."""
 
@@ -349,7 +357,7 @@ class _Entry:
         return self.stat(follow_symlinks=False).st_ino
 
 
-@patch("os.scandir", during=REHEARSAL)
+@patch("os.scandir", *_of_pathlib("scandir"), during=REHEARSAL)
 def scan_overlay(original: Function) -> Function:
     """As `os.listdir`."""
 
@@ -373,25 +381,25 @@ def _redirect(original: Function, method: str) -> Function:
     return call
 
 
-@patch("os.remove", "os.unlink", during=REHEARSAL)
+@patch("os.remove", "os.unlink", *_of_pathlib("unlink"), during=REHEARSAL)
 def remove_in_overlay(original: Function) -> Function:
     """The file is marked as deleted in the overlay; the real one stays."""
     return _redirect(original, "remove")
 
 
-@patch("os.rmdir", during=REHEARSAL)
+@patch("os.rmdir", *_of_pathlib("rmdir"), during=REHEARSAL)
 def remove_folder_in_overlay(original: Function) -> Function:
     """As `os.remove`."""
     return _redirect(original, "remove_folder")
 
 
-@patch("os.mkdir", during=REHEARSAL)
+@patch("os.mkdir", *_of_pathlib("mkdir"), during=REHEARSAL)
 def make_folder_in_overlay(original: Function) -> Function:
     """The folder is made in the overlay only."""
     return _redirect(original, "make_folder")
 
 
-@patch("os.rename", "os.replace", during=REHEARSAL)
+@patch("os.rename", "os.replace", *_of_pathlib("rename", "replace"), during=REHEARSAL)
 def move_in_overlay(original: Function) -> Function:
     """Files are moved in the overlay only."""
 
@@ -405,7 +413,7 @@ def move_in_overlay(original: Function) -> Function:
     return move
 
 
-@patch("os.symlink", "os.link", during=REHEARSAL)
+@patch("os.symlink", "os.link", *_of_pathlib("symlink", "link"), during=REHEARSAL)
 def link_in_overlay(original: Function) -> Function:
     """A link becomes a copy, or is made inside of the overlay."""
 
@@ -420,7 +428,7 @@ def link_in_overlay(original: Function) -> Function:
     return link
 
 
-@patch("os.chmod", "os.utime", "os.truncate", "os.setxattr", during=REHEARSAL)
+@patch("os.chmod", "os.utime", "os.truncate", "os.setxattr", *_of_pathlib("chmod"), during=REHEARSAL)
 def change_in_overlay(original: Function) -> Function:
     """Rights, times and sizes of files are changed in a copy."""
 
