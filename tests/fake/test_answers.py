@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from types import CodeType
 from typing import Any
 
 import numpy as np
@@ -169,13 +170,19 @@ def test_checks_pass() -> None:
         assert not (x < 0).all()
         assert torch.equal(x, x + 1)
         assert torch.allclose(x, x + 1)
-        if (x < 0).any() or not (x > 0).all():
-            raise ValueError("negative")
         if (x.sum(-1) > 1).any():
             raise ValueError("more than one")
         torch.distributions.Categorical(x.softmax(-1))
         torch.distributions.Normal(x, x).log_prob(x)
         torch.distributions.Bernoulli(probs=x).sample()
+
+
+@pytest.mark.skipif(not hasattr(CodeType, "co_positions"), reason="Python 3.10 has lines of instructions, no columns")
+def test_each_condition_of_a_check_passes() -> None:
+    with plausible():
+        x = torch.randn(4, 5)
+        if (x < 0).any() or not (x > 0).all():
+            raise ValueError("negative")
 
 
 def test_a_better_score_is_better() -> None:
