@@ -200,7 +200,7 @@ class FakeTensorMode(_torch.TorchDispatchMode):
         """The hot path: key → plan → tensors, about 3 µs of Python. Misses and unusual calls go to other methods."""
         key: list[Any] = [id(func)]
         add = key.append
-        has_determined = False
+        has_determined = has_undetermined = False
         try:
             for value in args:
                 kind = type(value)
@@ -208,7 +208,9 @@ class FakeTensorMode(_torch.TorchDispatchMode):
                     if value.fake_mode is not self:
                         return self._dispatch_unusual(func, types, args, kwargs)
                     add(value._spec)
-                    if value._determined is not None:
+                    if value._determined is None:
+                        has_undetermined = True
+                    else:
                         has_determined = True
                 elif kind in PLAIN_TYPES:
                     add(value)
@@ -224,13 +226,12 @@ class FakeTensorMode(_torch.TorchDispatchMode):
             plan = UNUSUAL_ARGUMENT
         if plan is UNUSUAL_ARGUMENT:
             return self._dispatch_unusual(func, types, args, kwargs)
-        if plan is None or not self._can_replay or (has_determined and plan.kind != FIRST_VIEWED):
+        if plan is None or not self._can_replay or (has_determined and plan.tracks_values(has_undetermined)):
             return self._infer_or_replay(func, args, kwargs or {}, full, plan, has_determined)
         cache.hits += 1
         if plan.effects:
             plan = run_effects(plan, flat_exact(FakeTensor, args, kwargs or {}))
-        answer = plan.kind
-        if answer == ONE_NEW:
+        if (answer := plan.kind) == ONE_NEW:
             spec = plan.spec
             fake = make_wrapper(FakeTensor, *(spec.prepared or prepare(spec)))
             fake._spec = spec
@@ -242,8 +243,7 @@ class FakeTensorMode(_torch.TorchDispatchMode):
             return args[0]
         if answer == ONE_NEW_SYMBOLIC:
             fake = make_symbolic(plan.spec)
-            fake._spec = plan.spec
-            fake.fake_mode = self
+            fake._spec, fake.fake_mode = plan.spec, self
             return fake
         return self._replay(func, plan, args, kwargs or {}, False)
 

@@ -304,6 +304,10 @@ class Plan:
             plan.kind = BOUNDED
         return plan
 
+    def tracks_values(self, has_undetermined: bool) -> bool:
+        """Whether a call with determined inputs changes what is known of values. `has_undetermined`: it also has others."""
+        return self.kind != FIRST_VIEWED and bool(self.written or not has_undetermined)
+
     def count_unread(self) -> int:
         """The number of leading inputs whose values do not affect the results."""
         return 0 if self.op is None else unread_inputs.of(self.op) or 0
