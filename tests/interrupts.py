@@ -68,7 +68,7 @@ def train(device: str = "cpu") -> None:
 
 
 def gradients(x: torch.Tensor) -> Any:
-    return torch.func.grad(lambda x: model()(x).sum())(x)
+    return torch.func.grad(lambda x: model().eval()(x).sum())(x)  # training changes statistics, which transforms refuse
 
 
 def library_programs() -> dict[str, Program]:
