@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from understudy.simulation.storages import Listener, MemoryRecord, ObservedMode
+from tests.simulation.memory_events import BirthsAndDeaths
+from understudy.simulation.storages import MemoryRecord, ObservedMode
 
 ROWS, COLUMNS = 24, 40
 SMALLEST = 64
@@ -118,19 +119,13 @@ PROGRAMS = (
 )  # fmt: skip
 
 
-class Sizes(Listener):
-    is_urgent = True
-
+class Sizes(BirthsAndDeaths):
     def __init__(self) -> None:
+        super().__init__()
         self.sizes: list[int] = []
-        self.living: dict[int, MemoryRecord] = {}
 
-    def on_events(self, events: list[MemoryRecord]) -> None:
-        for record in events:
-            is_birth = self.living.pop(id(record), None) is None
-            if is_birth:
-                self.living[id(record)] = record
-            self.sizes.append(record.nbytes if is_birth else -record.nbytes)
+    def on_event(self, record: MemoryRecord, is_birth: bool) -> None:
+        self.sizes.append(record.nbytes if is_birth else -record.nbytes)
 
 
 def real_sizes(program: Callable[[], None]) -> list[int]:

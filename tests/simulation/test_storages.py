@@ -10,29 +10,24 @@ from typing import Any
 import pytest
 import torch
 
+from tests.simulation.memory_events import BirthsAndDeaths
 from understudy.simulation.storages import Listener, MemoryRecord, ObservedMode, StorageRecord
 
 F = torch.nn.functional
 
 
-class Diary(Listener):
+class Diary(BirthsAndDeaths):
     """All that was heard, and the bytes that are alive."""
 
-    is_urgent = True
-
     def __init__(self) -> None:
+        super().__init__()
         self.events: list[tuple[str, Any]] = []
         self.alive = self.peak = 0
-        self.living: dict[int, MemoryRecord] = {}
 
-    def on_events(self, events: list[MemoryRecord]) -> None:
-        for record in events:
-            is_birth = self.living.pop(id(record), None) is None
-            if is_birth:
-                self.living[id(record)] = record
-            self.events.append(("birth" if is_birth else "death", record.nbytes))
-            self.alive += record.nbytes if is_birth else -record.nbytes
-            self.peak = max(self.peak, self.alive)
+    def on_event(self, record: MemoryRecord, is_birth: bool) -> None:
+        self.events.append(("birth" if is_birth else "death", record.nbytes))
+        self.alive += record.nbytes if is_birth else -record.nbytes
+        self.peak = max(self.peak, self.alive)
 
     def on_resize(self, storage: StorageRecord, before: int) -> None:
         self.events.append(("resize", (before, storage.nbytes)))

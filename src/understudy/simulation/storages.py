@@ -3,8 +3,8 @@
     class Largest(Listener):
         nbytes = 0
 
-        def on_birth(self, storage: StorageRecord) -> None:
-            self.nbytes = max(self.nbytes, storage.nbytes)
+        def on_birth(self, record: MemoryRecord) -> None:
+            self.nbytes = max(self.nbytes, record.nbytes)
 
     mode = ObservedMode()
     mode.add_listener(largest := Largest())
