@@ -644,3 +644,15 @@ def test_counters_that_view_memory_of_another_dtype(mode: FakeTensorMode) -> Non
     with mode:
         on_stand_ins = count()
     assert on_stand_ins == count()
+
+
+@pytest.mark.filterwarnings("ignore:Sparse:UserWarning")
+@pytest.mark.parametrize("layout", ["coo", "csr", "csc"])
+def test_sparse_tensors_of_determined_values(layout: str) -> None:
+    def program() -> torch.Tensor:
+        return getattr(torch.tensor([[0.0, 1.0], [2.0, 0.0]]), f"to_sparse_{layout}")()
+
+    real = program()
+    with FakeTensorMode():
+        fake = program()
+    assert (fake.layout, fake.shape, fake._nnz()) == (real.layout, real.shape, real._nnz())

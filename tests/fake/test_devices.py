@@ -5,12 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from tests.fake.sides import assert_like_eager
-from understudy import FakeTensor, FakeTensorDeviceMismatchError, FakeTensorMode, ShapeEnv, dims
+from understudy import (
+    DataDependentOutputException,
+    FakeTensor,
+    FakeTensorDeviceMismatchError,
+    FakeTensorMode,
+    ShapeEnv,
+    dims,
+)
 
 NAMES = ["cpu", "cuda", "cuda:0", "cuda:3", "xpu", "xpu:1", "mps", "hpu:1", "meta", "mtia:0", "ipu:2"]
 each_name = pytest.mark.parametrize("name", NAMES)
@@ -412,3 +420,63 @@ def test_a_scalar_on_the_cpu_is_no_place_for_results_of_another_device() -> None
             count.add_(torch.tensor(1.0, device="cuda"))
         assert count.add(torch.tensor(1.0, device="cuda")).is_cuda
         assert count.copy_(torch.tensor(1.0, device="cuda")).device.type == "cpu"
+
+
+# --- tensors made of data ------------------------------------------------------------------------------------------------
+
+ARRAY = np.ones((3, 4), np.float32)
+DATA: dict[str, Callable[[], object]] = {
+    "array": lambda: ARRAY,
+    "tensor": lambda: torch.ones(3, 4),
+    "numbers": lambda: [1.0, 2.0],
+    "number": lambda: 2.5,
+    "arrays": lambda: [ARRAY, ARRAY],
+    "tensors": lambda: [torch.tensor(1), torch.tensor(2.0)],
+    "tensors of one element": lambda: [torch.ones(1), 3, torch.ones(1, 1)],
+    "nested tensors": lambda: [[torch.ones(()), 1], [2, torch.zeros((), dtype=torch.float64)]],
+}
+MAKERS: dict[str, Callable[..., torch.Tensor]] = {
+    "tensor": lambda *a, **k: torch.tensor(*a, **k),
+    "as_tensor": lambda *a, **k: torch.as_tensor(*a, **k),
+    "asarray": lambda *a, **k: torch.asarray(*a, **k),
+    "new_tensor": lambda *a, **k: torch.ones((), dtype=torch.float64).new_tensor(*a, **k),
+}
+
+
+@pytest.mark.filterwarnings("ignore:To copy construct:UserWarning", "ignore:Creating a tensor from a list:UserWarning")
+@pytest.mark.parametrize("device", ["cpu", "cuda", "cuda:1", torch.device("cuda")], ids=str)
+@pytest.mark.parametrize("dtype", [None, torch.float16])
+@pytest.mark.parametrize("data", DATA)
+@pytest.mark.parametrize("maker", MAKERS)
+def test_tensors_of_data_on_any_device(maker: str, data: str, dtype: torch.dtype | None, device: Any) -> None:
+    real = MAKERS[maker](DATA[data](), dtype=dtype)
+    with FakeTensorMode():
+        fake = MAKERS[maker](DATA[data](), dtype=dtype, device=device)
+    assert type(fake) is FakeTensor
+    assert (fake.shape, fake.stride(), fake.dtype) == (real.shape, real.stride(), real.dtype)
+    expected = torch.device(device)
+    assert fake.device == (torch.device("cuda:0") if expected == torch.device("cuda") else expected)
+
+
+@pytest.mark.parametrize("maker", [name for name in MAKERS if name != "new_tensor"])
+def test_arrays_in_the_context_of_a_device(maker: str) -> None:
+    with FakeTensorMode(), torch.device("cuda"):
+        assert MAKERS[maker](ARRAY).device == torch.device("cuda:0")
+        assert MAKERS[maker](ARRAY, device="cpu").device == torch.device("cpu")
+        assert torch.from_numpy(ARRAY).device == torch.device("cpu")  # which takes no device
+
+
+def test_lists_of_tensors_keep_determined_values_and_refusals() -> None:
+    with FakeTensorMode():
+        assert torch.tensor([torch.tensor(1), torch.tensor(2)]).tolist() == [1, 2]
+        unknown = torch.tensor([torch.rand(()), torch.tensor(2.0)])
+        with pytest.raises(DataDependentOutputException):
+            unknown[0].item()
+        x = torch.rand(2, requires_grad=True)
+        assert not torch.tensor([x[0], x[1]]).requires_grad
+        assert torch.tensor([x.detach()[0], 1.0], requires_grad=True).is_leaf
+        with pytest.raises(ValueError, match="only one element tensors"):
+            torch.tensor([torch.rand(3), torch.rand(3)])
+        with pytest.raises(TypeError, match="must be real number, not list"):
+            torch.tensor([torch.rand(()), [1.0]])
+        assert torch.as_tensor([torch.rand(()), 1.0], torch.float64, "cuda").dtype is torch.float64

@@ -247,6 +247,29 @@ def test_real_tensors_and_numpy(two_cards: Machine) -> None:
     assert torch.tensor([1.0, 2.0], device="cuda").tolist() == [1.0, 2.0]
 
 
+def test_real_tensors_are_moved_by_their_methods(two_cards: Machine) -> None:
+    real = torch.frombuffer(bytearray(12), dtype=torch.float32)
+    assert type(real) is torch.Tensor
+    for moved in (real.to("cuda"), real.cuda(), real.to("cuda", torch.float32)):
+        assert type(moved) is FakeTensor and moved.device == torch.device("cuda:0") and moved.shape == (3,)
+    assert real.to("cpu") is real and real.to(torch.float32) is real
+    assert real.cuda(1).device == torch.device("cuda:1")
+
+
+@pytest.mark.filterwarnings("ignore:Sparse:UserWarning")
+@pytest.mark.parametrize("kind", ["sparse_coo_tensor", "sparse_csr_tensor", "sparse_csc_tensor"])
+def test_sparse_tensors_on_a_card(kind: str, two_cards: Machine) -> None:
+    parts: Any = ([[0, 1], [1, 0]],) if kind == "sparse_coo_tensor" else ([0, 1, 2], [1, 0])
+    make = getattr(torch, kind)
+    x = make(*parts, [1.0, 2.0], (2, 2), device="cuda", requires_grad=True)
+    assert x.device == torch.device("cuda:0") and x.is_leaf and x.requires_grad
+    values = torch.ones(2, device="cuda")
+    indices = [torch.tensor(part, device="cuda") for part in parts]
+    assert make(*indices, values, (2, 2), device="cuda").device == torch.device("cuda:0")
+    product = x.detach() @ torch.ones(2, 5, device="cuda")
+    assert product.shape == (2, 5) and product.device == torch.device("cuda:0") and product.layout is torch.strided
+
+
 def test_random_numbers(two_cards: Machine) -> None:
     torch.cuda.manual_seed(5)
     assert torch.cuda.initial_seed() == 5

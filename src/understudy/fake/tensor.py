@@ -259,11 +259,12 @@ class FakeTensor(torch.Tensor):
         self, data: object, *, dtype: Any = None, device: Any = None, **options: Any
     ) -> torch.Tensor:
         device = self._spec.device if device is None else device
+        dtype = self._spec.dtype if dtype is None else dtype
         with self.fake_mode:
             if isinstance(data, torch.Tensor):
                 copy = data.detach().to(device, dtype, copy=True)
                 return copy.requires_grad_(options.get("requires_grad", False))
-            return torch.tensor(data, dtype=dtype or self._spec.dtype, device=device, **options)
+            return torch.tensor(data, dtype=dtype, device=device, **options)
 
     # --- storage and determined values ---------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from understudy import _torch
+from understudy.fake.inputs import is_real
 from understudy.fake.patches.modules import name_device
 from understudy.fake.tensor import FakeTensor
 from understudy.patching import SIMULATION, patch
@@ -39,6 +40,39 @@ def take_numbers_of_devices(original: Function) -> Function:
         return original(*args, **kwargs)
 
     return construct
+
+
+@patch(
+    "torch.sparse_coo_tensor", "torch.sparse_compressed_tensor", "torch.sparse_csr_tensor", "torch.sparse_csc_tensor",
+    "torch.sparse_bsr_tensor", "torch.sparse_bsc_tensor", during=SIMULATION,
+)  # fmt: skip
+def move_sparse_tensors(original: Function) -> Function:
+    """C++ asks the build for the device of a sparse tensor: it is made where its parts are, and moved."""
+
+    @functools.wraps(original)
+    def construct(*args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("device") is None:
+            return original(*args, **kwargs)
+        device, needs_gradient = kwargs.pop("device"), kwargs.pop("requires_grad", False)
+        return original(*args, **kwargs).to(device).requires_grad_(needs_gradient)
+
+    return construct
+
+
+@patch("torch.Tensor.to", "torch.Tensor.cuda", during=SIMULATION)
+def move_real_tensors(original: Function) -> Function:
+    """C++ asks the build where `real.to("cuda")` is: a stand-in of the tensor is moved."""
+
+    @functools.wraps(original)
+    def move(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        mode = machine().mode
+        if type(self) is FakeTensor or not is_real(self) or _torch.active_fake_mode() is not mode:
+            return original(self, *args, **kwargs)
+        stand_in = mode.from_tensor(self)
+        moved = getattr(stand_in, original.__name__)(*args, **kwargs)
+        return self if moved is stand_in else moved
+
+    return move
 
 
 # --- real modules -------------------------------------------------------------------------------------------------------

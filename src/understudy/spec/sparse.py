@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -68,6 +69,27 @@ def sparse_on(spec: TensorSpec, device: torch.device) -> torch.Tensor:
         inner.to(parts.index_dtype).expand(*batch, -1).to(device),
         values, size=shape, layout=spec.layout, device=device, check_invariants=False,
     )  # fmt: skip
+
+
+def count_values(spec: TensorSpec) -> int:
+    """The stored numbers of a sparse tensor."""
+    parts: SparseParts = spec.sparse
+    shape = spec.numbers.shape
+    batch = shape[: spec.ndim - parts.sparse_dim - parts.dense_dim]
+    return prod((*batch, parts.nnz, *parts.block, *shape[spec.ndim - parts.dense_dim :]))
+
+
+def count_bytes(spec: TensorSpec) -> int:
+    """Of indices and values together."""
+    parts: SparseParts = spec.sparse
+    shape = spec.numbers.shape
+    if spec.layout is torch.sparse_coo:
+        indices = parts.sparse_dim * parts.nnz
+    else:
+        line = -2 if spec.layout in BY_ROW else -1
+        lines = shape[line - parts.dense_dim] // (parts.block[line] if parts.block else 1)
+        indices = prod(shape[: spec.ndim - 2 - parts.dense_dim]) * (lines + 1 + parts.nnz)
+    return indices * parts.index_dtype.itemsize + count_values(spec) * spec.itemsize
 
 
 def parts_of(t: torch.Tensor) -> tuple[torch.Tensor, ...]:

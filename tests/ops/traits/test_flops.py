@@ -14,6 +14,7 @@ from tests.report.programs import GPT
 from understudy.ops.traits.flops import work_of
 from understudy.spec import TensorSpec
 from understudy.spec.call import Call
+from understudy.spec.sparse import count_bytes, count_values, parts_of, spec_of_sparse
 
 torchvision_operators = torch.library.Library("torchvision", "FRAGMENT")
 aten = torch.ops.aten
@@ -209,3 +210,41 @@ def test_published_vision_models(transformers: Any, name: str) -> None:
 
     found = understudy.rehearse(program)
     assert (found.macs + count_norms(found)) / 1e9 == pytest.approx(gmacs, rel=0.01)
+
+
+# --- sparse tensors
+
+
+@pytest.mark.filterwarnings("ignore:Sparse:UserWarning")
+@pytest.mark.parametrize("layout", ["coo", "csr", "csc"])
+def test_products_of_sparse_matrices_count_what_is_stored(layout: str) -> None:
+    """Each of the 3 stored numbers times a row of 5."""
+
+    def program() -> torch.Tensor:
+        dense = torch.zeros(4, 6)
+        dense[[0, 1, 3], [2, 0, 5]] = 1.0
+        return torch.mm(getattr(dense, f"to_sparse_{layout}")(), torch.ones(6, 5))
+
+    assert understudy.rehearse(program).macs == 3 * 5
+
+
+DENSE = torch.tensor([[0.0, 1, 0, 2], [3, 0, 0, 0], [0, 0, 4, 5], [0, 0, 0, 6]])
+SPARSE: dict[str, Callable[[], torch.Tensor]] = {
+    "coo": DENSE.to_sparse,
+    "csr": DENSE.to_sparse_csr,
+    "csc": DENSE.to_sparse_csc,
+    "bsr": lambda: DENSE.to_sparse_bsr((2, 1)),
+    "bsc": lambda: DENSE.to_sparse_bsc((1, 2)),
+    "batch": lambda: torch.stack([DENSE, DENSE]).to_sparse_csr(),
+    "dense part of coo": lambda: torch.stack([DENSE, DENSE], 2).to_sparse(2),
+    "dense part of csr": lambda: torch.stack([DENSE, DENSE], 2).to_sparse_csr(dense_dim=1),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Sparse:UserWarning")
+@pytest.mark.parametrize("kind", SPARSE)
+def test_bytes_of_sparse_tensors(kind: str) -> None:
+    real = SPARSE[kind]()
+    found, parts = spec_of_sparse(real, CPU), parts_of(real)
+    assert count_values(found) == parts[-1].numel()
+    assert count_bytes(found) == sum(part.numel() * part.itemsize for part in parts)

@@ -14,6 +14,7 @@ from torch.fx import Node
 
 from understudy import _torch
 from understudy.errors import Context, DataDependentOutputException
+from understudy.fake.patches.devices import OPTIONS, SYMBOLIC, has_stand_ins, stack_data
 from understudy.fake.tensor import FakeTensor
 from understudy.lines import user_line
 from understudy.spec.call import flat, map_structure
@@ -130,8 +131,6 @@ def _is_drawn(node: Node) -> bool:
 # --- Tensors that are made of lists with tensors or symbolic numbers in them: `torch.tensor([x[0], x[1]])` ---
 # C++ reads the values without a dispatch, and they would be constants of the graph. Here they are stacked by operators.
 
-SYMBOLIC = (torch.SymInt, torch.SymFloat)
-OPTIONS = frozenset({"dtype", "device", "requires_grad"})
 MAKERS = {torch.tensor: 0, torch.as_tensor: 0, torch.asarray: 0, torch.Tensor.new_tensor: 1}
 """Function → the position of the data among its arguments."""
 
@@ -141,63 +140,16 @@ def make_from_list(tracer: Any, func: Any, args: Any, kwargs: Any) -> object:
     data = args[place] if len(args) > place else None
     if not isinstance(data, (list, tuple, *SYMBOLIC)) or not _is_to_be_stacked(tracer, data):
         return func(*args, **kwargs)
-    shape = _shape(data)
-    if shape is None or len(args) != place + 1 or not kwargs.keys() <= OPTIONS:
-        check(tracer, func, args, kwargs)
-        return func(*args, **kwargs)
-    example = _example(func, args, kwargs, data)
-    leaves = [_leaf(value, example.dtype) for value in _leaves(data)]
-    result = torch.stack(leaves).view(shape) if shape else leaves[0]
-    device = kwargs.get("device", args[0].device if place else None)
-    result = result if device is None else result.to(device)
-    return result.requires_grad_() if example.requires_grad else result
+    if len(args) == place + 1 and kwargs.keys() <= OPTIONS:
+        return stack_data(func, args[:place], data, kwargs)
+    check(tracer, func, args, kwargs)
+    return func(*args, **kwargs)
 
 
 def _is_to_be_stacked(tracer: Any, data: object) -> bool:
-    tensors = flat(torch.Tensor, (data,), {})
     if _torch.active_fake_mode() is not None:
-        is_of_stand_ins = any(type(_torch.innermost(tensor)) is FakeTensor for tensor in tensors)
-        return is_of_stand_ins or bool(flat(SYMBOLIC, (data,), {}))
-    return any(varies(tracer, tensor) for tensor in tensors)
-
-
-def _shape(data: object) -> tuple[int, ...] | None:
-    """The shape of nested lists of numbers and 0-dimensional tensors; None if they are irregular."""
-    if not isinstance(data, (list, tuple)):
-        is_number = isinstance(data, (bool, int, float, complex, *SYMBOLIC))
-        return () if is_number or (isinstance(data, torch.Tensor) and data.dim() == 0) else None
-    shapes = {_shape(part) for part in data}
-    inner = shapes.pop() if len(shapes) == 1 else None
-    return None if inner is None else (len(data), *inner)
-
-
-def _leaves(data: object) -> list[object]:
-    if not isinstance(data, (list, tuple)):
-        return [data]
-    return [leaf for part in data for leaf in _leaves(part)]
-
-
-def _example(func: Any, args: Any, kwargs: dict[str, object], data: object) -> torch.Tensor:
-    """Call torch on such a list with zeros, to get the dtype, and the errors that torch raises."""
-
-    def zeros(part: object) -> Any:
-        if isinstance(part, (list, tuple)):
-            return [zeros(value) for value in part]
-        if isinstance(part, torch.Tensor):
-            return torch.zeros((), dtype=part.dtype)
-        return (0 if isinstance(part, torch.SymInt) else 0.0) if isinstance(part, SYMBOLIC) else part
-
-    options = {name: value for name, value in kwargs.items() if name != "device"}
-    with _torch.no_modes(), _torch.NoFunctionModes():
-        of = [torch.zeros((), dtype=value.dtype) for value in args[: MAKERS[func]]]
-        example: torch.Tensor = func(*of, zeros(data), **options)
-    return example
-
-
-def _leaf(value: Any, dtype: torch.dtype) -> torch.Tensor:
-    if isinstance(value, torch.Tensor):
-        return value.detach().to(device="cpu", dtype=dtype)
-    return torch.scalar_tensor(value, dtype=dtype)
+        return has_stand_ins(data) or bool(flat(SYMBOLIC, (data,), {}))
+    return any(varies(tracer, tensor) for tensor in flat(torch.Tensor, (data,), {}))
 
 
 # --- Determined values while real tensors are traced: literals, and values computed from literals only ------------

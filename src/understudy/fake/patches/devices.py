@@ -12,9 +12,10 @@ from understudy import _torch
 from understudy._torch import active_fake_mode
 from understudy.fake.inputs import is_real
 from understudy.fake.kernels import autocast
-from understudy.fake.native import on_first_device
+from understudy.fake.native import canonical, on_first_device
 from understudy.fake.tensor import FakeTensor
 from understudy.patching import ABSENT_DEVICES, ANY_MODE, ENGINE, STORAGES, patch
+from understudy.spec.call import flat
 
 Function = Callable[..., Any]
 
@@ -107,6 +108,87 @@ def report_simulated_cuda(original: Any) -> Any:
         return original.__get__(tensor) if meant is None else meant.type == "cuda"
 
     return property(is_cuda)
+
+
+# --- tensors made of data -------------------------------------------------------------------------------------------------
+
+SYMBOLIC = (torch.SymInt, torch.SymFloat)
+OPTIONS = frozenset({"dtype", "device", "requires_grad"})
+
+
+@patch("torch.tensor", "torch.as_tensor", "torch.asarray", during=ANY_MODE)
+def take_data(original: Function) -> Function:
+    """C++ reads numbers out of lists of tensors and bytes out of storages (`safetensors` reads files this way) without a
+    dispatch, and asks the build about a device that has no index."""
+    _torch.collect_device_constructors()
+
+    @functools.wraps(original)
+    def make(*args: Any, **kwargs: Any) -> Any:
+        mode = active_fake_mode()
+        if mode is None or not args:
+            return original(*args, **kwargs)
+        data, *rest = args
+        if isinstance(data, torch.UntypedStorage):
+            with _torch.no_modes():
+                real = original(*args, **kwargs)
+            return mode.from_tensor(real)
+        kwargs.update(zip(("dtype", "device"), rest, strict=False))  # as_tensor takes them by position
+        device = kwargs.get("device")
+        if device is None and hasattr(data, "__array__") and _torch.count_function_modes():
+            device = torch.get_default_device()  # of an array or a tensor, which C++ moves there
+        if device is not None and type(device) is not int:
+            kwargs["device"] = canonical(torch.device(device))
+        try:
+            return original(data, **kwargs)
+        except (RuntimeError, TypeError):
+            if not isinstance(data, (list, tuple)) or not has_stand_ins(data) or not kwargs.keys() <= OPTIONS:
+                raise
+        return stack_data(original, (), data, kwargs)
+
+    return make
+
+
+def has_stand_ins(data: object) -> bool:
+    return any(type(_torch.innermost(tensor)) is FakeTensor for tensor in flat(torch.Tensor, (data,), {}))
+
+
+def stack_data(func: Function, of: Any, data: object, kwargs: dict[str, Any]) -> torch.Tensor:
+    """The tensor that `func` makes of nested lists with tensors or symbolic numbers in them, by operators. `of` holds the
+    tensor whose method `func` is."""
+    example = _make_example(func, of, data, kwargs)
+    leaves = [_make_leaf(value, example.dtype) for value in _list_leaves(data)]
+    result = torch.stack(leaves).view(example.shape) if example.ndim else leaves[0]
+    device = kwargs.get("device", of[0].device if of else None)
+    result = result if device is None else result.to(device)
+    return result.requires_grad_() if example.requires_grad else result
+
+
+def _list_leaves(data: object) -> list[object]:
+    if not isinstance(data, (list, tuple)):
+        return [data]
+    return [leaf for part in data for leaf in _list_leaves(part)]
+
+
+def _make_example(func: Function, of: Any, data: object, kwargs: dict[str, Any]) -> torch.Tensor:
+    """Call torch on such lists with zeros, to get shape and dtype, and the errors that torch raises."""
+
+    def zeros(part: object) -> Any:
+        if isinstance(part, (list, tuple)):
+            return [zeros(value) for value in part]
+        if isinstance(part, torch.Tensor):
+            return torch.zeros((), dtype=part.dtype).expand(tuple(map(int, part.shape)))
+        return (0 if isinstance(part, torch.SymInt) else 0.0) if isinstance(part, SYMBOLIC) else part
+
+    options = {name: value for name, value in kwargs.items() if name != "device"}
+    with _torch.no_modes(), _torch.NoFunctionModes():
+        example: torch.Tensor = func(*(torch.zeros((), dtype=value.dtype) for value in of), zeros(data), **options)
+    return example
+
+
+def _make_leaf(value: Any, dtype: torch.dtype) -> torch.Tensor:
+    if isinstance(value, torch.Tensor):
+        return value.detach().reshape(()).to(device="cpu", dtype=dtype)
+    return torch.scalar_tensor(value, dtype=dtype)
 
 
 # --- other functions that reach the memory of a fake --------------------------------------------------------------

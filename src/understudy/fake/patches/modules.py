@@ -214,23 +214,6 @@ def load_in_this_process(original: Function) -> Function:
 # --- files and storages ---------------------------------------------------------------------------------
 
 
-@patch("torch.asarray", "torch.as_tensor", during=ANY_MODE)
-def take_storages(original: Function) -> Function:
-    """C++ fails on storages inside a mode; `safetensors` reads files this way."""
-    _torch.collect_device_constructors()
-
-    @functools.wraps(original)
-    def make(data: object, *args: object, **kwargs: object) -> Any:
-        mode = _torch.active_fake_mode()
-        if mode is None or not isinstance(data, torch.UntypedStorage):
-            return original(data, *args, **kwargs)
-        with _torch.no_modes():
-            real = original(data, *args, **kwargs)
-        return mode.from_tensor(real)
-
-    return make
-
-
 @patch("torch.storage._StorageBase.__repr__", during=STORAGES)
 def print_storage_without_data(original: Function) -> Function:
     """torch prints the bytes of a storage; a stand-in has none."""

@@ -17,7 +17,7 @@ from understudy import _torch
 from understudy.contexts import contextmanager
 from understudy.errors import ArgumentError, DimensionError, DtypeError, ShapeMismatch, UnderstudyError
 from understudy.fake.inputs import handler
-from understudy.fake.realise import make_new
+from understudy.fake.realise import convert_sparse, make_new
 from understudy.fake.tensor import FakeTensor
 from understudy.fake.values.answers import answer_item, answer_size, answers_of
 from understudy.fake.values.ranges import range_of
@@ -40,6 +40,7 @@ from understudy.shapes.torch_api.names import constrain_range
 from understudy.spec import TensorSpec, broadcast_shapes, contiguous_strides, product, same_shape
 from understudy.spec.call import flat, map_structure
 from understudy.spec.error_context import with_line
+from understudy.spec.sparse import is_sparse
 
 if TYPE_CHECKING:
     from understudy._torch import OpOverload
@@ -78,7 +79,9 @@ def _compute_on_values(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any, 
     return map_structure(lambda real: _make_determined(mode, real, device), torch.Tensor, result)
 
 
-def _make_determined(mode: FakeTensorMode, real: torch.Tensor, device: torch.device) -> FakeTensor:
+def _make_determined(mode: FakeTensorMode, real: torch.Tensor, device: torch.device) -> Any:
+    if is_sparse(real):
+        return convert_sparse(mode, real).to(device)
     spec = TensorSpec(tuple(real.shape), real.stride(), dtype=real.dtype, device=device)
     fake = make_new(mode, spec)
     mode.remember_literal(fake, real)

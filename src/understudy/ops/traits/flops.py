@@ -27,6 +27,7 @@ from understudy._torch import OpOverload
 from understudy.ops.registry import Trait, record_of
 from understudy.spec import TensorSpec
 from understudy.spec.call import Call, flat
+from understudy.spec.sparse import count_bytes, count_values
 
 Results = Sequence[TensorSpec]
 Formula = Callable[..., int]
@@ -75,8 +76,11 @@ def work_of(call: Call, results: Iterable[TensorSpec]) -> Work:
     made = tuple(results)
     formula = macs.of(call.op)
     if formula is not None:
-        scale = 4 if made and made[0].is_complex else 1
-        return Work(PRODUCTS, scale * int(formula(made, *call.args, **call.kwargs)), 0, _bytes_moved(call, made))
+        count = int(formula(made, *call.args, **call.kwargs)) * (4 if made and made[0].is_complex else 1)
+        for spec in call.inputs:
+            if spec.sparse is not None:  # only what is stored is multiplied
+                count = count * count_values(spec) // max(1, spec.numel)
+        return Work(PRODUCTS, count, 0, _bytes_moved(call, made))
     record = record_of(call.op)
     if call.op.is_view or record.changes_metadata or not (record.is_mutable or made):
         return Work(VIEWS)
@@ -107,21 +111,28 @@ def _has_pointwise_variant(op: OpOverload) -> bool:
 def _most_elements(call: Call, made: Results) -> int:
     """The number of elements of the largest operand; a list of tensors counts as one operand, and so do the results."""
     operands = [flat(TensorSpec, (value,), {}) for value in (*call.args, *call.kwargs.values())]
-    return max((sum(spec.numel for spec in operand) for operand in (*operands, made)), default=0)
+    return max((sum(map(_count_elements, operand)) for operand in (*operands, made)), default=0)
+
+
+def _count_elements(spec: TensorSpec) -> int:
+    return spec.numel if spec.sparse is None else count_values(spec)
 
 
 def _bytes_moved(call: Call, made: Results) -> int:
-    written = sum(spec.numel * spec.itemsize for spec in made)
+    written = sum(spec.numel * spec.itemsize if spec.sparse is None else count_bytes(spec) for spec in made)
     read = call.inputs
     if reads_part.of(call.op) is not None:
         most = max((spec.numel for spec in made), default=0)
         return 2 * written + sum(spec.numel * spec.itemsize for spec in read if spec.numel <= most)
-    return written + sum(_stored_elements(spec) * spec.itemsize for spec in read)
+    return written + sum(map(_bytes_stored, read))
 
 
-def _stored_elements(spec: TensorSpec) -> int:
-    """Expanded dimensions are read once."""
-    return prod(size for size, step in zip(spec.numbers.shape, spec.numbers.stride, strict=True) if step != 0 or size == 0)
+def _bytes_stored(spec: TensorSpec) -> int:
+    """Expanded dimensions are read once; of a sparse tensor, what is stored."""
+    if spec.sparse is not None:
+        return count_bytes(spec)
+    sizes = zip(spec.numbers.shape, spec.numbers.stride, strict=True)
+    return spec.itemsize * prod(size for size, step in sizes if step != 0 or size == 0)
 
 
 # --- products of matrices and vectors

@@ -44,6 +44,8 @@ scratch: Trait[Formula] = Trait("memory of a CUDA kernel besides its results", o
 
 
 def scratch_of(call: Call, results: Iterable[TensorSpec], facts: DeviceFacts) -> Scratch:
+    if any(spec.sparse is not None for spec in call.inputs):
+        return Scratch(is_exact=False)  # other kernels, of cuSPARSE
     formula = scratch.of(call.op)
     if formula is not None:
         return formula(facts, tuple(results), *call.args, **call.kwargs)
