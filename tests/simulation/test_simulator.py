@@ -270,6 +270,16 @@ def test_sparse_tensors_on_a_card(kind: str, two_cards: Machine) -> None:
     assert product.shape == (2, 5) and product.device == torch.device("cuda:0") and product.layout is torch.strided
 
 
+@pytest.mark.parametrize("activities", [("CPU", "CUDA"), ("CUDA",), None])
+def test_profilers_see_the_calls_on_the_cpu(activities: Any, two_cards: Machine, capfd: pytest.CaptureFixture[str]) -> None:
+    chosen = activities and [getattr(torch.profiler.ProfilerActivity, name) for name in activities]
+    with torch.profiler.profile(activities=chosen) as found:
+        torch.ones(3, device="cuda") + 1
+    assert found.key_averages() is not None
+    assert "Failed to record CUDA event" not in capfd.readouterr().err
+    assert any("torch.profiler" in note for note in two_cards.notes) == bool(activities)
+
+
 def test_random_numbers(two_cards: Machine) -> None:
     torch.cuda.manual_seed(5)
     assert torch.cuda.initial_seed() == 5

@@ -149,6 +149,23 @@ def keep_loss_scale(original: Function) -> Function:
     return get_scale
 
 
+# --- profilers -------------------------------------------------------------------------------------------------------------
+
+
+@patch("torch.autograd.profiler.profile.__init__", during=SIMULATION)
+def profile_without_cuda(original: Function) -> Function:
+    """No kernels run that could be timed, and C++ would warn of every operator."""
+
+    @functools.wraps(original)
+    def __init__(self: object, *args: Any, **kwargs: Any) -> None:
+        if kwargs.pop("use_cuda", False) or kwargs.get("use_device") == "cuda":
+            machine().note("torch.profiler: no kernels run, its trace has the calls on the CPU only")
+            kwargs.update(use_device=None, use_cpu=True)
+        original(self, *args, **kwargs)
+
+    return __init__
+
+
 # --- several devices ------------------------------------------------------------------------------------------------------
 
 
