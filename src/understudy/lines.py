@@ -29,6 +29,12 @@ def is_user_file(file: str) -> bool:
     return not file.startswith(_LIBRARY) or file[len(_LIBRARY) :].split(os.sep)[0].endswith("-packages")
 
 
+@functools.cache
+def is_of_program(file: str) -> bool:
+    """Whether a file belongs to the user's program, not to an installed package."""
+    return is_user_file(file) and f"-packages{os.sep}" not in file
+
+
 def user_frames() -> Iterator[FrameType]:
     """The frames of code that is neither torch's nor ours nor generated, innermost first."""
     frame: FrameType | None = sys._getframe(1)

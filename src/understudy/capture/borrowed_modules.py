@@ -21,8 +21,17 @@ from understudy.capture.lazy_state import LazyParameterDict, LazyParameters
 from understudy.fake.inputs import LRU_CACHE
 from understudy.fake.mode import FakeTensorMode
 from understudy.fake.tensor import FakeTensor
-from understudy.graph.borrowed_state import BorrowedState, named_parts, own_containers, parts_in, values_in
-from understudy.lines import is_user_file
+from understudy.graph.borrowed_state import (
+    BorrowedState,
+    KeptContents,
+    contents_of,
+    holds_stand_ins,
+    named_parts,
+    own_containers,
+    parts_in,
+    values_in,
+)
+from understudy.lines import is_of_program, is_user_file
 
 Named = tuple[torch.nn.Module, bool]
 """A module, and whether it is the traced one: its tensors then keep their names in the graph module."""
@@ -268,6 +277,81 @@ def _surroundings_of(f: Callable[..., object]) -> tuple[list[Any], set[str]]:
     return found, names
 
 
+class ProgramVariables:
+    """The globals, class attributes, closures, defaults and function attributes that a traced function and the classes of
+    its modules name, in the program's own files. Those that hold stand-ins after the trace get their earlier values back."""
+
+    def __init__(self, f: Callable[..., object], modules: Iterable[torch.nn.Module], mode: FakeTensorMode) -> None:
+        self._mode = mode
+        self._seen: set[int] = set()
+        self._before: list[tuple[Any, str, Any]] = []
+        """The owner, the name and the value of each. A closure's is the attribute of a cell."""
+        self._kept = KeptContents()
+        self._waiting = [part for part in (f, getattr(f, "__func__", None), getattr(f, "__wrapped__", None)) if part]
+        for kind in set(map(type, modules)):
+            self._add_class(kind)
+        while self._waiting:
+            self._add(self._waiting.pop())
+        self._kept.keep(value for _, _, value in self._before)
+
+    def _add(self, value: Any) -> None:
+        if isinstance(value, FunctionType):
+            self._add_function(value)
+        elif isinstance(value, type):
+            self._add_class(value)
+
+    def _meets(self, value: object) -> bool:
+        is_new = id(value) not in self._seen
+        self._seen.add(id(value))
+        return is_new
+
+    def _add_class(self, kind: type) -> None:
+        for owner in kind.__mro__:
+            file = getattr(sys.modules.get(owner.__module__), "__file__", None)
+            if (file is None or not is_of_program(file)) and owner.__module__ != "__main__":
+                continue
+            if self._meets(owner):
+                for name, value in vars(owner).items():
+                    self._reach(owner, name, _unwrap(value))
+
+    def _add_function(self, function: FunctionType) -> None:
+        if not is_of_program(function.__code__.co_filename) or not self._meets(function):
+            return
+        for cell in function.__closure__ or ():
+            self._reach(cell, "cell_contents", cell_contents(cell))
+        self._kept.keep((*(function.__defaults__ or ()), function.__kwdefaults__, vars(function)))
+        self._reach_names(function.__globals__, set(_names_in(function.__code__)))
+
+    def _reach_names(self, space: Any, names: set[str]) -> None:
+        for name in names & space.keys():
+            value = space[name]
+            if isinstance(value, ModuleType) and is_of_program(getattr(value, "__file__", None) or ""):
+                if self._meets(value):
+                    self._reach_names(vars(value), names)
+            else:
+                self._reach(space, name, value)
+
+    def _reach(self, owner: Any, name: str, value: Any) -> None:
+        if isinstance(value, (FunctionType, type)):
+            self._waiting.append(value)
+        elif value is None or isinstance(value, (torch.Tensor, tuple)) or contents_of(value) is not None:
+            self._before.append((owner, name, value))
+
+    def restore(self) -> None:
+        self._kept.restore(self._mode)
+        for owner, name, value in self._before:
+            now = owner.get(name) if isinstance(owner, dict) else getattr(owner, name, None)
+            if now is not value and holds_stand_ins(now, self._mode):
+                owner.update({name: value}) if isinstance(owner, dict) else setattr(owner, name, value)
+        self._before.clear()
+
+    def hold(self, tensor: torch.Tensor) -> bool:
+        """Whether this tensor is in a container or an object, or is an attribute of a class: a cache, as far as one can
+        see. A global or a closure that is a tensor is none."""
+        is_of_class = any(value is tensor for owner, _, value in self._before if isinstance(owner, type))
+        return is_of_class or self._kept.hold(tensor)
+
+
 class ProgramCaches:
     """The caches that a traced function may use: cached functions, and dicts and lists of modules."""
 
@@ -278,6 +362,7 @@ class ProgramCaches:
         kinds = {type(part) for module in self._modules for part in parts_in(module)}
         self._names |= {base.__module__ for kind in kinds for base in kind.__mro__}
         self._misses = {id(cache): cache.cache_info().misses for cache in self._all()}
+        self._variables = ProgramVariables(f, (part for module in self._modules for part in parts_in(module)), mode)
 
     def _all(self) -> Iterable[Any]:
         return {id(cache): cache for cache in (*self._around, *_CACHES.find(self._names))}.values()
@@ -287,10 +372,12 @@ class ProgramCaches:
         if any(kept is tensor for cache in self._all() for kept in tensors_cached_by(cache)):
             return True
         parts = (part for module in self._modules for part in parts_in(module))
-        return any(kept is tensor for part in parts for container in own_containers(part) for kept in values_in(container))
+        in_modules = (kept for part in parts for container in own_containers(part) for kept in values_in(container))
+        return any(kept is tensor for kept in in_modules) or self._variables.hold(tensor)
 
     def empty(self) -> None:
         """Clear the caches that contain stand-ins of the trace. An interrupt may cause a second call."""
+        self._variables.restore()
         for cache in self._all():
             if cache.cache_info().misses != self._misses.get(id(cache), 0):
                 kept = tensors_cached_by(cache)

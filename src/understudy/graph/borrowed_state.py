@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import copy
 import gc
+import operator
+import sys
 import threading
+from argparse import Namespace
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
+from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -64,6 +68,7 @@ NO_TENSORS = frozenset({bool, int, float, str, dict, set, list, tuple, type(None
 """The types of most attributes of a module, which hold no tensors. A set look-up costs a tenth of `isinstance`."""
 
 
+PLAIN = frozenset({bool, int, float, str, type(None)})
 CONTAINERS = frozenset({dict, list, OrderedDict})
 """Types in which modules store what they have computed."""
 DEEPEST = 3
@@ -71,24 +76,81 @@ DEEPEST = 3
 
 
 def own_containers(module: torch.nn.Module) -> list[Any]:
-    """The dicts and lists among the attributes of a module, except those that every module has."""
-    attributes = vars(module)
-    return [value for name, value in attributes.items() if type(value) in CONTAINERS and name not in EVERY_MODULE_HAS]
+    """The contents of dicts, lists and objects among the attributes of a module, except those that every module has."""
+    found = [contents_of(value) for name, value in vars(module).items() if name not in EVERY_MODULE_HAS]
+    return [contents for contents in found if contents is not None]
 
 
-def containers_in(values: Iterable[Any], depth: int = 0) -> Iterator[Any]:
-    """The dicts and lists among these values, and nested ones."""
-    for value in values:
-        if type(value) in CONTAINERS and depth < DEEPEST:
-            yield value
-            yield from containers_in(value.values() if isinstance(value, dict) else value, depth + 1)
+def contents_of(value: Any) -> Any:
+    """The dict or list in which a container or an object of a program keeps its values, or None."""
+    kind = type(value)
+    if kind in CONTAINERS:
+        return value
+    if kind in NO_TENSORS or not kind.__dictoffset__ or isinstance(value, NOT_SEARCHED):
+        return None
+    top = kind.__module__.partition(".")[0]
+    return None if top in WITHOUT_STATE or (top in sys.stdlib_module_names and kind not in NAMESPACES) else vars(value)
+
+
+NOT_SEARCHED = (torch.nn.Module, torch.Tensor, type, FunctionType, ModuleType)
+WITHOUT_STATE = frozenset({"torch", "numpy", "understudy"})
+"""Packages whose objects are not searched for what programs store in them; nor are those of Python's own library."""
+NAMESPACES = frozenset({SimpleNamespace, Namespace})
+"""Except these."""
+
+
+class KeptContents:
+    """The contents of dicts, lists and objects to which a program may write, as they were before a trace."""
+
+    def __init__(self) -> None:
+        self._before: list[tuple[Any, Any]] = []
+        self._seen: set[int] = set()
+
+    def keep(self, values: Iterable[Any], depth: int = 0) -> None:
+        """Those among these values, and nested ones."""
+        for value in values:
+            if type(value) in PLAIN or id(value) in self._seen:
+                continue
+            self._seen.add(id(value))
+            contents = contents_of(value)
+            if contents is not None and depth < DEEPEST:
+                self._before.append((contents, contents.copy()))
+                self.keep(contents.values() if isinstance(contents, dict) else contents, depth + 1)
+
+    def hold(self, tensor: torch.Tensor) -> bool:
+        return any(value is tensor for container, _ in self._before for value in values_in(container))
+
+    def restore(self, mode: FakeTensorMode) -> None:
+        """Give those that hold stand-ins of a mode their earlier contents."""
+        for container, contents in self._before:
+            if not _is_same(container, contents) and holds_stand_ins(container, mode):
+                container.clear()
+                (container.update if isinstance(container, dict) else container.extend)(contents)
+        self._before.clear()
+
+
+def _is_same(container: Any, contents: Any) -> bool:
+    """Whether a container holds the same objects as before. Nested containers are compared by themselves."""
+    if len(container) != len(contents):
+        return False
+    if isinstance(container, dict):
+        return container.keys() == contents.keys() and all(map(operator.is_, container.values(), contents.values()))
+    return all(map(operator.is_, container, contents))
+
+
+def holds_stand_ins(value: Any, mode: FakeTensorMode) -> bool:
+    """Whether it is a stand-in of this mode, or has one in it."""
+    if isinstance(value, (list, tuple, dict)):
+        return any(type(part) is FakeTensor and part.fake_mode is mode for part in values_in(value))
+    return type(value) is FakeTensor and value.fake_mode is mode
 
 
 def values_in(container: Any, depth: int = 0) -> Iterator[object]:
-    """The values in a dict or a list, and in lists, tuples and dicts among them."""
+    """The values in a dict or a list, and in lists, tuples, dicts and objects among them."""
     for value in container.values() if isinstance(container, dict) else container:
-        if isinstance(value, (list, tuple, dict)) and depth < DEEPEST:
-            yield from values_in(value, depth + 1)
+        contents = value if isinstance(value, (list, tuple, dict)) else contents_of(value)
+        if contents is not None and depth < DEEPEST:
+            yield from values_in(contents, depth + 1)
         else:
             yield value
 
@@ -172,8 +234,7 @@ class BorrowedState:
         self._mode = mode
         self._allowed_reals = mode.allow_non_fake_inputs
         self._before: dict[torch.nn.Module, dict[str, Any]] = {}
-        self._containers: list[tuple[Any, Any]] = []
-        """The dicts and lists that modules hold, and their contents."""
+        self._kept = KeptContents()
         self._taken: list[torch.nn.Module] = []
         self.replaced: dict[torch.nn.Module, list[tuple[str, torch.Tensor, Any]]] = {}
         """For each module: the name, the real tensor and the stand-in of each replaced tensor."""
@@ -202,7 +263,7 @@ class BorrowedState:
         attributes = vars(module)
         self._before[module] = attributes.copy()
         if len(attributes) > len(EVERY_MODULE_HAS):
-            self._containers += [(value, value.copy()) for value in containers_in(own_containers(module))]
+            self._kept.keep(value for name, value in attributes.items() if name not in EVERY_MODULE_HAS)
         is_plain = NO_TENSORS.issuperset(map(type, attributes.values()))
         replaced = self.replaced[module] = []
         for name in TABLES:  # the module's own dicts are not changed
@@ -243,11 +304,7 @@ class BorrowedState:
             now = vars(module)
             now.clear()
             now.update(attributes)
-        for container, contents in self._containers:
-            if any(type(value) is FakeTensor and value.fake_mode is self._mode for value in values_in(container)):
-                container.clear()
-                (container.update if isinstance(container, dict) else container.extend)(contents)
-        self._containers.clear()
+        self._kept.restore(self._mode)
         self._mode.allow_non_fake_inputs = self._allowed_reals
         self._before.clear()
         self.replaced.clear()
