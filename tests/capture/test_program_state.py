@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from understudy import make_fx
+from understudy import FakeTensor, make_fx, symbolic_trace
 
 X = torch.randn(2, 3)
 TABLES: dict[str, Any] = {}
@@ -154,6 +154,17 @@ def test_nothing_of_the_trace_stays(name: str, mode: str) -> None:
     assert torch.equal(graph(X), after)
 
 
+@pytest.mark.parametrize("is_kept", [False, True])
+@pytest.mark.parametrize("name", [*PROGRAMS, "variable"])
+def test_nothing_of_a_torch_level_trace_stays(name: str, is_kept: bool) -> None:
+    program = by_variable if name == "variable" else PROGRAMS[name]()
+    before = program(X) if is_kept else None
+    traced = symbolic_trace(program, meta_args={"x": X.to("meta")})
+    after = program(X)
+    assert type(after) is torch.Tensor and (before is None or torch.equal(before, after))
+    assert torch.equal(traced(X), after)
+
+
 @pytest.mark.parametrize("mode", ["fake", "symbolic"])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_what_was_kept_before_is_a_constant(name: str, mode: str) -> None:
@@ -189,3 +200,15 @@ def test_what_holds_no_stand_ins_stays() -> None:
 
     make_fx(program, tracing_mode="fake")(X)
     assert counts == [0]
+
+
+@pytest.mark.parametrize("mode", ["fake", "symbolic"])
+def test_what_depends_on_the_inputs_was_collected_on_purpose(mode: str) -> None:
+    seen: list[torch.Tensor] = []
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        seen.append(x.exp())
+        return seen[0] + 1
+
+    make_fx(program, tracing_mode=mode)(X)
+    assert [type(value) for value in seen] == [FakeTensor]

@@ -11,7 +11,7 @@ import functools
 import gc
 import sys
 from collections.abc import Callable, Container, Iterable, Iterator
-from types import CodeType, FunctionType, MemberDescriptorType, MethodType, ModuleType
+from types import FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -23,15 +23,17 @@ from understudy.fake.mode import FakeTensorMode
 from understudy.fake.tensor import FakeTensor
 from understudy.graph.borrowed_state import (
     BorrowedState,
-    KeptContents,
-    contents_of,
-    holds_stand_ins,
+    ProgramVariables,
+    cell_contents,
+    depends_on_inputs,
     named_parts,
+    names_in_code,
     own_containers,
     parts_in,
+    unwrap_member,
     values_in,
 )
-from understudy.lines import is_of_program, is_user_file
+from understudy.lines import is_user_file
 
 Named = tuple[torch.nn.Module, bool]
 """A module, and whether it is the traced one: its tensors then keep their names in the graph module."""
@@ -113,27 +115,12 @@ def _references_of(f: object) -> Iterator[Any]:
         yield from (*_parts(f), type(f).__call__)
     code = getattr(f, "__code__", None)
     names = getattr(f, "__globals__", {})
-    for name in _names_in(code) if code is not None else ():
+    for name in names_in_code(code) if code is not None else ():
         value = names.get(name)
         # Functions of other files are not followed: they refer to too many values.
         is_of_here = getattr(value, "__globals__", names) is names
         if not isinstance(value, (type, ModuleType)) and (is_of_here or isinstance(value, MethodType)):
             yield value
-
-
-def _names_in(code: CodeType) -> Iterator[str]:
-    """The names used in the code of a function, including nested functions and comprehensions."""
-    yield from code.co_names
-    for part in code.co_consts:
-        if isinstance(part, CodeType):
-            yield from _names_in(part)
-
-
-def cell_contents(cell: Any) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # an empty cell
-        return None
 
 
 class LazyBorrowedState(BorrowedState):
@@ -236,7 +223,7 @@ def _caches_in(module: ModuleType) -> Iterator[Any]:
         yield from _caches_behind(value)
         if isinstance(value, type) and value.__module__ == module.__name__:
             for member in list(vars(value).values()):
-                yield from _caches_behind(_unwrap(member))
+                yield from _caches_behind(unwrap_member(member))
 
 
 def _caches_behind(value: object) -> Iterator[Any]:
@@ -245,12 +232,6 @@ def _caches_behind(value: object) -> Iterator[Any]:
         yield value
     elif isinstance(value, FunctionType) and value.__closure__ and hasattr(value, "__wrapped__"):
         yield from (part for part in map(cell_contents, value.__closure__) if type(part) is LRU_CACHE)
-
-
-def _unwrap(member: object) -> Any:
-    if isinstance(member, (staticmethod, classmethod)):
-        return member.__func__
-    return member.fget if isinstance(member, property) else member
 
 
 def _surroundings_of(f: Callable[..., object]) -> tuple[list[Any], set[str]]:
@@ -277,81 +258,6 @@ def _surroundings_of(f: Callable[..., object]) -> tuple[list[Any], set[str]]:
     return found, names
 
 
-class ProgramVariables:
-    """The globals, class attributes, closures, defaults and function attributes that a traced function and the classes of
-    its modules name, in the program's own files. Those that hold stand-ins after the trace get their earlier values back."""
-
-    def __init__(self, f: Callable[..., object], modules: Iterable[torch.nn.Module], mode: FakeTensorMode) -> None:
-        self._mode = mode
-        self._seen: set[int] = set()
-        self._before: list[tuple[Any, str, Any]] = []
-        """The owner, the name and the value of each. A closure's is the attribute of a cell."""
-        self._kept = KeptContents()
-        self._waiting = [part for part in (f, getattr(f, "__func__", None), getattr(f, "__wrapped__", None)) if part]
-        for kind in set(map(type, modules)):
-            self._add_class(kind)
-        while self._waiting:
-            self._add(self._waiting.pop())
-        self._kept.keep(value for _, _, value in self._before)
-
-    def _add(self, value: Any) -> None:
-        if isinstance(value, FunctionType):
-            self._add_function(value)
-        elif isinstance(value, type):
-            self._add_class(value)
-
-    def _meets(self, value: object) -> bool:
-        is_new = id(value) not in self._seen
-        self._seen.add(id(value))
-        return is_new
-
-    def _add_class(self, kind: type) -> None:
-        for owner in kind.__mro__:
-            file = getattr(sys.modules.get(owner.__module__), "__file__", None)
-            if (file is None or not is_of_program(file)) and owner.__module__ != "__main__":
-                continue
-            if self._meets(owner):
-                for name, value in vars(owner).items():
-                    self._reach(owner, name, _unwrap(value))
-
-    def _add_function(self, function: FunctionType) -> None:
-        if not is_of_program(function.__code__.co_filename) or not self._meets(function):
-            return
-        for cell in function.__closure__ or ():
-            self._reach(cell, "cell_contents", cell_contents(cell))
-        self._kept.keep((*(function.__defaults__ or ()), function.__kwdefaults__, vars(function)))
-        self._reach_names(function.__globals__, set(_names_in(function.__code__)))
-
-    def _reach_names(self, space: Any, names: set[str]) -> None:
-        for name in names & space.keys():
-            value = space[name]
-            if isinstance(value, ModuleType) and is_of_program(getattr(value, "__file__", None) or ""):
-                if self._meets(value):
-                    self._reach_names(vars(value), names)
-            else:
-                self._reach(space, name, value)
-
-    def _reach(self, owner: Any, name: str, value: Any) -> None:
-        if isinstance(value, (FunctionType, type)):
-            self._waiting.append(value)
-        elif value is None or isinstance(value, (torch.Tensor, tuple)) or contents_of(value) is not None:
-            self._before.append((owner, name, value))
-
-    def restore(self) -> None:
-        self._kept.restore(self._mode)
-        for owner, name, value in self._before:
-            now = owner.get(name) if isinstance(owner, dict) else getattr(owner, name, None)
-            if now is not value and holds_stand_ins(now, self._mode):
-                owner.update({name: value}) if isinstance(owner, dict) else setattr(owner, name, value)
-        self._before.clear()
-
-    def hold(self, tensor: torch.Tensor) -> bool:
-        """Whether this tensor is in a container or an object, or is an attribute of a class: a cache, as far as one can
-        see. A global or a closure that is a tensor is none."""
-        is_of_class = any(value is tensor for owner, _, value in self._before if isinstance(owner, type))
-        return is_of_class or self._kept.hold(tensor)
-
-
 class ProgramCaches:
     """The caches that a traced function may use: cached functions, and dicts and lists of modules."""
 
@@ -362,7 +268,7 @@ class ProgramCaches:
         kinds = {type(part) for module in self._modules for part in parts_in(module)}
         self._names |= {base.__module__ for kind in kinds for base in kind.__mro__}
         self._misses = {id(cache): cache.cache_info().misses for cache in self._all()}
-        self._variables = ProgramVariables(f, (part for module in self._modules for part in parts_in(module)), mode)
+        self._variables = ProgramVariables(f, kinds)
 
     def _all(self) -> Iterable[Any]:
         return {id(cache): cache for cache in (*self._around, *_CACHES.find(self._names))}.values()
@@ -377,12 +283,18 @@ class ProgramCaches:
 
     def empty(self) -> None:
         """Clear the caches that contain stand-ins of the trace. An interrupt may cause a second call."""
-        self._variables.restore()
+        self._variables.restore(self._is_of_cache)
         for cache in self._all():
             if cache.cache_info().misses != self._misses.get(id(cache), 0):
                 kept = tensors_cached_by(cache)
                 if any(type(value) is FakeTensor and value.fake_mode is self._mode for value in kept):
                     cache.cache_clear()
+
+
+    def _is_of_cache(self, value: Any) -> bool:
+        if type(value) is not FakeTensor or value.fake_mode is not self._mode:
+            return False
+        return value._node is None or not depends_on_inputs(value._node)
 
 
 def tensors_cached_by(cache: Any) -> list[torch.Tensor]:

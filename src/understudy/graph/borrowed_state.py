@@ -1,7 +1,9 @@
 """State that is changed while a graph is recorded, and always restored.
 
-    no_collection    pauses Python's garbage collector
-    BorrowedState    puts stand-ins into modules in the place of their tensors, and restores them afterwards
+    no_collection     pauses Python's garbage collector
+    KeptContents      the contents of dicts, lists and objects, restored if they hold values of the trace
+    ProgramVariables  the same for globals, class attributes and closures of the program
+    BorrowedState     puts stand-ins into modules in the place of their tensors, and restores them afterwards
 """
 
 from __future__ import annotations
@@ -13,11 +15,12 @@ import sys
 import threading
 from argparse import Namespace
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
-from types import FunctionType, ModuleType, SimpleNamespace
+from collections.abc import Callable, Iterable, Iterator
+from types import CodeType, FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
+from torch.fx import Node
 
 from understudy.contexts import contextmanager, run_to_the_end
 from understudy.errors import UnderstudyError
@@ -25,6 +28,7 @@ from understudy.fake.convert import PLAIN_TYPES
 from understudy.fake.mode import FakeTensorMode
 from understudy.fake.tensor import FakeTensor
 from understudy.fake.torch_api import is_fake
+from understudy.lines import is_of_program
 
 
 class SharedSwitch:
@@ -69,8 +73,9 @@ NO_TENSORS = frozenset({bool, int, float, str, dict, set, list, tuple, type(None
 
 
 PLAIN = frozenset({bool, int, float, str, type(None)})
-CONTAINERS = frozenset({dict, list, OrderedDict})
-"""Types in which modules store what they have computed."""
+CONTAINERS = frozenset({dict, list, set, OrderedDict})
+"""Types in which programs store what they have computed."""
+Predicate = Callable[[Any], bool]
 DEEPEST = 3
 """How many levels of nested containers are searched."""
 
@@ -120,12 +125,12 @@ class KeptContents:
     def hold(self, tensor: torch.Tensor) -> bool:
         return any(value is tensor for container, _ in self._before for value in values_in(container))
 
-    def restore(self, mode: FakeTensorMode) -> None:
-        """Give those that hold stand-ins of a mode their earlier contents."""
+    def restore(self, is_of_trace: Predicate) -> None:
+        """Give those that hold values of a trace their earlier contents."""
         for container, contents in self._before:
-            if not _is_same(container, contents) and holds_stand_ins(container, mode):
+            if not _is_same(container, contents) and _holds(container, is_of_trace):
                 container.clear()
-                (container.update if isinstance(container, dict) else container.extend)(contents)
+                (container.extend if isinstance(container, list) else container.update)(contents)
         self._before.clear()
 
 
@@ -138,11 +143,125 @@ def _is_same(container: Any, contents: Any) -> bool:
     return all(map(operator.is_, container, contents))
 
 
-def holds_stand_ins(value: Any, mode: FakeTensorMode) -> bool:
-    """Whether it is a stand-in of this mode, or has one in it."""
-    if isinstance(value, (list, tuple, dict)):
-        return any(type(part) is FakeTensor and part.fake_mode is mode for part in values_in(value))
-    return type(value) is FakeTensor and value.fake_mode is mode
+def _holds(value: Any, is_of_trace: Predicate) -> bool:
+    """Whether it is such a value, or has one in it."""
+    contents = value if isinstance(value, tuple) else contents_of(value)
+    return is_of_trace(value) if contents is None else any(map(is_of_trace, values_in(contents)))
+
+
+def is_stand_in_of(mode: FakeTensorMode) -> Predicate:
+    return lambda value: type(value) is FakeTensor and value.fake_mode is mode
+
+
+def depends_on_inputs(node: Node) -> bool:
+    """Whether a node's value depends on more of the inputs than their sizes."""
+    todo, seen = [node], set()
+    while todo:
+        node = todo.pop()
+        if node.op == "placeholder":
+            return True
+        for part in node.all_input_nodes:
+            if part not in seen and not isinstance(part.meta.get("val"), (int, float, torch.SymInt, torch.Size)):
+                seen.add(part)
+                todo.append(part)
+    return False
+
+
+class ProgramVariables:
+    """The globals, class attributes, closures, defaults and function attributes that a traced function and the classes of
+    its modules name, in the program's own files. Those that hold values of a trace after it get their earlier ones back,
+    unless these depend on the inputs: then they are no cache, and were collected on purpose."""
+
+    def __init__(self, f: Callable[..., object], kinds: Iterable[type]) -> None:
+        """`kinds`: the classes of the modules."""
+        self._seen: set[int] = set()
+        self._before: list[tuple[Any, str, Any]] = []
+        """The owner, the name and the value of each. A closure's is the attribute of a cell."""
+        self._kept = KeptContents()
+        self._waiting = [part for part in (f, getattr(f, "__func__", None), getattr(f, "__wrapped__", None)) if part]
+        for kind in kinds:
+            self._add_class(kind)
+        while self._waiting:
+            self._add(self._waiting.pop())
+        self._kept.keep(value for _, _, value in self._before)
+
+    def _add(self, value: Any) -> None:
+        if isinstance(value, FunctionType):
+            self._add_function(value)
+        elif isinstance(value, type):
+            self._add_class(value)
+
+    def _meets(self, value: object) -> bool:
+        is_new = id(value) not in self._seen
+        self._seen.add(id(value))
+        return is_new
+
+    def _add_class(self, kind: type) -> None:
+        for owner in kind.__mro__:
+            file = getattr(sys.modules.get(owner.__module__), "__file__", None)
+            if (file is None or not is_of_program(file)) and owner.__module__ != "__main__":
+                continue
+            if self._meets(owner):
+                for name, value in vars(owner).items():
+                    self._reach(owner, name, unwrap_member(value))
+
+    def _add_function(self, function: FunctionType) -> None:
+        if not is_of_program(function.__code__.co_filename) or not self._meets(function):
+            return
+        for cell in function.__closure__ or ():
+            self._reach(cell, "cell_contents", cell_contents(cell))
+        self._kept.keep((*(function.__defaults__ or ()), function.__kwdefaults__, vars(function)))
+        self._reach_names(function.__globals__, set(names_in_code(function.__code__)))
+
+    def _reach_names(self, space: Any, names: set[str]) -> None:
+        for name in names & space.keys():
+            value = space[name]
+            if isinstance(value, ModuleType) and is_of_program(getattr(value, "__file__", None) or ""):
+                if self._meets(value):
+                    self._reach_names(vars(value), names)
+            else:
+                self._reach(space, name, value)
+
+    def _reach(self, owner: Any, name: str, value: Any) -> None:
+        if isinstance(value, (FunctionType, type)):
+            self._waiting.append(value)
+        elif value is None or isinstance(value, (torch.Tensor, tuple)) or contents_of(value) is not None:
+            self._before.append((owner, name, value))
+
+    def restore(self, is_of_trace: Predicate) -> None:
+        self._kept.restore(is_of_trace)
+        for owner, name, value in self._before:
+            now = owner.get(name) if isinstance(owner, dict) else getattr(owner, name, None)
+            if now is not value and _holds(now, is_of_trace):
+                owner.update({name: value}) if isinstance(owner, dict) else setattr(owner, name, value)
+        self._before.clear()
+
+    def hold(self, tensor: torch.Tensor) -> bool:
+        """Whether this tensor is in a container or an object, or is an attribute of a class: a cache, as far as one can
+        see. A global or a closure that is a tensor is none."""
+        is_of_class = any(value is tensor for owner, _, value in self._before if isinstance(owner, type))
+        return is_of_class or self._kept.hold(tensor)
+
+
+def names_in_code(code: CodeType) -> Iterator[str]:
+    """The names used in the code of a function, including nested functions and comprehensions."""
+    yield from code.co_names
+    for part in code.co_consts:
+        if isinstance(part, CodeType):
+            yield from names_in_code(part)
+
+
+def cell_contents(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # an empty cell
+        return None
+
+
+def unwrap_member(member: object) -> Any:
+    if isinstance(member, (staticmethod, classmethod)):
+        return member.__func__
+    return member.fget if isinstance(member, property) else member
 
 
 def values_in(container: Any, depth: int = 0) -> Iterator[object]:
@@ -304,7 +423,7 @@ class BorrowedState:
             now = vars(module)
             now.clear()
             now.update(attributes)
-        self._kept.restore(self._mode)
+        self._kept.restore(is_stand_in_of(self._mode))
         self._mode.allow_non_fake_inputs = self._allowed_reals
         self._before.clear()
         self.replaced.clear()

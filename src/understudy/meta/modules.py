@@ -20,6 +20,12 @@ import torch
 from torch.fx import Graph, GraphModule
 
 from understudy.fake.inputs import find_caching_functions
+from understudy.graph.borrowed_state import (
+    EVERY_MODULE_HAS,
+    KeptContents,
+    ProgramVariables,
+    depends_on_inputs,
+)
 from understudy.meta.errors import make_unregistered_error
 from understudy.meta.proxies import MetaProxy
 from understudy.meta.structures import holds
@@ -74,23 +80,22 @@ def _fresh_name(root: torch.nn.Module, base: str) -> str:
 # other attributes are restored.
 
 Table = dict[str, Any]
-CONTAINERS = (dict, list, set)
-DEEPEST = 3
-TORCH_SOURCES = frozenset(name for name, value in vars(torch.nn.Module()).items() if isinstance(value, dict))
-"""Attributes that every module has."""
 
 
 class AssignedAttributes:
-    """A snapshot of the attributes of all modules of a root."""
+    """A snapshot of the attributes of all modules of a root, and of the variables of the program."""
 
-    def __init__(self, root: torch.nn.Module) -> None:
+    def __init__(self, root: torch.nn.Module, function: Callable[..., object]) -> None:
         modules = modules_in_python(root)
         self._buffers: list[tuple[Table, Table]] = [
             (module._buffers, dict(module._buffers)) for module in modules
         ]
         others = [table for module in modules for table in (module._parameters, module.__dict__)]
         self._others = [(table, dict(table)) for table in others]
-        self._containers = [(container, type(container)(container)) for container in _containers_in(modules)]
+        self._kept = KeptContents()
+        for module in modules:
+            self._kept.keep(value for name, value in vars(module).items() if name not in EVERY_MODULE_HAS)
+        self._variables = ProgramVariables(function, set(map(type, modules)))
 
     def assigned_buffers(self) -> list[tuple[torch.Tensor, MetaProxy]]:
         """The buffers to which the program assigned a traced value, and that value."""
@@ -109,31 +114,13 @@ class AssignedAttributes:
                     del table[name]
                     if name in before:
                         table[name] = before[name]
-        for container, contents in self._containers:
-            if holds(container, _is_traced):
-                _refill(container, contents)
+        self._kept.restore(_is_traced)
+        self._variables.restore(lambda value: _is_traced(value) and not depends_on_inputs(value.node))
 
 
 def modules_in_python(root: torch.nn.Module) -> list[torch.nn.Module]:
     """All modules of a root except those of TorchScript, whose attributes are in C++ and are not written to."""
     return [module for module in root.modules() if not isinstance(module, torch.jit.ScriptModule)]
-
-
-def _containers_in(modules: list[torch.nn.Module]) -> list[Any]:
-    """The dicts and lists among the attributes of modules, and nested ones, in which programs may store values."""
-    tables = [vars(module) for module in modules]
-    values = [value for table in tables for name, value in table.items() if name not in TORCH_SOURCES]
-    found: list[Any] = []
-    for _ in range(DEEPEST):
-        inner = [value for value in values if type(value) in CONTAINERS]
-        found += inner
-        values = [part for value in inner for part in (value.values() if type(value) is dict else value)]
-    return found
-
-
-def _refill(container: Any, contents: Any) -> None:
-    container.clear()
-    (container.update if isinstance(container, (dict, set)) else container.extend)(contents)
 
 
 def clear_caches_of(values: list[weakref.ref[object]]) -> None:

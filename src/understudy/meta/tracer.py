@@ -105,7 +105,7 @@ class MetaTracer(torch.fx.Tracer):
                 f"meta_args maps names of arguments to examples; it is a {type(meta_args).__name__}"
             )
         function = self._begin(root, meta_args, symbolic)
-        state = AssignedAttributes(self.root)
+        state = AssignedAttributes(self.root, function)
         pending = [] if self.shape_env is None else self.shape_env.pending_fresh_unbacked_symbols
         were_pending = len(pending)
         with run_to_the_end(lambda: self._close(state, pending, were_pending)):

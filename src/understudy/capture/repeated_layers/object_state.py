@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-from understudy.capture.borrowed_modules import cell_contents
 from understudy.capture.repeated_layers.reachable_code import functions_of
+from understudy.graph.borrowed_state import cell_contents
 
 COMPARED = frozenset(
     {int, float, bool, str, bytes, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format}

@@ -28,7 +28,7 @@ from typing import Any
 
 import torch
 
-from understudy.capture.borrowed_modules import cell_contents
+from understudy.graph.borrowed_state import cell_contents
 from understudy.lines import is_user_file
 
 Place = tuple[Any, Any]
