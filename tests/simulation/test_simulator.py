@@ -199,6 +199,23 @@ def test_streams(two_cards: Machine) -> None:
     del y
 
 
+def test_streams_and_events_of_any_accelerator(two_cards: Machine) -> None:
+    assert torch.get_device_module() is torch.cuda
+    side = torch.Stream(device="cuda")
+    assert isinstance(side, torch.cuda.Stream) and side.device == torch.device("cuda:0")
+    with side:
+        assert torch.accelerator.current_stream() == side
+    event = side.record_event()
+    assert isinstance(event, torch.Event) and event.query()
+    torch.accelerator.current_stream().wait_event(event)
+    start, end = torch.Event("cuda", enable_timing=True), torch.Event(enable_timing=True)
+    start.record()
+    end.record(side)
+    assert start.elapsed_time(end) == 0.0
+    torch.accelerator.set_stream(side)
+    assert torch.cuda.current_stream() == side
+
+
 # --- programs -----------------------------------------------------------------------------------------------------------
 
 

@@ -62,7 +62,7 @@ class Stream:
     def wait_stream(self, stream: Stream) -> None: ...
 
     def record_event(self, event: Event | None = None) -> Event:
-        event = Event() if event is None else event
+        event = CudaEvent() if event is None else event
         event.record(self)
         return event
 
@@ -102,8 +102,9 @@ class Event:
     """A point in a stream. Nothing takes time: what is measured between two of them is 0."""
 
     def __init__(
-        self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, external: bool = False
+        self, device: object = None, *, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False
     ) -> None:
+        """As `torch.Event` takes them."""
         self.enable_timing = enable_timing
         self.stream: Stream | None = None
 
@@ -133,6 +134,14 @@ class Event:
 
     def __repr__(self) -> str:
         return f"<simulated event of {self.device}>"
+
+
+class CudaEvent(Event):
+    def __init__(
+        self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, external: bool = False
+    ) -> None:
+        """As `torch.cuda.Event` takes them."""
+        super().__init__(enable_timing=enable_timing)
 
 
 # --- random numbers -------------------------------------------------------------------------------------------------

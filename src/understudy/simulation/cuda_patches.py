@@ -362,8 +362,9 @@ def record_stream(tensor: torch.Tensor, stream: Any) -> None:
 
 
 BY_NUMBERS = "torch's class asks the driver; this one is a number."
-substitute("torch.cuda.Stream", "torch.cuda.streams.Stream", value=objects.Stream, reason=BY_NUMBERS)
-substitute("torch.cuda.Event", "torch.cuda.streams.Event", value=objects.Event, reason=BY_NUMBERS)
+substitute("torch.Stream", "torch.cuda.Stream", "torch.cuda.streams.Stream", value=objects.Stream, reason=BY_NUMBERS)
+substitute("torch.Event", value=objects.Event, reason=BY_NUMBERS)
+substitute("torch.cuda.Event", "torch.cuda.streams.Event", value=objects.CudaEvent, reason=BY_NUMBERS)
 NO_GRAPHS = "CUDA graphs have a memory pool of their own, which is not simulated: refused with a word."
 substitute(
     "torch.cuda.CUDAGraph", "torch.cuda.graphs.CUDAGraph", "torch.cuda.graph", "torch.cuda.graphs.graph",
@@ -446,7 +447,7 @@ def nccl_version() -> tuple[int, ...]:
 # --- torch.accelerator: the same, by other names ---------------------------------------------------------------------------
 
 
-@answer("torch._C._accelerator_getAccelerator")
+@answer("torch._C._accelerator_getAccelerator", "torch._C._get_accelerator")
 def get_accelerator() -> torch.device | None:
     """The accelerator of the simulated build."""
     return torch.device("cuda")
