@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -16,6 +17,7 @@ import torch._dynamo
 
 from tests.registered_patches import forget_new_patches
 from understudy import FakeTensor, FakeTensorMode, ShapeEnv, make_fx, patching, symbolic_trace
+from understudy.cli.patches import load_all_patches
 from understudy.patching import (
     ANY_MODE,
     ENGINE,
@@ -30,7 +32,7 @@ from understudy.patching import (
     patch_found,
 )
 
-patching.load_all_patches()
+load_all_patches()
 torch.compile(len, backend="eager")  # torch exchanges functions of its own when it first compiles, `torch.jit.trace` among them
 SPACE = ModuleType("understudy_test_space")
 """A module to patch."""
@@ -477,6 +479,16 @@ def test_the_list_names_every_patch() -> None:
     assert "(symbols):" in text and "also while recording" in text and "not in this release" not in text
 
 
+def test_the_list_ends_quietly_when_its_reader_has_gone() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [sys.executable, "-m", "understudy.patching"], stdout=writer, stderr=subprocess.PIPE, text=True, timeout=120
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_nothing_is_changed_at_import() -> None:
     code = """
 import torch, torch._dynamo, torch.fx.experimental.proxy_tensor
@@ -486,8 +498,8 @@ def everything():
     return {(n, k): v for n, m in owners.items() for k, v in list(vars(m).items()) if callable(v)}
 before = everything()
 members = {(c, k): v for c in (torch.Tensor, torch.nn.Module, torch.nn.Linear, torch.SymInt) for k, v in vars(c).items()}
-from understudy import patching
-patching.load_all_patches()
+from understudy.cli.patches import load_all_patches
+load_all_patches()
 after = everything()
 assert all(after[key] is value for key, value in before.items()), [k for k, v in before.items() if after[k] is not v]
 assert all(vars(owner)[name] is value for (owner, name), value in members.items())

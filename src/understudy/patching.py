@@ -16,7 +16,7 @@ original. Two of the same scope are an error.
 
 If the user assigns to a patched place, the assignment is kept: it is not overwritten, and stays when the scopes are left.
 
-`python -m understudy.patching` lists all of them.
+`python -m understudy.patching`, which is `understudy patches`, lists all of them.
 """
 
 from __future__ import annotations
@@ -25,9 +25,7 @@ import builtins
 import gc
 import importlib
 import inspect
-import pkgutil
 import sys
-import textwrap
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, MutableMapping
@@ -555,45 +553,5 @@ def active(*scopes: Scope) -> Hold:
     return ActiveScopes(*scopes)
 
 
-# --- the list -----------------------------------------------------------------------------------------------
-
-
-def load_all_patches() -> None:
-    """Import every module of the library, because any of them may register patches."""
-    package = importlib.import_module("understudy")
-    for module in pkgutil.walk_packages(package.__path__, "understudy."):
-        if not module.name.endswith("__main__"):
-            importlib.import_module(module.name)
-
-
-def describe_patches() -> str:
-    """The table of all patches: scope, place, reason."""
-    lines = []
-    for scope in SCOPES:
-        lines += [f"While {scope.meaning} ({scope.name}):", ""]
-        every = sorted((*ENGINE.registered, *ENGINE.found_places, *ENGINE.switches), key=lambda patch: patch.place)
-        for patch in every:
-            if patch.mask & scope.bit:
-                lines += _describe(patch, scope)
-        lines.append("")
-    return "\n".join(lines)
-
-
-def _describe(patch: Patch, scope: Scope) -> list[str]:
-    others = [other.name for other in SCOPES if patch.mask & other.bit and other is not scope]
-    is_absent = patch in ENGINE.registered and find_place(patch) is None
-    notes = [f"also while {', '.join(others)}"] if others else []
-    notes += ["not in this release of torch"] if is_absent else []
-    note = f"  ({'; '.join(notes)})" if notes else ""
-    by = f"{patch.make.__module__}.{patch.make.__qualname__}"
-    reason = textwrap.wrap(" ".join(patch.reason.split()), 104, break_on_hyphens=False)
-    return [f"  {patch.place}{note}", *(f"      {line}" for line in (*reason, f"by {by}"))]
-
-
-def main() -> None:
-    load_all_patches()
-    print(describe_patches())
-
-
-if __name__ == "__main__":  # this file is then loaded twice; the patches are registered in the other module
-    importlib.import_module("understudy.patching").main()
+if __name__ == "__main__":
+    sys.exit(importlib.import_module("understudy.cli").main(["patches"]))

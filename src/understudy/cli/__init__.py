@@ -7,6 +7,7 @@
     fits        understudy fit --device D --vary batch=1..512 script.py …: the largest size that fits
     models      understudy model TARGET, check TARGET, graph TARGET: layers, output for every size, operators
     reports     understudy report RUN.json [--html FILE], diff A.json B.json: saved rehearsals
+    patches     understudy patches: what is changed of torch, when and why
     snapshots   understudy replay SNAPSHOT, calibrate SNAPSHOT --device D: memory snapshots of real runs
 
     changes     changes of a script that save memory, found in its source
@@ -46,6 +47,7 @@ COMMANDS = (
     ("replay", "Who held the memory of a real run, from its snapshot.", "snapshots"),
     ("calibrate", "Measure a card by a snapshot of a real run on it.", "snapshots"),
     ("devices", "List the cards that can be simulated.", "devices"),
+    ("patches", "List what is changed of torch, when and why.", "patches"),
 )
 """Name, summary, and the module that has the command: it is imported when it is asked for, so that --help is quick."""
 
