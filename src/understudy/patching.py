@@ -97,6 +97,8 @@ class Patch(NamedTuple):
 _MISSING: Any = type("Missing", (), {"__repr__": lambda self: "<nothing>"})()
 """Marks a place that only inherits its value."""
 _UNREAD: Any = object()
+on_replacement: list[Callable[[Any, Any], object]] = []
+"""Called with each replacement that is made, and its original."""
 
 
 class Place:
@@ -150,6 +152,8 @@ class Place:
             original = self._look_up(value)
         if value is not self._base:
             self._made.append((value, self._base))
+            for notice in on_replacement:
+                notice(value, self._base)
         return value
 
     def _set_base(self, base: object) -> None:

@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.utils import parametrizations, parametrize, prune
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import understudy
 from tests.fake.sides import assert_like_eager, on_each_device, run_fake, with_index
 from understudy import FakeTensor, FakeTensorMode, MixedTensorsError
 
@@ -602,3 +603,18 @@ def test_vector_to_parameters_leaves_real_ones_alone() -> None:
     with FakeTensorMode(), pytest.raises(MixedTensorsError, match="left without memory"):
         nn.utils.vector_to_parameters(torch.zeros(6), model.parameters())
     assert all(map(torch.equal, before, model.parameters()))
+
+
+# --- TorchScript ---------------------------------------------------------------------------------------------------------
+
+
+def makes_tensors(x: torch.Tensor) -> torch.Tensor:
+    return x + torch.tensor(1.0) + torch.zeros([3]) + torch.as_tensor(x) + torch.arange(3)
+
+
+@pytest.mark.parametrize("scope", [FakeTensorMode, lambda: understudy.simulate("t4")])
+def test_functions_that_are_replaced_are_still_built_in_to_torchscript(scope: Any) -> None:
+    with scope():
+        assert torch.jit.script(makes_tensors)(torch.ones(3)).shape == (3,)
+        assert torch.func.jacfwd(torch.tanh)(torch.ones(3)).shape == (3, 3)  # whose formulas are compiled
+    assert torch.jit.script(makes_tensors)(torch.ones(3)).tolist() == [3.0, 4.0, 5.0]

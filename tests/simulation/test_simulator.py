@@ -271,6 +271,8 @@ def test_real_tensors_are_moved_by_their_methods(two_cards: Machine) -> None:
         assert type(moved) is FakeTensor and moved.device == torch.device("cuda:0") and moved.shape == (3,)
     assert real.to("cpu") is real and real.to(torch.float32) is real
     assert real.cuda(1).device == torch.device("cuda:1")
+    losses = torch.func.vmap(lambda x, y: F.cross_entropy(x.to("cuda").to(device="cuda").cuda(), y.to(torch.long)))
+    assert losses(torch.ones(4, 5, device="cuda"), torch.zeros(4, dtype=torch.int32, device="cuda")).shape == (4,)
 
 
 @pytest.mark.filterwarnings("ignore:Sparse:UserWarning")

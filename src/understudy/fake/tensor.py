@@ -209,9 +209,9 @@ class FakeTensor(torch.Tensor):
     is_mps = _is_on("mps")
 
     def to(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        args = tuple([_native_argument(a) for a in args])
+        args = tuple([native_argument(a) for a in args])
         if "device" in kwargs:
-            kwargs["device"] = _native_argument(kwargs["device"])
+            kwargs["device"] = native_argument(kwargs["device"])
         return torch.Tensor.to(self, *args, **kwargs)
 
     def type(self, dtype: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:
@@ -428,7 +428,7 @@ DEFAULT_TORCH_FUNCTIONS = frozenset({torch.Tensor.__torch_function__.__func__, _
 COPIED_ATTRIBUTES = frozenset({"_is_param", "_is_buffer", "persistent"})
 
 
-def _native_argument(value: object) -> Any:
+def native_argument(value: object) -> Any:
     if isinstance(value, torch.device):
         return native(value)
     if isinstance(value, str):

@@ -12,7 +12,7 @@ import torch
 from understudy import _torch
 from understudy.fake.inputs import is_real
 from understudy.fake.patches.modules import name_device
-from understudy.fake.tensor import FakeTensor
+from understudy.fake.tensor import FakeTensor, native_argument
 from understudy.patching import SIMULATION, patch
 from understudy.simulation.machine import machine
 
@@ -68,6 +68,11 @@ def move_real_tensors(original: Function) -> Function:
         mode = machine().mode
         if type(self) is FakeTensor or not is_real(self) or _torch.active_fake_mode() is not mode:
             return original(self, *args, **kwargs)
+        if _torch.unwrap(self) is not None:  # a wrapper of torch.func
+            if original.__name__ == "cuda":
+                return self.to(*(args or (kwargs.pop("device", None) or "cuda",)), **kwargs)
+            named = {name: native_argument(value) if name == "device" else value for name, value in kwargs.items()}
+            return original(self, *map(native_argument, args), **named)
         stand_in = mode.from_tensor(self)
         moved = getattr(stand_in, original.__name__)(*args, **kwargs)
         return self if moved is stand_in else moved

@@ -17,7 +17,7 @@ from understudy.fake import higher_order as _higher_order  # noqa: F401  (regist
 from understudy.fake.kernels import transforms
 from understudy.fake.tensor import FakeTensor
 from understudy.ops import hops
-from understudy.patching import ANY_MODE, ENGINE, RECORDING, SCRIPTED, SYMBOLS, TRACING, patch
+from understudy.patching import ANY_MODE, ENGINE, RECORDING, SCRIPTED, SYMBOLS, TRACING, on_replacement, patch
 from understudy.spec.error_context import with_line
 
 if TYPE_CHECKING:
@@ -81,6 +81,7 @@ def accept_structures_in_cond(original: Function) -> Function:
 
 
 ENGINE.begin_with_modes(SCRIPTED, once=_torch.has_scripted_functions)
+on_replacement.append(_torch.compile_as)
 
 
 @patch("torch.jit._script._set_jit_function_cache", during=ANY_MODE)
