@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from tests.oracle import models
-from understudy import FakeTensorMode
+from understudy import FakeTensorMode, make_fx
 from understudy.shapes.env import ShapeEnv
 from understudy.shapes.input_dims import dims
 
@@ -186,3 +187,16 @@ NEEDED_BY_TRAINING: dict[str, tuple[str, ...]] = {
     "cnn": ("width >= 10", "height >= 10"),
     "resnet": ("width >= 33", "height >= 33"),
 }
+
+
+@pytest.mark.parametrize("length", [1, 3])
+def test_a_flag_of_attention_that_is_computed_of_sizes(length: int) -> None:
+    """`a and b` is `a` where that is false: a symbol, which C++ would refuse."""
+
+    def program(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(q, k, k, is_causal=q.shape[2] > 2 and k is not None)
+
+    q, k = torch.randn(2, 4, length, 8), torch.randn(2, 4, 5, 8)
+    graph = make_fx(program, tracing_mode="symbolic")(q, k)
+    assert torch.equal(graph(q, k), program(q, k))
+    assert bool(graph.shape_env.check(torch.randn(2, 4, 4 - length, 8), k))

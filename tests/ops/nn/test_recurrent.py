@@ -2,11 +2,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 
 import understudy.ops  # noqa: F401  (registers)
 from tests.ops.layouts import filled, layouts
 from tests.oracle.real import real_outcomes, spec_of
+from understudy import FakeTensorMode
 from understudy.ops.variants import rule_of
 from understudy.spec import TensorSpec, normal
 
@@ -40,3 +42,20 @@ def test_cells_on_cuda() -> None:
     assert [str(spec) for spec in results] == ["f32[2, 4]@cuda:0", "f32[2, 4]@cuda:0", "f32[2, 16]@cuda:0"]
     results = answer(aten._thnn_fused_gru_cell.default, gates, gates, state)
     assert [str(spec) for spec in results] == ["f32[2, 4]@cuda:0", "f32[2, 20]@cuda:0"]
+
+
+@pytest.mark.parametrize("is_recorded", [True, False])
+def test_the_workspace_of_a_layer_without_gradients(is_recorded: bool) -> None:
+    def program() -> Any:
+        weights = [torch.zeros(16, n) for n in (3, 4)] + [torch.zeros(16)] * 2
+        state = torch.zeros(2, 4)
+        return torch.ops.aten.mkldnn_rnn_layer(
+            torch.zeros(5, 2, 3), *weights, state, state, False, [], 2, 4, 1, True, False, False, False
+        )
+
+    with torch.set_grad_enabled(is_recorded):
+        real = program()
+        with FakeTensorMode():
+            program()
+            fake = program()
+    assert [value is None for value in fake] == [value is None for value in real] == [False] * 3 + [not is_recorded]

@@ -177,6 +177,20 @@ for _name in (*UPSAMPLINGS, *UPSAMPLINGS_WITH_CORNERS, "_upsample_lanczos2d_aa")
     _patch_upsampling(_name)
 
 
+@patch("torch.nn.functional.scaled_dot_product_attention", during=SYMBOLS)
+def decide_flags(original: Function) -> Function:
+    """C++ takes no symbols for `is_causal=q.shape[2] > 1 and mask is None`, where Python has decided the first part
+    already."""
+
+    @functools.wraps(original)
+    def attend(*args: Any, **kwargs: Any) -> Any:
+        flags = {name: bool(value) for name, value in kwargs.items() if type(value) is torch.SymBool}
+        args = tuple([bool(value) if type(value) is torch.SymBool else value for value in args])
+        return original(*args, **kwargs | flags)
+
+    return attend
+
+
 INTEGER_OUTPUT = "The schema of the operator takes the output's size as plain integers."
 
 

@@ -11,6 +11,7 @@ import torch
 from understudy import _torch
 from understudy.errors import ArgumentError, ShapeMismatch
 from understudy.ops.registry import rule
+from understudy.ops.traits.caching import uncacheable
 from understudy.spec import TensorSpec, spec_of
 from understudy.spec.call import flat
 
@@ -27,13 +28,17 @@ def mkldnn_layer(
     x: TensorSpec, weight0: TensorSpec, weight1: TensorSpec, weight2: TensorSpec, weight3: TensorSpec,
     hx: TensorSpec, cx: TensorSpec, reverse: bool, batch_sizes: list[object], mode: int,
     hidden_size: int | SymNode, *settings: object,
-) -> tuple[TensorSpec, ...]:  # fmt: skip
+) -> tuple[Maybe, ...]:  # fmt: skip
     """On (length, batch, features). Only oneDNN knows the size of the workspace (the last result); it is empty here,
-    and is read only by the backward of this layer."""
+    and is read only by the backward of this layer. Where no gradients are recorded, there is none."""
     if x.ndim != 3:
         raise ShapeMismatch(f"mkldnn_rnn_layer: expected (length, batch, features), got {x}")
     result = x.like((x.shape[0], x.shape[1], hidden_size))
-    return result, x.like(hx.shape), x.like(cx.shape), x.like((0,), dtype=torch.uint8)
+    workspace = x.like((0,), dtype=torch.uint8) if torch.is_grad_enabled() else None
+    return result, x.like(hx.shape), x.like(cx.shape), workspace
+
+
+uncacheable.register("depends on whether gradients are recorded", "mkldnn_rnn_layer")
 
 
 @rule("mkldnn_rnn_layer_backward")
