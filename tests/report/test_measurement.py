@@ -16,8 +16,8 @@ def test_nothing_is_kept_alive() -> None:
     with Recorder() as recorder:
         x = torch.ones(1000)
         reference = weakref.ref(x)
-        totals = recorder.measurement.devices[torch.device("cpu")]
         recorder.mode.tell_events()
+        totals = recorder.measurement.devices[torch.device("cpu")]
         assert totals.live == 4000
         del x
         recorder.mode.tell_events()

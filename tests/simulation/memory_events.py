@@ -6,7 +6,7 @@ from understudy.simulation.storages import Listener, MemoryRecord
 
 
 class BirthsAndDeaths(Listener):
-    is_urgent = True
+    room = -1
 
     def __init__(self) -> None:
         self.living: dict[int, MemoryRecord] = {}

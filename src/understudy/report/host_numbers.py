@@ -77,7 +77,7 @@ class HostNumbers(Listener):
         self._numbers = self._casts = 0
         if saves_number.of(func) and torch.is_grad_enabled() and type(args[0]) is FakeTensor and args[0].requires_grad:
             record = self.mode.add_scratch(size, CPU, func)
-            record.label.category = "activations"
+            record.category = "activations"
             self._kept = weakref.ref(result), record
 
     def _count(self, size: int) -> None:
@@ -89,7 +89,7 @@ class HostNumbers(Listener):
         """Count a real tensor that torch has made without the dispatcher."""
         nbytes = tensor.untyped_storage().nbytes()
         record = self.mode.add_scratch(nbytes, CPU, None)
-        record.label.category = None
+        record.category = None
         weakref.finalize(tensor, self.mode.end_scratch, record).atexit = False
 
     def _give_to_node(self) -> None:

@@ -1,9 +1,9 @@
 """The listener that measures: each storage with the place of its birth, each call with its work.
 
-Every birth and every death is one entry of `events`, the same `Birth` twice. At a birth, only the place is written down;
+Every birth and every death is one entry of `events`, the same record twice. At a birth, only the place is written down;
 the rest follows when the mode tells of its events, at the end of each phase at the latest. Nothing is summed up then but the
 live bytes of each device: what a storage was for (a gradient, optimizer state) is often known only later, so the report goes
-through the events again when all is known (`summary`). A `Birth` holds no tensor.
+through the events again when all is known (`summary`).
 """
 
 from __future__ import annotations
@@ -19,13 +19,12 @@ from understudy._torch import OpOverload, native_storage
 from understudy.fake.tensor import FakeTensor
 from understudy.ops.registry import record_of
 from understudy.ops.traits.flops import Work, work_of
-from understudy.report.places import BACKWARD, FORWARD, LinePlace, ModulePlace, Places, StepPhase
+from understudy.report.places import Places, StepPhase
 from understudy.simulation.storages import (
     AfterCall,
     Listener,
     MemoryRecord,
     ObservedMode,
-    ScratchRecord,
     StorageRecord,
 )
 from understudy.spec.call import Call, flat, map_structure
@@ -34,67 +33,21 @@ BLOCK = 512
 """What the allocator of a card rounds up to."""
 
 
-WORKSPACES = "(workspaces of libraries)"
-
-
-class Birth:
-    """A storage, or scratch memory, that was allocated: where, and what it turned out to be."""
-
-    __slots__ = (
-        "block", "born", "call", "category", "device", "died", "is_alive", "is_updated", "line", "module", "nbytes",
-        "operator", "owner", "shape",
-    )  # fmt: skip
-
-    nbytes: int
-    block: int
-    """Bytes that it takes of the device."""
-    call: int
-    """The number of the call that was running."""
-    is_alive: bool
-    category: str | None
-    module: ModulePlace
-    owner: str | None
-    """The module whose parameter it is, or belongs to, if it is not the one that made it."""
-    line: LinePlace | None
-    operator: Any
-    shape: tuple[Any, ...] | None
-    device: DeviceTotals
-    born: StepPhase
-    died: StepPhase | None
-    is_updated: bool
-    """Whether it was written to in place where no gradients are recorded."""
-
-    @property
-    def step(self) -> int:
-        return self.born.step
-
-    @property
-    def phase(self) -> str:
-        return self.born.phase
-
-    @property
-    def died_in_forward(self) -> bool:
-        return self.died is not None and self.died.phase == FORWARD
-
-    @property
-    def lives_on(self) -> bool:
-        """Whether it is alive, or a module was called from outside before it died."""
-        return self.died is None or self.died.root_calls > self.born.root_calls
-
-
 class DeviceTotals:
     """Live bytes of one device, and the moment of the most. Sizes on cards are those of blocks."""
 
-    __slots__ = ("device", "is_card", "live", "peak", "peak_event", "peak_transient", "transient")
+    __slots__ = ("device", "is_card", "live", "mask", "peak", "peak_event", "peak_transient", "transient", "unit")
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.is_card = device.type not in ("cpu", "meta")
+        self.unit, self.mask = (BLOCK - 1, -BLOCK) if self.is_card else (0, -1)
+        """Bytes that memory takes of the device: `(nbytes + unit) & mask`."""
         self.live = 0
         self.peak = 0
         self.peak_event = 0
         self.transient = 0
-        """Of the live bytes, those that have no `Birth`: of numbers, for the time of a call."""
+        """Of the live bytes, those that have no record: of numbers, for the time of a call."""
         self.peak_transient = 0
 
 
@@ -131,7 +84,7 @@ class Measurement(Listener):
         self.places.on_optimizer = self._follow_optimizer
         self.places.on_backward_end = self._end_backward
         self.places.on_moment_end = self._end_moment
-        self.events: list[Birth] = []
+        self.events: list[MemoryRecord] = []
         self.devices: dict[torch.device, DeviceTotals] = {}
         self.calls: dict[Any, CallTotals] = {}
         self.phases: dict[tuple[int, str], PhaseTotals] = {}
@@ -142,10 +95,10 @@ class Measurement(Listener):
         self.mode.places = self.places
         self.mode.add_listener(self)
         self.places.__enter__()
-        unheard = [storage for storage in self.mode.storages.values() if storage.label is None]
-        for storage in unheard:
-            self.on_birth(storage)
-        self._follow([storage.label for storage in unheard])
+        unheard: list[MemoryRecord] = [record for record in self.mode.storages.values() if record.totals is None]
+        for record in unheard:
+            self.places.locate(record)
+        self.on_events(unheard)
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -158,51 +111,19 @@ class Measurement(Listener):
 
     # --- storages
 
-    def on_birth(self, record: MemoryRecord) -> None:
-        places = self.places
-        record.label = birth = Birth()
-        birth.nbytes = nbytes = record.nbytes
-        birth.operator = record.maker
-        birth.call = self.mode.calls
-        birth.category = birth.owner = birth.shape = birth.died = None
-        birth.is_updated = birth.is_alive = False
-        birth.born = moment = places.moment
-        birth.module = places.module if moment.phase is not BACKWARD else places.module_of(BACKWARD)
-        birth.line = places.find_line()
-        birth.device = totals = self.devices.get(record.device) or self.totals_of(record.device)
-        birth.block = (nbytes + BLOCK - 1) & -BLOCK if totals.is_card else nbytes
-        if isinstance(record, ScratchRecord):
-            birth.category = "scratch"
-            birth.owner = WORKSPACES if record.is_workspace else None
-        else:
-            birth.shape = record.spec.shape
-
     def on_events(self, events: list[MemoryRecord]) -> None:
-        self._follow([record.label for record in events if record.label is not None])
-
-    def _follow(self, births: list[Birth]) -> None:
-        """What was born or has died."""
-        moment = self.places.moment
-        for number, birth in enumerate(births, len(self.events) + 1):
-            totals = birth.device
-            if birth.is_alive:
-                birth.is_alive = False
-                birth.died = moment
-                totals.live -= birth.block
-            else:
-                birth.is_alive = True
-                totals.live = live = totals.live + birth.block
+        moment, devices = self.places.moment, self.devices
+        for number, record in enumerate(events, len(self.events) + 1):
+            totals = record.totals
+            if totals is None:
+                record.totals = totals = devices.get(record.device) or self.totals_of(record.device)
+                totals.live = live = totals.live + ((record.nbytes + totals.unit) & totals.mask)
                 if live > totals.peak:
                     totals.peak, totals.peak_event, totals.peak_transient = live, number, totals.transient
-        self.events += births
-
-    def on_resize(self, storage: StorageRecord, before: int) -> None:
-        """A new block is there before the old one is gone."""
-        old = storage.label
-        self.on_birth(storage)
-        if old is not None:
-            storage.label.category, storage.label.owner = old.category, old.owner
-        self._follow([storage.label] if old is None else [storage.label, old])
+            else:
+                record.died = moment
+                totals.live -= (record.nbytes + totals.unit) & totals.mask
+        self.events += events
 
     def totals_of(self, device: torch.device) -> DeviceTotals:
         totals = self.devices.get(device)
@@ -214,11 +135,11 @@ class Measurement(Listener):
         """Of the first card, or of the CPU, in order: bytes that were asked for, and, negative, that were given back."""
         cards = [totals for totals in self.devices.values() if totals.is_card] or list(self.devices.values())
         sizes = array("q")
-        alive: set[Birth] = set()
-        for birth in self.events:
-            if birth.device is cards[0]:
-                sizes.append(-birth.nbytes if birth in alive else birth.nbytes)
-                alive.add(birth)
+        born: set[int] = set()
+        for record in self.events:
+            if record.totals is cards[0]:
+                sizes.append(-record.nbytes if id(record) in born else record.nbytes)
+                born.add(id(record))
         return sizes
 
     # --- operators
@@ -280,26 +201,23 @@ class Measurement(Listener):
 
     def _mark_updated(self, tensor: object) -> None:
         """What an operator has written to."""
-        birth = self.birth_of(tensor)
-        if birth is not None:
-            birth.is_updated = True
+        record = self.record_of(tensor)
+        if record is not None:
+            record.is_updated = True
 
     # --- what storages are for
 
-    def birth_of(self, tensor: Any) -> Birth | None:
+    def record_of(self, tensor: Any) -> StorageRecord | None:
         if type(tensor) is not FakeTensor:
             tensor = getattr(tensor, "_local_tensor", None)  # of a DTensor
             if type(tensor) is not FakeTensor:
                 return None
-        storage = native_storage(tensor) if tensor._spec.sparse is None else tensor
-        record = self.mode.storages.get(id(storage))
-        birth: Birth | None = None if record is None else record.label
-        return birth
+        return self.mode.storages.get(id(native_storage(tensor) if tensor._spec.sparse is None else tensor))
 
     def _name(self, tensor: object, category: str, owner: str | None = None) -> None:
-        birth = self.birth_of(tensor)
-        if birth is not None and birth.category is None:
-            birth.category, birth.owner = category, owner
+        record = self.record_of(tensor)
+        if record is not None and record.category is None:
+            record.category, record.owner = category, owner
 
     def find_parameters(self) -> None:
         for path, module in self._modules():
@@ -338,9 +256,9 @@ class Measurement(Listener):
     def _take_inputs(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
         self.find_parameters()
         for tensor in flat(FakeTensor, (*args, *(tuple(v.values()) if isinstance(v, dict) else v for v in args)), kwargs):
-            birth = self.birth_of(tensor)
-            if birth is not None and birth.category is None and birth.phase in ("setup", "between steps"):
-                birth.category = "inputs"
+            record = self.record_of(tensor)
+            if record is not None and record.category is None and record.born.phase in ("setup", "between steps"):
+                record.category = "inputs"
 
     def _follow_optimizer(self, optimizer: torch.optim.Optimizer, is_done: bool) -> None:
         """Before a step, it has parameters and gradients; after it, also its state."""
@@ -356,13 +274,13 @@ class Measurement(Listener):
     def _name_all(self, category: str, tensors: list[tuple[torch.Tensor, object]]) -> None:
         """Tensors that belong to parameters."""
         unnamed = [
-            (birth, parameter)
+            (record, parameter)
             for parameter, tensor in tensors
-            if (birth := self.birth_of(tensor)) is not None and birth.category is None
+            if (record := self.record_of(tensor)) is not None and record.category is None
         ]
         owners = self._owners() if unnamed else {}
-        for birth, parameter in unnamed:
-            birth.category, birth.owner = category, owners.get(id(parameter))
+        for record, parameter in unnamed:
+            record.category, record.owner = category, owners.get(id(parameter))
 
     def _owners(self) -> dict[int, str]:
         return {

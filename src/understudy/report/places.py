@@ -30,6 +30,7 @@ from understudy import _torch
 from understudy.lines import is_generated, is_installed, is_user_file, user_frames
 from understudy.patching import OBSERVATION, patch
 from understudy.simulation.steps import StepCounter
+from understudy.simulation.storages import MemoryRecord
 
 SETUP, FORWARD, BACKWARD, AFTER_BACKWARD, OPTIMIZER, BETWEEN = (
     "setup", "forward", "backward", "after backward", "optimizer", "between steps",
@@ -129,6 +130,9 @@ class Places:
         self._in_optimizer = False
         self.torch_optimizer_line: LinePlace | None = None
         """The line from which an optimizer of torch was called that is running, without a closure."""
+        self._located = 0
+        """The number of the call that memory was born in last."""
+        self._birthplace: tuple[StepPhase, ModulePlace, LinePlace | None] = (self.moment, self.outside, None)
         self._backward_passes = 0
         self._asked = 0
         self._latest = self.outside
@@ -198,14 +202,21 @@ class Places:
         self._latest = self._marked[index] if index >= 0 else self.outside
         return self._latest
 
-    def find_line(self) -> LinePlace | None:
-        """The innermost line of the user's own code, as a code object and a number: text comes later. Where none is running,
-        that of an installed package which is neither torch nor this one."""
-        if self.torch_optimizer_line is not None:
-            return self.torch_optimizer_line
-        return self._search_line(sys._getframe(4))  # up to there, it is ours
+    def locate(self, record: MemoryRecord) -> None:
+        """Write down where memory is born. All results of one call are born in one place."""
+        call = record.call
+        if self._located == call and record.maker is not None:
+            record.born, record.module, record.line = self._birthplace
+            return
+        moment = self.moment
+        module = self.module if moment.phase is not BACKWARD else self.module_of(BACKWARD)
+        line = self.torch_optimizer_line or self._search_line(sys._getframe(4))  # up to there, it is ours
+        record.born, record.module, record.line = self._birthplace = moment, module, line
+        self._located = call if record.maker is not None else 0
 
     def _search_line(self, frame: FrameType | None) -> LinePlace | None:
+        """The innermost line of the user's own code, as a code object and a number: text comes later. Where none is running,
+        that of an installed package which is neither torch nor this one."""
         kinds, outer_lines = _kinds, self._outer_lines
         innermost: FrameType | None = None
         passed: list[int] = []

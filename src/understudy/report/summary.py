@@ -13,7 +13,7 @@ import torch
 
 from understudy.lines import short_path
 from understudy.ops.traits.flops import UNKNOWN
-from understudy.report.measurement import Birth, DeviceTotals, Measurement
+from understudy.report.measurement import DeviceTotals, Measurement
 from understudy.report.places import BETWEEN, FORWARD, SETUP, LinePlace, Places
 from understudy.report.rehearsal import (
     CATEGORIES,
@@ -38,6 +38,7 @@ from understudy.report.rehearsal import (
 from understudy.report.text import format_size
 from understudy.simulation.catalogue import Card, read_software, this_machine
 from understudy.simulation.memory import DeviceMemory, MachineMemory
+from understudy.simulation.storages import MemoryRecord, StorageRecord
 
 GiB = 1 << 30
 POINTS = 2000
@@ -126,30 +127,35 @@ def _find_measured_device(measurement: Measurement, memory: MachineMemory) -> De
 # --- the peak
 
 
-def _find_alive_at_peak(measurement: Measurement, totals: DeviceTotals) -> list[Birth]:
-    alive: dict[int, Birth] = {}
-    for birth in measurement.events[: totals.peak_event]:
-        if birth.device is totals and alive.pop(id(birth), None) is None:
-            alive[id(birth)] = birth
-    for birth in alive.values():
-        birth.category = find_category(birth, measurement)
+def _find_alive_at_peak(measurement: Measurement, totals: DeviceTotals) -> list[MemoryRecord]:
+    alive: dict[int, MemoryRecord] = {}
+    for record in measurement.events[: totals.peak_event]:
+        if record.totals is totals and alive.pop(id(record), None) is None:
+            alive[id(record)] = record
+    for record in alive.values():
+        record.category = find_category(record, measurement)
     return list(alive.values())
 
 
-def find_category(birth: Birth, measurement: Measurement) -> str:
+def find_category(record: MemoryRecord, measurement: Measurement) -> str:
     """The category of a storage. Storages that nothing has claimed are classified by the phases of their birth and death."""
-    if birth.category is not None:
-        return birth.category
-    if birth.is_updated and birth.lives_on and birth.shape in measurement.parameter_shapes:
+    if record.category is not None:
+        return record.category
+    born, died = record.born, record.died
+    lives_on = died is None or died.root_calls > born.root_calls  # a module was called from outside before it died
+    is_like_parameter = isinstance(record, StorageRecord) and record.spec.shape in measurement.parameter_shapes
+    if record.is_updated and lives_on and is_like_parameter:
         return "optimizer_state"  # of an optimizer written by hand
-    if birth.phase in (SETUP, BETWEEN):
+    if born.phase in (SETUP, BETWEEN):
         return "inputs"
-    if birth.phase == FORWARD and (not birth.died_in_forward or not measurement.has_backward):
+    if born.phase == FORWARD and (died is None or died.phase != FORWARD or not measurement.has_backward):
         return "activations"
     return "temporaries"
 
 
-def _make_peak(measurement: Measurement, totals: DeviceTotals, alive: list[Birth], memory: DeviceMemory | None) -> Peak:
+def _make_peak(
+    measurement: Measurement, totals: DeviceTotals, alive: list[MemoryRecord], memory: DeviceMemory | None
+) -> Peak:
     names = ("allocated_bytes", "reserved_bytes", "active_bytes", "requested_bytes")
     allocated, reserved, active, requested = 4 * (totals.peak,)
     fragmentation = 0
@@ -164,35 +170,35 @@ def _make_peak(measurement: Measurement, totals: DeviceTotals, alive: list[Birth
         active,
         requested,
         fragmentation_bytes=fragmentation,
-        step=last.step if last else 0,
-        phase=last.phase if last else "",
+        step=last.born.step if last else 0,
+        phase=last.born.phase if last else "",
         module=measurement.places.shorten_path(last.module.path) if last else "",
         line=_write_line(last.line) if last else "",
-        operator="" if last is None or last.operator is None else str(last.operator),
+        operator="" if last is None or last.maker is None else str(last.maker),
         contributors=_group_contributors(alive, measurement.places),
     )
 
 
-def _group_contributors(alive: Iterable[Birth], places: Places) -> list[Contributor]:
+def _group_contributors(alive: Iterable[MemoryRecord], places: Places) -> list[Contributor]:
     groups: dict[tuple[str, str, str, str], list[int]] = defaultdict(list)
-    for birth in alive:
-        line = _write_line(birth.line)
-        operator = "" if birth.operator is None else str(birth.operator)
-        groups[birth.category or "", _find_module_path(birth, places), line, operator].append(birth.nbytes)
+    for record in alive:
+        line = _write_line(record.line)
+        operator = "" if record.maker is None else str(record.maker)
+        groups[record.category or "", _find_module_path(record, places), line, operator].append(record.nbytes)
     rows = [Contributor(*group, count=len(sizes), bytes=sum(sizes)) for group, sizes in groups.items()]
     return sorted(rows, key=lambda row: -row.bytes)[:CONTRIBUTORS]
 
 
-def _sum_categories(alive: Iterable[Birth], transient: int) -> dict[str, int]:
+def _sum_categories(alive: Iterable[MemoryRecord], transient: int) -> dict[str, int]:
     found = dict.fromkeys(CATEGORIES, 0)
     found["temporaries"] = transient
-    for birth in alive:
-        found[birth.category or "temporaries"] += birth.nbytes
+    for record in alive:
+        found[record.category or "temporaries"] += record.nbytes
     return found
 
 
-def _find_module_path(birth: Birth, places: Places) -> str:
-    return places.shorten_path(birth.module.path if birth.owner is None else birth.owner)
+def _find_module_path(record: MemoryRecord, places: Places) -> str:
+    return places.shorten_path(record.module.path if record.owner is None else record.owner)
 
 
 _texts: dict[LinePlace, str] = {}
@@ -281,12 +287,12 @@ def _write_amount(size: int, total: int) -> str:
 # --- tables
 
 
-def _make_module_rows(measurement: Measurement, alive: Iterable[Birth]) -> list[ModuleRow]:
+def _make_module_rows(measurement: Measurement, alive: Iterable[MemoryRecord]) -> list[ModuleRow]:
     columns = ("parameters", "gradients", "optimizer_state", "activations", "buffers")
     by_path: dict[str, dict[str, int]] = defaultdict(lambda: dict.fromkeys((*columns, "other"), 0))
-    for birth in alive:
-        column = birth.category if birth.category in columns else "other"
-        by_path[_find_module_path(birth, measurement.places)][column] += birth.nbytes
+    for record in alive:
+        column = record.category if record.category in columns else "other"
+        by_path[_find_module_path(record, measurement.places)][column] += record.nbytes
     places = {measurement.places.shorten_path(path): place for path, place in measurement.places.by_path.items()}
     rows = [
         ModuleRow(
@@ -303,18 +309,18 @@ def _make_module_rows(measurement: Measurement, alive: Iterable[Birth]) -> list[
     return sorted(rows, key=lambda row: -row.bytes)
 
 
-def _make_line_rows(measurement: Measurement, totals: DeviceTotals, alive: list[Birth]) -> list[LineRow]:
+def _make_line_rows(measurement: Measurement, totals: DeviceTotals, alive: list[MemoryRecord]) -> list[LineRow]:
     at_peak: dict[LinePlace | None, int] = defaultdict(int)
     count: dict[LinePlace | None, int] = defaultdict(int)
     in_all: dict[LinePlace | None, int] = defaultdict(int)
-    for birth in alive:
-        at_peak[birth.line] += birth.nbytes
+    for record in alive:
+        at_peak[record.line] += record.nbytes
     seen: set[int] = set()
-    for birth in measurement.events:
-        if birth.device is totals and id(birth) not in seen:
-            seen.add(id(birth))
-            count[birth.line] += 1
-            in_all[birth.line] += birth.nbytes
+    for record in measurement.events:
+        if record.totals is totals and id(record) not in seen:
+            seen.add(id(record))
+            count[record.line] += 1
+            in_all[record.line] += record.nbytes
     rows = [
         LineRow(
             line=_write_line(line),
@@ -363,13 +369,13 @@ def _make_phase_rows(measurement: Measurement, totals: DeviceTotals) -> list[Pha
     peaks: dict[tuple[int, str], int] = defaultdict(int)
     seen: set[int] = set()
     live = 0
-    for birth in measurement.events:
-        if birth.device is totals:
-            live += -birth.nbytes if id(birth) in seen else birth.nbytes
-            if id(birth) not in seen:
-                place = birth.step, birth.phase
+    for record in measurement.events:
+        if record.totals is totals:
+            live += -record.nbytes if id(record) in seen else record.nbytes
+            if id(record) not in seen:
+                place = record.born.step, record.born.phase
                 peaks[place] = max(peaks[place], live)
-            seen.symmetric_difference_update((id(birth),))
+            seen.symmetric_difference_update((id(record),))
     return [
         PhaseRow(
             row.step, row.phase, peaks[place], row.operators, row.macs, 2 * row.macs, row.operations, row.bytes_moved
@@ -432,12 +438,12 @@ def _make_timeline(measurement: Measurement, totals: DeviceTotals) -> Timeline:
     moments: list[int] = []
     best, best_total, best_event, peak_index = dict(live), -1, 0, 0
     latest = best_latest = 0
-    for index, birth in enumerate(measurement.events):
-        is_death = id(birth) in seen
-        seen.symmetric_difference_update((id(birth),))
+    for index, record in enumerate(measurement.events):
+        is_death = id(record) in seen
+        seen.symmetric_difference_update((id(record),))
         latest = latest if is_death else index
-        if birth.device is totals:
-            live[find_category(birth, measurement)] += -birth.nbytes if is_death else birth.nbytes
+        if record.totals is totals:
+            live[find_category(record, measurement)] += -record.nbytes if is_death else record.nbytes
         total = sum(live.values())
         if total > best_total or index + 1 == totals.peak_event:
             best, best_total, best_event, best_latest = dict(live), total, index, latest
@@ -459,21 +465,21 @@ def _find_spans(measurement: Measurement, totals: DeviceTotals, moments: list[in
     born: dict[int, int] = {}
     groups: dict[tuple[int, int, str, str, LinePlace | None], list[int]] = defaultdict(list)
 
-    def close(birth: Birth, death: int) -> None:
-        start, end = bisect_left(moments, born.pop(id(birth))), bisect_left(moments, death)
+    def close(record: MemoryRecord, death: int) -> None:
+        start, end = bisect_left(moments, born.pop(id(record))), bisect_left(moments, death)
         if start < end:
-            module = _find_module_path(birth, measurement.places)
-            key = (start, end, find_category(birth, measurement), module, birth.line)
-            groups[key].append(birth.nbytes)
+            module = _find_module_path(record, measurement.places)
+            key = (start, end, find_category(record, measurement), module, record.line)
+            groups[key].append(record.nbytes)
 
-    last: dict[int, Birth] = {}
-    for index, birth in enumerate(measurement.events):
-        if birth.device is totals:
-            if id(birth) in born:
-                close(birth, index)
+    last: dict[int, MemoryRecord] = {}
+    for index, record in enumerate(measurement.events):
+        if record.totals is totals:
+            if id(record) in born:
+                close(record, index)
             else:
-                born[id(birth)] = index
-                last[id(birth)] = birth
+                born[id(record)] = index
+                last[id(record)] = record
     for number in list(born):
         close(last[number], len(measurement.events))
     largest = sorted(groups.items(), key=lambda item: -sum(item[1]))[:SPANS]
@@ -483,9 +489,9 @@ def _find_spans(measurement: Measurement, totals: DeviceTotals, moments: list[in
     ]
 
 
-def _add_point(line: Timeline, live: dict[str, int], latest: Birth) -> None:
-    line.steps.append(latest.step)
-    line.phases.append(latest.phase)
+def _add_point(line: Timeline, live: dict[str, int], latest: MemoryRecord) -> None:
+    line.steps.append(latest.born.step)
+    line.phases.append(latest.born.phase)
     for name, size in live.items():
         line.bytes[name].append(size)
 

@@ -68,45 +68,33 @@ class DeviceMemory:
         """Of blocks that both allocators have, where the endless one has them elsewhere."""
         self.events = EventQueue()
         """Those of the mode, if there is one."""
-        self.room = -1
-        """Bytes that may be reserved without running out of memory, less all that those which wait might reserve."""
-        self.rest = 0
-        """What a request may reserve at most, beyond the double of its size."""
+        self.give_back: Callable[[int], None] = self._capped.free
+        """Frees the block at an address."""
         if on_oom == "record":
             self._capped.before_release = self._part_ways
 
-    # --- storages ------------------------------------------------------------------------------------------
-
-    def serve(self, record: MemoryRecord) -> None:
-        """It is born, or it has died."""
-        address = record.address
-        if address:
-            if self._endless is None:
-                self._capped.free(address)
-            else:
-                self._free(address)
-        elif record.nbytes:
-            record.address = self._allocate(record.nbytes, record.stream)
-
-    def find_room(self) -> None:
-        """After all that waited is served."""
+    @property
+    def room(self) -> int:
+        """Bytes that may be reserved without running out of memory, when nothing waits."""
         capped = self._capped
-        self.rest = capped.settings.large_segment_size + 4 * MiB
         if any(allocator.history is not None for allocator in (capped, self._endless or capped)):
-            self.room = -1  # it asks for the stack at each event
-        elif self._first_oom is not None or capped.total is None:
-            self.room = UNLIMITED
-        else:
-            limit = capped.total - capped.outside
-            self.room = min(limit, limit if capped.allowed is None else capped.allowed) - capped.reserved
+            return -1  # it asks for the stack at each event
+        if self._first_oom is not None or capped.total is None:
+            return UNLIMITED
+        limit = capped.total - capped.outside
+        return min(limit, limit if capped.allowed is None else capped.allowed) - capped.reserved
+
+    @property
+    def rest(self) -> int:
+        """What a request may reserve at most, beyond the double of its size."""
+        return self._capped.settings.large_segment_size + 4 * MiB
 
     # --- the allocators ------------------------------------------------------------------------------------
 
     def _settled(self) -> None:
         """For those who get hold of an allocator, and may change it: the next event finds out what room there is."""
         self.events.tell()
-        self.room = -1
-        self.events.is_due = True
+        self.events.room = -1
 
     @property
     def capped(self) -> Allocator:
@@ -133,14 +121,14 @@ class DeviceMemory:
         """The address of a block, at once. Negative where only the endless allocator has it."""
         with self.events.lock:
             self._settled()
-            return self._allocate(nbytes, stream)
+            return self.take(nbytes, stream)
 
     def free(self, address: int) -> None:
         with self.events.lock:
             self._settled()
-            self._free(address)
+            self.give_back(address)
 
-    def _allocate(self, nbytes: int, stream: int) -> int:
+    def take(self, nbytes: int, stream: int) -> int:
         if self._endless is not None and self._first_oom is not None:
             return -self._endless.allocate(nbytes, stream)
         try:
@@ -151,15 +139,15 @@ class DeviceMemory:
             self._endless_addresses[address] = self._endless.allocate(nbytes, stream)
         return address
 
-    def _free(self, address: int) -> None:
+    def _free_twice(self, address: int) -> None:
+        """Once there is an endless allocator."""
+        assert self._endless is not None
         if address < 0:
-            if self._endless is not None:
-                self._endless.free(-address)
+            self._endless.free(-address)
             return
-        if self._first_oom is None or self._endless is None:
+        if self._first_oom is None:
             self._capped.free(address)
-        if self._endless is not None:
-            self._endless.free(self._endless_addresses.pop(address, address))
+        self._endless.free(self._endless_addresses.pop(address, address))
 
     def record_stream(self, storage: StorageRecord, stream: int) -> None:
         with self.events.lock:
@@ -174,6 +162,7 @@ class DeviceMemory:
         """The capped allocator is about to release what is cached, which the endless one never has to."""
         if self._endless is None:
             self._endless = copy_without_limit(self._capped)
+            self.give_back = self._free_twice
 
     def _go_on(self, error: OutOfMemory, nbytes: int, stream: int) -> int:
         line = user_line()
@@ -230,23 +219,20 @@ class HostMemory:
         self.events.tell()
         return self._peak
 
-    def serve(self, record: MemoryRecord) -> None:
-        """It is born, or it has died."""
-        if record.address:
-            self._allocated -= record.nbytes
-        else:
-            record.address = 1
-            self._allocate(record.nbytes)
-
     def allocate(self, nbytes: int) -> None:
         """At once; of a negative number, to free."""
         self.events.tell()
-        self._allocate(nbytes)
+        self.take(nbytes)
 
-    def _allocate(self, nbytes: int) -> None:
+    def take(self, nbytes: int, stream: int = 0) -> int:
+        """In place of an address, the number of bytes."""
         self._allocated += nbytes
         if self._allocated > self._peak:
             self._peak = self._allocated
+        return nbytes
+
+    def give_back(self, nbytes: int) -> None:
+        self._allocated -= nbytes
 
 
 class MachineMemory(Listener):
@@ -270,43 +256,36 @@ class MachineMemory(Listener):
             memory.events = mode.events
 
     @property
-    def is_urgent(self) -> bool:  # type: ignore[override]
-        return any(memory.room < 0 for memory in self.devices)
+    def room(self) -> int:  # type: ignore[override]
+        return min([UNLIMITED, *[memory.room for memory in self.devices]])
 
-    def on_birth(self, record: MemoryRecord) -> None:
-        record.memory = memory = self._by_device.get(record.device)
-        if type(memory) is DeviceMemory:
-            memory.room -= 2 * record.nbytes + memory.rest
-            if memory.room < 0:
-                memory.events.is_due = True
-        elif memory is None:
-            self.check_device(record.device)
+    @property
+    def rest(self) -> int:  # type: ignore[override]
+        return max([0, *[memory.rest for memory in self.devices]])
+
+    def on_device(self, device: torch.device) -> None:
+        if device not in self._by_device:
+            self.check_device(device)
 
     def check_device(self, device: torch.device) -> None:
         """Asked for devices that have no memory here."""
 
     def on_events(self, events: list[MemoryRecord]) -> BaseException | None:
+        by_device = self._by_device
+        refused: list[MemoryRecord] = []
         refusal = None
         for record in events:
             memory = record.memory
             if memory is not None:
+                if record.address:
+                    memory.give_back(record.address)
+            elif (memory := by_device.get(record.device)) is not None:
+                record.memory = memory
                 try:
-                    memory.serve(record)
+                    record.address = memory.take(record.nbytes, record.stream)
                 except torch.OutOfMemoryError as error:
                     refusal = error
-                    record.memory = record.label = None  # it was not born
-        for memory in self.devices:
-            memory.find_room()
+                    refused.append(record)
+        if refused:
+            events[:] = [record for record in events if not any(record is other for other in refused)]
         return refusal
-
-    def on_resize(self, storage: StorageRecord, before: int) -> None:
-        """A new block, into which the contents are copied; then the old one is freed."""
-        memory = storage.memory
-        if isinstance(memory, DeviceMemory):
-            address = memory.allocate(storage.nbytes, storage.stream) if storage.nbytes else 0
-            if before:
-                memory.free(storage.address)
-            storage.address = address
-        elif memory is not None:
-            memory.allocate(storage.nbytes)
-            memory.allocate(-before)

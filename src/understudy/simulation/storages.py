@@ -14,27 +14,28 @@
 What listeners are told, in the order of one operator call:
 
     before_operator(func, args, kwargs)
-      on_birth(record)                   of each storage that the call makes; on_resize(storage, before)
+      on_birth(record)                   of each storage that the call makes
     after_operator(func, args, kwargs, result), and what `follow_plan` has given for calls like this one
 
     on_events(records)                   births and deaths since the last time, in order
 
 - A *storage* is what memory is allocated for. Views, aliases, `detach`, wrappers (DTensor, Parameter) have that of another
   tensor and are not heard of. A storage of 0 bytes is: it may be resized.
-- A `StorageRecord` keeps nothing alive: it is a weak reference to the storage. Its `serial` counts births; `label` is free
-  for the one listener that measures, `memory` and `address` for the one that allocates. It stays usable after the death.
+- A `StorageRecord` keeps nothing alive: it is a weak reference to the storage. Its `serial` counts births. It stays usable
+  after the death, and is all that is known of a storage: who allocates and who measures write to fields of their own.
 - *Events* are births and deaths: the record comes once when it is born, and once more when it has died. They wait until
-  somebody wants to know (`tell_events`), or a listener says that it `is_urgent`. A storage dies when the last tensor on it
-  is gone: at any time, in any thread, inside of any call; that is only written down, and listeners go through many events
-  in one loop.
+  somebody wants to know (`tell_events`), or until a listener has no `room` for more. A storage dies when the last tensor on
+  it is gone: at any time, in any thread, inside of any call; that is only written down, and listeners go through many
+  events in one loop.
+- A storage that is resized gets a new record, whose birth comes before the death of the old one: the contents are copied.
 - Memory of kernels and libraries, which no tensor is on, is born and dies in the same list: `add_scratch`, `end_scratch`.
 - Births outside of operators (conversions of real tensors, copies, loaded checkpoints) come without an operator around them.
 - What inference does to find an answer is not heard of: stand-ins on which a decomposition performs, the global tensors on
   which DTensor computes the sharding of its results. So the first run of a program is told as the second.
 - A composite operator that comes whole, as in inference mode, is broken up: its parts are heard of.
-- `on_birth` and `before_operator` may raise, and `on_events` may return an error (out of memory) that is raised when all
-  have heard of the events: the operator's caller gets it, and the storage was not born. `after_operator` is not called for
-  an operator that raised.
+- `on_birth` and `before_operator` may raise. `on_events` may take births that it refuses out of the list, and return an
+  error (out of memory) that is raised when all have heard of the rest: the operator's caller gets it, and the storage was
+  not born. `after_operator` is not called for an operator that raised.
 - Listeners are called in the order in which they were added, a method only if the listener's class defines it. They may
   not call operators on tensors.
 
@@ -50,6 +51,7 @@ from __future__ import annotations
 import functools
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -63,6 +65,7 @@ from understudy.fake.tensor import FakeTensor
 from understudy.infer.cache import UnusualArgument
 from understudy.infer.plan import FIRST_ITSELF, FIRST_VIEWED, Plan
 from understudy.patching import OBSERVATION, combine, patch
+from understudy.simulation.allocator_parts import UNLIMITED
 from understudy.simulation.plain_writes import IN_PLACE, PlainWrites
 from understudy.spec import TensorSpec
 from understudy.spec.call import Call
@@ -74,6 +77,7 @@ dispatch = FakeTensorMode.__torch_dispatch__
 META = torch.device("meta")
 STAND_INS = (FakeTensor,)
 """The types of tensors in nearly every call."""
+get_ident = threading.get_ident
 NO_KEYWORDS: dict[str, Any] = {}
 MOST_PLANS = 1 << 16
 """A number that changes all the time makes new plans all the time."""
@@ -83,30 +87,50 @@ ON_KNOWN_STORAGE = (FIRST_VIEWED, FIRST_ITSELF)
 
 AfterCall = Callable[[tuple[Any, ...], dict[str, Any], Any], None]
 """Called with the arguments and the result of a call."""
+LEAST_REST = 1 << 25
 MOST_EVENTS = 4096
-"""So many wait at most."""
+"""About so many wait at most."""
+WORKSPACES = "(workspaces of libraries)"
+"""The owner of memory that a library keeps."""
 
 
 class StorageRecord(weakref.ref[torch.UntypedStorage]):
-    """A storage: its size, where it is, and the spec of the tensor that it was made for.
+    """A storage: its size, where it is, and the spec of the tensor that it was made for."""
 
-    `stream` is the number of the stream on which it was made, 0 for the default one.
-    """
+    __slots__ = (
+        "address", "born", "call", "category", "device", "died", "is_updated", "key", "line", "maker", "memory", "module",
+        "nbytes", "owner", "serial", "spec", "stream", "totals",
+    )  # fmt: skip
 
-    __slots__ = ("address", "device", "key", "label", "maker", "memory", "nbytes", "serial", "spec", "stream")
-
+    key: int
+    serial: int
+    spec: TensorSpec
     nbytes: int
     device: torch.device
     """As the program sees it: cuda:0, cpu."""
     stream: int
-    serial: int
-    spec: TensorSpec
+    """The number of the stream on which it was made, 0 for the default one."""
     maker: Any
     """The operator that was running; None outside of operators."""
+    call: int
+    """The number of the call that was running."""
+
+    # Of the listener that allocates.
     memory: Any
     address: int
-    label: Any
-    key: int
+
+    # Of the listener that measures. Where it was born is for `places` to say.
+    born: Any
+    module: Any
+    line: Any
+    died: Any
+    totals: Any
+    """Of its device; None until it is told of."""
+    category: str | None
+    owner: str | None
+    """The module whose parameter it is, or belongs to, if it is not the one that made it."""
+    is_updated: bool
+    """Whether it was written to in place where no gradients are recorded."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -117,16 +141,25 @@ class StorageRecord(weakref.ref[torch.UntypedStorage]):
 
 
 class ScratchRecord:
-    """Memory of a kernel, or of a library that keeps it (`is_workspace`): no tensor is on it. Fields as of StorageRecord."""
+    """Memory of a kernel, or of a library that keeps it: no tensor is on it. Fields as of StorageRecord."""
 
-    __slots__ = ("address", "device", "is_workspace", "label", "maker", "memory", "nbytes", "stream")
+    __slots__ = (
+        "address", "born", "call", "category", "device", "died", "is_updated", "line", "maker", "memory", "module",
+        "nbytes", "owner", "stream", "totals",
+    )  # fmt: skip
 
-    def __init__(self, nbytes: int, device: torch.device, stream: int, maker: object, is_workspace: bool) -> None:
-        self.nbytes, self.device, self.stream, self.maker = nbytes, device, stream, maker
-        self.is_workspace = is_workspace
+    def __init__(self, nbytes: int, device: torch.device, stream: int, maker: object, call: int, owner: str | None) -> None:
+        self.nbytes, self.device, self.stream, self.maker, self.call = nbytes, device, stream, maker, call
+        self.category: str | None = "scratch"
+        self.owner = owner
         self.address = 0
+        self.is_updated = False
         self.memory: Any = None
-        self.label: Any = None
+        self.totals: Any = None
+        self.died: Any = None
+        self.born: Any = None
+        self.module: Any = None
+        self.line: Any = None
 
 
 MemoryRecord = StorageRecord | ScratchRecord
@@ -135,19 +168,21 @@ MemoryRecord = StorageRecord | ScratchRecord
 class Listener:
     """What may be heard; a method that a class does not define costs nothing."""
 
-    is_urgent = False
-    """Whether events are to be told at once."""
+    room = UNLIMITED
+    """Bytes that may be born before it has to hear of them: the double of each size, and a `rest` for each birth. Negative:
+    it hears of every event at once."""
+    rest = 0
 
     def on_added(self, mode: ObservedMode) -> None:
         """To the listeners of a mode."""
+
+    def on_device(self, device: torch.device) -> None:
+        """Before the first birth on it. May raise, then for each birth."""
 
     def on_birth(self, record: MemoryRecord) -> None:
         """Before it is one of the events."""
 
     def on_events(self, events: list[MemoryRecord]) -> BaseException | None: ...
-
-    def on_resize(self, storage: StorageRecord, before: int) -> None:
-        """`before` is the number of bytes that it had."""
 
     def before_operator(self, func: _torch.OpOverload, args: tuple[object, ...], kwargs: dict[str, Any]) -> None: ...
 
@@ -172,17 +207,19 @@ class EventQueue:
 
     def __init__(self) -> None:
         self.waiting: list[MemoryRecord] = []
-        self.is_due = False
-        """Whether events are told as they come."""
+        self.room = -1
+        """Bytes that may be born before the events are told; negative: they are told as they come."""
+        self.rest = LEAST_REST
+        """What each birth takes of the room beside the double of its size."""
         self.lock = threading.RLock()
         """For telling them, and for what follows from it."""
         self._is_telling = False
         self._listeners: tuple[Listener, ...] = ()
         self._on_events: tuple[Callable[..., BaseException | None], ...] = ()
 
-    def add(self, record: MemoryRecord) -> None:
+    def add_death(self, record: MemoryRecord) -> None:
         self.waiting.append(record)
-        if self.is_due or len(self.waiting) > MOST_EVENTS:
+        if self.room < 0:
             self.tell()
 
     def tell(self) -> None:
@@ -197,7 +234,8 @@ class EventQueue:
                 errors = [tell(events) for tell in self._on_events]
             finally:
                 self._is_telling = False
-                self.is_due = any(listener.is_urgent for listener in self._listeners)
+                self.rest = max([LEAST_REST, *[listener.rest for listener in self._listeners]])
+                self.room = min([MOST_EVENTS * self.rest, *[listener.room for listener in self._listeners]])
         for error in errors:
             if error is not None:
                 raise error
@@ -206,17 +244,13 @@ class EventQueue:
         self.tell()
         self._listeners = listeners
         self._on_events = find_methods(listeners, "on_events")
-        self.is_due = True  # until they have been asked
+        self.room = -1  # until they have been asked
 
 
 def find_methods(listeners: tuple[Listener, ...], name: str) -> tuple[Callable[..., Any], ...]:
     """Those that the classes of the listeners define."""
     own = getattr(Listener, name)
     return tuple(getattr(found, name) for found in listeners if getattr(type(found), name) is not own)
-
-
-class _Pauses(threading.local):
-    depth = 0
 
 
 class ObservedMode(FakeTensorMode):
@@ -227,6 +261,12 @@ class ObservedMode(FakeTensorMode):
 
     is_observed = True
     can_skip_dispatch = False
+    # Not in the instance's dict: with more than 30 attributes in it, Python no longer reads any of them by its position.
+    __slots__ = (
+        "_before_operator", "_by_key", "_by_plan", "_devices", "_listeners", "_on_birth", "_on_death", "_paused",
+        "_plain_writes", "births", "calls", "events", "finished", "operator", "places", "storages", "stream_of",
+        "tell_events",
+    )  # fmt: skip
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -236,9 +276,9 @@ class ObservedMode(FakeTensorMode):
         """All that are alive, by the identity of the storage."""
         self.events = EventQueue()
         self.tell_events = self.events.tell
+        self._on_death = self._remove
         self.finished: list[Any] = []
         """The label of each call."""
-        self._finish = self.finished.append
         self.births = 0
         self.calls = 0
         """Of operators, the one that is running included."""
@@ -250,7 +290,10 @@ class ObservedMode(FakeTensorMode):
         """The same of calls that have no plan and give no tensors, as `item`."""
         self.places: Any = None
         """For the listener that measures: where the program is."""
-        self._pauses = _Pauses()
+        self._devices: set[torch.device] = set()
+        """Those that the listeners have heard of."""
+        self._paused: Counter[int] = Counter()
+        """Threads of which nothing is heard now: how often they have paused."""
         self._plain_writes = PlainWrites()
         self._listeners: tuple[Listener, ...] = ()
         self._choose_calls()
@@ -269,24 +312,27 @@ class ObservedMode(FakeTensorMode):
     def _choose_calls(self) -> None:
         self.events.change_listeners(self._listeners)
         self._on_birth = find_methods(self._listeners, "on_birth")
-        self._on_resize = find_methods(self._listeners, "on_resize")
         self._before_operator = find_methods(self._listeners, "before_operator")
+        self._devices.clear()
         self._by_plan.clear()
         self._by_key.clear()
 
     @contextmanager
     def pause(self) -> Iterator[None]:
         """Nothing is heard of what happens inside, in this thread."""
-        self._pauses.depth += 1
+        thread = get_ident()
+        self._paused[thread] += 1
         try:
             yield
         finally:
-            self._pauses.depth -= 1
+            self._paused[thread] -= 1
+            if not self._paused[thread]:
+                del self._paused[thread]
 
     # --- operators -----------------------------------------------------------------------------------------
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self._pauses.depth:
+        if self._paused and get_ident() in self._paused:
             result = dispatch(self, func, types, args, kwargs)
             self.last_plan = None  # a call around this one has another
             return result
@@ -316,7 +362,7 @@ class ObservedMode(FakeTensorMode):
                 self._find_birth(result)
             _, label, ends = self._by_plan.get(id(plan)) or self._learn(plan, func, args, kwargs or NO_KEYWORDS, result)
             if label is not None:
-                self._finish(label)
+                self.finished.append(label)
             if ends:
                 for end in ends:
                     end(args, kwargs or NO_KEYWORDS, result)
@@ -330,29 +376,45 @@ class ObservedMode(FakeTensorMode):
         key = id(storage)
         if key in self.storages:
             return
-        record = StorageRecord(storage, self._remove)
+        record = StorageRecord(storage, self._on_death)
         record.key = key
         record.spec = spec
-        record.maker = self.operator
-        record.device = device = spec.device
         record.nbytes = storage.nbytes() if spec.sparse is None else _sparse_bytes(spec)
+        record.device = device = spec.device
         record.stream = 0 if self.stream_of is None else self.stream_of(device)
+        record.maker = self.operator
+        record.call = self.calls
         record.serial = self.births = self.births + 1
         record.address = 0
-        record.memory = record.label = None
+        record.memory = record.totals = record.died = record.category = record.owner = None
+        record.is_updated = False
         self.storages[key] = record  # complete: an interrupt leaves no record without its fields
         self._announce(record)
 
     def _announce(self, record: MemoryRecord) -> None:
+        """Called by who makes a record, which is called by an operator: `places` counts on that."""
+        events = self.events
         try:
-            for tell in self._on_birth:
-                tell(record)
-            self.events.add(record)
+            if record.device not in self._devices:
+                self._meet_device(record.device)
+            if self.places is not None:
+                self.places.locate(record)
+            if self._on_birth:
+                for tell in self._on_birth:
+                    tell(record)
+            events.waiting.append(record)
+            events.room = room = events.room - 2 * record.nbytes - events.rest
+            if room < 0:
+                events.tell()
         except BaseException:  # a listener has refused it
-            record.memory = record.label = None
             if isinstance(record, StorageRecord):
                 self.storages.pop(record.key, None)
             raise
+
+    def _meet_device(self, device: torch.device) -> None:
+        for meet in find_methods(self._listeners, "on_device"):
+            meet(device)
+        self._devices.add(device)
 
     def _learn(
         self, plan: Plan, func: object, args: object, kwargs: Any, result: Any
@@ -411,11 +473,8 @@ class ObservedMode(FakeTensorMode):
         return super()._dispatch_unusual(func, types, args, kwargs)
 
     def _infer(self, call: Call) -> Plan:
-        self._pauses.depth += 1
-        try:
+        with self.pause():
             plan = super()._infer(call)
-        finally:
-            self._pauses.depth -= 1
         self.last_plan = plan
         return plan
 
@@ -423,17 +482,30 @@ class ObservedMode(FakeTensorMode):
 
     def observe_new_storage(self, fake: FakeTensor) -> None:
         """A stand-in was made on a storage of its own."""
-        if not self._pauses.depth:
+        if not (self._paused and get_ident() in self._paused):
             self._find_birth(fake)
 
     def observe_resize(self, storage: torch.UntypedStorage) -> None:
         """Called when the size of a storage may have changed."""
         record = self.storages.get(id(storage))
         if record is not None and record.nbytes != storage.nbytes():
-            self.tell_events()
-            before, record.nbytes = record.nbytes, storage.nbytes()
-            for tell in self._on_resize:
-                tell(record, before)
+            self._replace_record(record, storage)
+
+    def _replace_record(self, old: StorageRecord, storage: torch.UntypedStorage) -> None:
+        """Of a storage that was resized: a new block is there before the old one is gone."""
+        record = StorageRecord(storage, self._on_death)
+        for name in ("key", "spec", "device", "stream", "maker", "serial", "category", "owner"):
+            setattr(record, name, getattr(old, name))
+        record.nbytes, record.call, record.address = storage.nbytes(), self.calls, 0
+        record.memory = record.totals = record.died = None
+        record.is_updated = False
+        self.storages[record.key] = record
+        try:
+            self._announce(record)
+        except BaseException:
+            self.storages[record.key] = old
+            raise
+        self.events.add_death(old)
 
     def find_record(self, tensor: torch.Tensor) -> StorageRecord | None:
         """Of the storage that a stand-in is on, if it has been heard of."""
@@ -443,17 +515,24 @@ class ObservedMode(FakeTensorMode):
 
     def _remove(self, record: Any) -> None:
         """Called when a storage is gone."""
-        if self.storages.pop(record.key, None) is not None:  # else it was refused
-            self.events.add(record)
+        key, storages, events = record.key, self.storages, self.events
+        known = storages.get(key)
+        if known is None or known is not record:
+            return  # it was refused, or resized
+        del storages[key]
+        events.waiting.append(known)
+        if events.room < 0:
+            events.tell()
 
-    def add_scratch(self, nbytes: int, device: torch.device, maker: object, is_workspace: bool = False) -> ScratchRecord:
+    def add_scratch(self, nbytes: int, device: torch.device, maker: object, owner: str | None = None) -> ScratchRecord:
         """Memory that a kernel or a library takes beside its results; `end_scratch` gives it back."""
-        record = ScratchRecord(nbytes, device, 0 if self.stream_of is None else self.stream_of(device), maker, is_workspace)
+        stream = 0 if self.stream_of is None else self.stream_of(device)
+        record = ScratchRecord(nbytes, device, stream, maker, self.calls, owner)
         self._announce(record)
         return record
 
     def end_scratch(self, record: ScratchRecord) -> None:
-        self.events.add(record)
+        self.events.add_death(record)
 
 
 def _sparse_bytes(spec: TensorSpec) -> int:

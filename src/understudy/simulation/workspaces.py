@@ -22,7 +22,7 @@ from understudy import _torch
 from understudy.fake.tensor import FakeTensor
 from understudy.ops.traits.scratch import may_need_scratch, scratch_of, uses_blas
 from understudy.simulation.catalogue import Card
-from understudy.simulation.storages import AfterCall, Listener, ScratchRecord
+from understudy.simulation.storages import WORKSPACES, AfterCall, Listener, ScratchRecord
 from understudy.spec.call import Call, flat, map_structure
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class Workspaces(Listener):
         place = (device.index, stream, _torch.is_in_backward())
         if place not in self._taken:
             self._taken.add(place)  # once: where there is no room for it, the operator is refused once
-            self._machine.mode.add_scratch(self.size, device, func, is_workspace=True)
+            self._machine.mode.add_scratch(self.size, device, func, WORKSPACES)
 
 
 # --- kernels
