@@ -211,6 +211,16 @@ def test_a_refused_birth_is_none(mode: ObservedMode, diary: Diary) -> None:
     assert diary.alive == 40
 
 
+def test_no_operator_is_running_after_an_error(mode: ObservedMode, diary: Diary) -> None:
+    with torch.utils._python_dispatch._disable_current_modes():
+        real = torch.ones(2)
+    x = torch.empty(3, 4)
+    with pytest.raises(RuntimeError):
+        x @ x
+    record = mode.find_record(mode.from_tensor(real))
+    assert record is not None and record.maker is None
+
+
 def test_sparse_tensors_have_indices_and_values(mode: ObservedMode, diary: Diary) -> None:
     indices, values = torch.zeros(2, 3, dtype=torch.long), torch.empty(3)
     before = diary.alive

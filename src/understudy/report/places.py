@@ -219,8 +219,8 @@ class Places:
         that of an installed package which is neither torch nor this one."""
         kinds, outer_lines = _kinds, self._outer_lines
         innermost: FrameType | None = None
-        passed: list[int] = []
         line: LinePlace | None = None
+        passed: tuple[int, ...] = ()
         while frame is not None:
             if kind := kinds[frame.f_code.co_filename]:
                 # Generated code has no line, but for that of `python -c`.
@@ -233,7 +233,7 @@ class Places:
                     line = outer_lines[number]
                     if line is not None:
                         break
-                    passed.append(number)
+                    passed = *passed, number
             frame = frame.f_back
         for number in passed:
             outer_lines[number] = line

@@ -43,7 +43,7 @@ What depends on operator and specs alone (FLOPs, workspaces) is found once for e
 What `follow_plan` gives is called after each call of the plan. What `label_plan` gives is added to `finished`, so that calls
 that are alike can be counted later, all at once. None costs nothing.
 
-Cost, beside that of the listeners: about 0.6 µs for an operator, 1.5 µs for a storage.
+Cost, beside that of the listeners: about 0.6 µs for an operator, 2 µs for a storage.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ from understudy.fake.inputs import has_own_dispatch
 from understudy.fake.mode import FakeTensorMode
 from understudy.fake.tensor import FakeTensor
 from understudy.infer.cache import UnusualArgument
-from understudy.infer.plan import FIRST_ITSELF, FIRST_VIEWED, Plan
+from understudy.infer.plan import FIRST_ITSELF, ONE_NEW, Plan
 from understudy.patching import OBSERVATION, combine, patch
 from understudy.simulation.allocator_parts import UNLIMITED
 from understudy.simulation.plain_writes import IN_PLACE, PlainWrites
@@ -82,8 +82,6 @@ NO_KEYWORDS: dict[str, Any] = {}
 MOST_PLANS = 1 << 16
 """A number that changes all the time makes new plans all the time."""
 NUMBERS = (int, float, bool, complex)
-ON_KNOWN_STORAGE = (FIRST_VIEWED, FIRST_ITSELF)
-"""Kinds of plans."""
 
 AfterCall = Callable[[tuple[Any, ...], dict[str, Any], Any], None]
 """Called with the arguments and the result of a call."""
@@ -352,13 +350,18 @@ class ObservedMode(FakeTensorMode):
         if self._before_operator:
             for begin in self._before_operator:
                 begin(func, args, kwargs or NO_KEYWORDS)
-        result = dispatch(self, func, types, args, kwargs)
+        try:
+            result = dispatch(self, func, types, args, kwargs)
+        except BaseException:
+            self.operator = None
+            raise
         plan = self.last_plan
         self.last_plan = None  # if this call is a part of another one, that one's plan is not this
         if plan is None or plan.op is not func:
             self._end_unplanned(func, args, kwargs or NO_KEYWORDS, result)
         else:
-            if plan.kind not in ON_KNOWN_STORAGE and type(result) is FakeTensor:
+            kind = plan.kind
+            if kind == ONE_NEW or (kind > FIRST_ITSELF and type(result) is FakeTensor):  # else on a storage that is known
                 self._find_birth(result)
             _, label, ends = self._by_plan.get(id(plan)) or self._learn(plan, func, args, kwargs or NO_KEYWORDS, result)
             if label is not None:
@@ -407,6 +410,7 @@ class ObservedMode(FakeTensorMode):
             if room < 0:
                 events.tell()
         except BaseException:  # a listener has refused it
+            self.operator = None
             if isinstance(record, StorageRecord):
                 self.storages.pop(record.key, None)
             raise
