@@ -69,7 +69,7 @@ from understudy.simulation.allocator_parts import UNLIMITED
 from understudy.simulation.plain_writes import IN_PLACE, PlainWrites
 from understudy.spec import TensorSpec
 from understudy.spec.call import Call
-from understudy.spec.sparse import parts_of, sparse_on
+from understudy.spec.sparse import count_bytes
 
 native_storage = _torch.native_storage
 in_inference_mode = torch.is_inference_mode_enabled
@@ -382,7 +382,7 @@ class ObservedMode(FakeTensorMode):
         record = StorageRecord(storage, self._on_death)
         record.key = key
         record.spec = spec
-        record.nbytes = storage.nbytes() if spec.sparse is None else _sparse_bytes(spec)
+        record.nbytes = storage.nbytes() if spec.sparse is None else count_bytes(spec)
         record.device = device = spec.device
         record.stream = 0 if self.stream_of is None else self.stream_of(device)
         record.maker = self.operator
@@ -447,8 +447,8 @@ class ObservedMode(FakeTensorMode):
         """Of a call that no plan was replayed for, or that others were a part of."""
         if type(result) is FakeTensor:
             self._find_birth(result)
-        if result is NotImplemented:
-            return
+        if result is NotImplemented or not isinstance(func, _torch.OpOverload):
+            return  # a higher-order operator: those inside of it are observed
         key = self.key_of(func, args, kwargs) if type(result) in NUMBERS else None
         ending = None if key is None else self._by_key.get(key)
         if ending is None:
@@ -537,12 +537,6 @@ class ObservedMode(FakeTensorMode):
 
     def end_scratch(self, record: ScratchRecord) -> None:
         self.events.add_death(record)
-
-
-def _sparse_bytes(spec: TensorSpec) -> int:
-    """Of indices and values together, which stand-ins have no storage for."""
-    with _torch.PastDispatch():
-        return sum(part.numel() * part.itemsize for part in parts_of(sparse_on(spec, META)))
 
 
 USUAL, COMPOSITE, MAY_WRITE, UNSEEN = range(4)
