@@ -53,6 +53,8 @@ UNSAFE = frozenset({
 })  # fmt: skip
 """Operators whose kernels read or write beyond memory that is too short, or where values tell them to: their samples are
 taken as they are, but for dtypes and the order in memory."""
+WRITES_CONTIGUOUS = frozenset({"nn.functional.avg_pool3d"})
+"Eager takes the memory of out= for contiguous, and writes beyond that of a tensor which overlaps itself."
 NEVER_ENDS = frozenset({("linalg.matrix_power", -(2**63)), ("matrix_power", -(2**63))})
 "Eager does not come back: it takes the inverse and changes the sign of the least integer, which is itself, over and over."
 VALUES_FROM_NOWHERE = frozenset({
@@ -393,7 +395,7 @@ class Editor:
         if not tensors or not _is_usable(result):
             return False
         kinds = ("like", "like", "empty", "other size", "other dtype", "layout", "input", "offset")
-        kind = self.rng.choice([kind for kind in kinds if kind != "layout"] if self.op in UNSAFE else kinds)
+        kind = self.rng.choice([kind for kind in kinds if kind != "layout"] if self.op in UNSAFE | WRITES_CONTIGUOUS else kinds)
         self.edits.append(f"out {kind}")
         out = tree_map(lambda leaf: self._out(leaf, kind) if isinstance(leaf, torch.Tensor) else leaf, result)
         leaves, structure = tree_flatten((args, {**kwargs, "out": out}))

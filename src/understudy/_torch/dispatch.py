@@ -291,6 +291,8 @@ def below(keys: Any) -> Any:
 
 
 BATCHED_KEYS = DispatchKeySet(DispatchKey.FuncTorchBatched)
+RANDOM_BATCH_KEYS = DispatchKeySet(DispatchKey.FuncTorchVmapMode)
+"""At one level of vmap, random operators come here first."""
 
 
 def kernel_libraries(key: str) -> tuple[Any, Any]:

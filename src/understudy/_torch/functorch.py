@@ -106,6 +106,11 @@ def with_forward_gradients() -> Any:
     return _forward_ad._set_fwd_grad_enabled(True)
 
 
+def keep_view_operators() -> Any:
+    """A context in which autograd keeps the operator of each view, to take it again."""
+    return torch.autograd._force_original_view_tracking(True)
+
+
 def is_inside_jvp() -> bool:
     """Whether torch.func.jvp is running, even if its level is temporarily removed."""
     return bool(sys.modules["torch._functorch.eager_transforms"].JVP_NESTING > 0)

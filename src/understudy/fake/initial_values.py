@@ -25,6 +25,8 @@ NUMBER_TYPES = frozenset({float, int})
 FILL_TYPES = frozenset({float, int, bool})
 LARGEST_IN_ALL_DTYPES = 127
 """Every dtype can represent the integers from 0 to this one; signed dtypes also the negative ones."""
+USUAL_BOUND = 30_000
+"""Every random dtype can represent intervals between the negative of this and this."""
 NAMES_WITH_USER_RULES = user_rule.names
 can_skip_dispatch_for = _torch.can_skip_dispatch_for
 count_writes = _torch.count_writes
@@ -43,10 +45,11 @@ def draw_normal(fake: FakeTensor, mean: float, std: float, generator: object = N
     return is_plain and "aten::normal_" not in NAMES_WITH_USER_RULES and _draw(fake)
 
 
-def draw_uniform(fake: FakeTensor, low: object, high: Any, generator: object = None) -> bool:
-    is_plain = type(low) in NUMBER_TYPES and type(high) in NUMBER_TYPES and low <= high and generator is None
+def draw_uniform(fake: FakeTensor, low: Any, high: Any, generator: object = None) -> bool:
+    is_plain = type(low) in NUMBER_TYPES and type(high) in NUMBER_TYPES and generator is None
     is_read = fake._spec.numel == 1  # the range of a single number is tracked
-    return is_plain and not is_read and "aten::uniform_" not in NAMES_WITH_USER_RULES and _draw(fake)
+    is_usual = is_plain and -USUAL_BOUND <= low <= high <= USUAL_BOUND
+    return is_usual and not is_read and "aten::uniform_" not in NAMES_WITH_USER_RULES and _draw(fake)
 
 
 def fill(fake: FakeTensor, value: Any) -> bool:

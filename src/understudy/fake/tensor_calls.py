@@ -382,7 +382,38 @@ def crosscheck(call: Call, cached: Plan, fresh: Plan) -> None:
         )
 
 
-# --- ZeroTensor: forward-mode gradients of constants -------------------------
+# --- forward-mode gradients: their storage is like that of their tensor, and those of constants are ZeroTensors -----
+
+
+def _storage_elements(fake: FakeTensor) -> Any:
+    """How many elements the storage holds: with symbolic sizes, as many as the tensor that it was made for."""
+    if type(fake._determined) is ZerosWithoutStorage:
+        return 0
+    base = fake._base if fake._is_view() else fake
+    spec = base._spec if type(base) is FakeTensor else fake._spec
+    if not spec.is_symbolic:
+        return _torch.native_storage(fake).nbytes() // fake._spec.itemsize
+    elements = extent_if_nonempty(spec)
+    return elements if spec.itemsize == fake._spec.itemsize else elements * spec.itemsize // fake._spec.itemsize
+
+
+@handler("aten::_has_same_storage_numel")
+def has_same_storage_numel(mode: FakeTensorMode, func: object, args: Any, kwargs: object) -> bool:
+    first, second = (_storage_elements(fake) for fake in args)
+    return is_provably_equal(first, second) or (not has_unbacked(first, second) and bool(first == second))
+
+
+@handler("aten::_new_zeros_with_same_feature_meta")
+def zeros_with_same_storage(mode: FakeTensorMode, func: object, args: Any, kwargs: Any) -> Any:
+    """Zeros in the dtype of the first, with the layout and the storage of the second behind the batch dimensions."""
+    spec, wanted = args[0]._spec, args[1]._spec
+    if not (spec.is_symbolic or wanted.is_symbolic) or wanted.sparse is not None:
+        return NotImplemented
+    shape, stride = wanted.shape, wanted.stride
+    step: Any = _storage_elements(args[1])
+    for size in reversed(spec.shape[: kwargs.get("self_num_batch_dims", 0)]):
+        shape, stride, step = (size, *shape), (step, *stride), step * size
+    return make_new(mode, TensorSpec(shape, stride, wanted.offset, dtype=spec.dtype, device=spec.device))
 
 
 class DeterminedZeros(DeterminedContents):
@@ -390,6 +421,13 @@ class DeterminedZeros(DeterminedContents):
 
     __slots__ = ()
     is_zeros = True
+
+
+class ZerosWithoutStorage(DeterminedContents):
+    """Of a stand-in without the ZeroTensor key that is a ZeroTensor when the graph runs. C++ stores the zeros before it
+    makes them the tangent of a tensor, and they are multiplied as others from then on: 0 * inf is NaN."""
+
+    __slots__ = ()
 
 
 @handler("aten::_efficientzerotensor")
@@ -406,7 +444,9 @@ def zero_tensor(mode: Any, func: OpOverload, args: Any, kwargs: Any) -> FakeTens
     )
     has_symbols = mode.shape_env is not None and not mode.static_shapes
     if spec.is_symbolic or (has_symbols and _torch.is_inside_jvp()):
-        return make_new(mode, spec)
+        fake = make_new(mode, spec)
+        fake._determined = ZerosWithoutStorage(None)
+        return fake
     return make_zeros(mode, spec, DeterminedZeros(FilledStorage(spec, 0)))
 
 

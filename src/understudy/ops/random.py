@@ -8,10 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from understudy import _torch
+from understudy._torch import operator_named
 from understudy.errors import ArgumentError, DtypeError, OperatorError, ShapeMismatch
 from understudy.ops.factories import fresh, like
 from understudy.ops.registry import rule
-from understudy.ops.shared.dtypes import NONE, REDUCED, check_dtype
+from understudy.ops.shared.batching import BatchLevel, random_batching_rule
+from understudy.ops.shared.decompositions import under_transforms
+from understudy.ops.shared.dtypes import NONE, REDUCED, Check, check_dtype, unless_empty
 from understudy.ops.traits.ranges import Operand, ValueRange, of, round_outwards, single_value, value_range
 from understudy.ops.variants import check_no_overlap, exact_out
 from understudy.shapes.node import Size, Sizes
@@ -24,7 +28,6 @@ from understudy.spec import (
     default_dtype,
     elementwise,
     preserved_copy,
-    product,
     result_type,
     same_shape,
 )
@@ -34,16 +37,6 @@ if TYPE_CHECKING:
     from understudy.shapes.node import Scalar
 
 Dtype = torch.dtype
-Check = Callable[..., None]
-
-
-def unless_empty(shape: Sizes, check: Check, *args: object) -> None:
-    """Eager skips its checks for empty tensors. Asked only after an error, because it may add a guard."""
-    try:
-        check(*args)
-    except OperatorError:
-        if product(shape) != 0:
-            raise
 
 
 @rule("rand", "rand.generator")
@@ -159,6 +152,12 @@ def _check_interval(low: float = 0.0, high: float = 1.0) -> None:
         raise ArgumentError(f"uniform: there is no interval from {low} to {high}")
 
 
+def _check_width(dtype: Dtype, low: float = 0.0, high: float = 1.0) -> None:
+    most = torch.finfo(dtype).max
+    if not (-most <= low <= most and -most <= high <= most and high - low <= most):
+        raise ArgumentError(f"uniform: an interval from {low} to {high} does not fit into {dtype}")
+
+
 def _check_rate(rate: float = 1.0) -> None:
     if rate <= 0:
         raise ArgumentError(f"exponential: the rate must be positive, got {rate}")
@@ -209,7 +208,9 @@ def _register_fill(functional: str, in_place: str, kinds: str, check: Check) -> 
         else:
             unless_empty(a.shape, check_dtype, in_place, a.dtype, kinds, a.device)
         check(*numbers)
-        if in_place == "random_.to":
+        if in_place == "uniform_":
+            _check_width(a.dtype, *numbers)
+        elif in_place == "random_.to":
             _check_bounds(a.dtype, 0, *numbers)
         elif in_place == "random_.from":
             _check_bounds(a.dtype, *numbers)
@@ -410,3 +411,70 @@ def _range_of_bernoulli(x: Operand, p: object = None, *, generator: object = Non
 @value_range("multinomial")
 def _range_of_multinomial(x: Operand, *args: object, **kwargs: object) -> ValueRange:
     return ValueRange(0, x.spec.shape[-1] - 1, False)
+
+
+# --- dropout below transforms, where C++ asks wrappers for a plain number of elements -------------------------------
+
+SELU_BOUND = 1.7580993408473766
+"""Minus the value of a saturated SELU, which `alpha_dropout` puts in the place of what it drops."""
+
+
+def _make_dropout(by_feature: bool, keeps_statistics: bool, in_place: bool) -> Callable[..., Any]:
+    def dropout(x: torch.Tensor, p: float, train: bool) -> Any:
+        check_probability(p)
+        if p == 0 or not train or x.numel() == 0:
+            return x
+        multiply = torch.Tensor.mul_ if in_place else torch.mul
+        if p == 1:
+            return multiply(x, torch.zeros((), dtype=x.dtype, device=x.device))
+        if not by_feature:
+            noise = torch.empty_like(x)
+        elif x.dim() < 2:
+            raise ShapeMismatch(f"feature dropout: expected at least two dimensions, got {x.dim()}")
+        else:
+            noise = x.new_empty([*x.shape[:2], *[1] * (x.dim() - 2)])
+        noise.bernoulli_(1 - p)
+        if not keeps_statistics:
+            return multiply(x, noise.div_(1 - p))
+        scale = 1 / math.sqrt((SELU_BOUND**2 * p + 1) * (1 - p))
+        shift = noise.add(-1).mul_(SELU_BOUND * scale).add_(SELU_BOUND * scale * p)
+        return multiply(x, noise.mul_(scale)).add_(shift)
+
+    return dropout
+
+
+for _by_feature, _feature in ((False, ""), (True, "feature_")):
+    for _keeps_statistics, _alpha in ((False, ""), (True, "alpha_")):
+        for _in_place, _suffix in ((False, ""), (True, "_")):
+            under_transforms(f"{_feature}{_alpha}dropout{_suffix}")(
+                _make_dropout(_by_feature, _keeps_statistics, _in_place)
+            )
+
+
+# --- random writes below vmap, where C++ reads sizes as plain integers ----------------------------------------------
+
+
+def _make_random_write_rule(op: Any) -> Callable[..., Any]:
+    def rule(keys: object, x: torch.Tensor, *args: object, **kwargs: object) -> torch.Tensor:
+        level = BatchLevel()
+        is_batch = level.is_batch(x)
+        if level.randomness == "error":
+            raise OperatorError(
+                "vmap: a random operator was called, and randomness='error': ask for 'same' or 'different', or draw outside"
+            )
+        if level.randomness == "different" and not is_batch:
+            raise OperatorError(
+                "vmap: randomness='different', and a random operator writes to a tensor that is no batch: draw outside"
+            )
+        with _torch.below(_torch.RANDOM_BATCH_KEYS):
+            if level.randomness == "same" and is_batch:
+                return x.copy_(op(torch.empty(x.shape, dtype=x.dtype, device=x.device), *args, **kwargs))
+            op(level.inside(x) if is_batch else x, *args, **kwargs)
+        return x
+
+    return rule
+
+
+for _name in """bernoulli_.float cauchy_ exponential_ geometric_ log_normal_ normal_ random_ random_.from random_.to
+        uniform_""".split():
+    random_batching_rule(_name)(_make_random_write_rule(operator_named(f"aten::{_name}")))

@@ -296,7 +296,7 @@ def _written(result: TensorSpec, out: TensorSpec, of: int, variant: _OutVariant,
     fits = result.numel == out.numel if variant.counts_elements else _fits(result.shape, out.shape)
     if (fits and not variant.takes_expanded) or variant.checks_before_resize:
         check_no_overlap("out=", out)
-    lays_out = position in (variant.laid_out_if_empty or ()) and out.numel == 0
+    lays_out = position in (variant.laid_out_if_empty or ()) and out.numel == 0 and out.dtype is result.dtype
     takes_conj = variant.takes_conj and result.conj and not out.conj
     if fits and not lays_out:
         # The conjugation bit is set on an `out` that the result is computed in, not on one that it is copied into.

@@ -17,7 +17,7 @@ import torch
 
 from understudy import _torch
 from understudy.contexts import contextmanager
-from understudy.ops.shared.batching import batching_rule
+from understudy.ops.shared.batching import batching_rule, random_batching_rule
 from understudy.ops.shared.decompositions import has_symbolic_sizes, under_transforms
 from understudy.spec.call import flat
 
@@ -42,6 +42,7 @@ def _by_decomposition(name: str, function: Function) -> Function:
 
 RULES: dict[str, dict[str, Function]] = {
     "FuncTorchBatched": dict(batching_rule.items()),
+    "FuncTorchVmapMode": dict(random_batching_rule.items()),
     "FuncTorchDynamicLayerFrontMode": {
         name: _by_decomposition(name, function) for name, function in under_transforms.items()
     },
@@ -90,16 +91,43 @@ def add_rules_to_transform(original: Function) -> Function:
 
     @contextmanager
     def level(*args: object, **kwargs: object) -> Iterator[Any]:
-        mode = _torch.active_fake_mode()
-        if mode is None or mode.shape_env is None or mode.static_shapes:
+        if not _needs_rules():
             with original(*args, **kwargs) as depth:
                 yield depth
             return
         RULES_IN_USE.begin()
         try:
-            with original(*args, **kwargs) as depth:
+            # A write to a view gives its base a tangent: C++ takes the view again, by as_strided with plain integers
+            # unless it has kept the operator.
+            with _torch.keep_view_operators(), original(*args, **kwargs) as depth:
                 yield depth
         finally:
             RULES_IN_USE.end()
 
     return level
+
+
+def _needs_rules() -> bool:
+    mode = _torch.active_fake_mode()
+    return mode is not None and mode.shape_env is not None and not mode.static_shapes
+
+
+class _FunctionalLevels(threading.local):
+    """The levels of `torch.func.functionalize` of a thread, which torch enters and leaves by two functions."""
+
+    def __init__(self) -> None:
+        self.have_rules: list[bool] = []
+
+
+_LEVELS = _FunctionalLevels()
+
+
+def begin_functional_level() -> None:
+    _LEVELS.have_rules.append(_needs_rules())
+    if _LEVELS.have_rules[-1]:
+        RULES_IN_USE.begin()
+
+
+def end_functional_level() -> None:
+    if _LEVELS.have_rules and _LEVELS.have_rules.pop():  # empty where the level was entered before the first mode
+        RULES_IN_USE.end()

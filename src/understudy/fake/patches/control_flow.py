@@ -140,6 +140,28 @@ def add_batching_rules(original: Function) -> Function:
     return transforms.add_rules_to_transform(original)
 
 
+@patch("torch._functorch.eager_transforms._func_increment_nesting", during=SYMBOLS)
+def add_rules_to_functionalize(original: Function) -> Function:
+    """C++ decomposes operators with plain integers. Ours are registered while torch.func.functionalize runs."""
+
+    def _func_increment_nesting(*args: object) -> Any:
+        transforms.begin_functional_level()
+        return original(*args)
+
+    return _func_increment_nesting
+
+
+@patch("torch._functorch.eager_transforms._func_decrement_nesting", during=SYMBOLS)
+def remove_rules_of_functionalize(original: Function) -> Function:
+    """Our decompositions are registered only while torch.func.functionalize runs."""
+
+    def _func_decrement_nesting() -> Any:
+        transforms.end_functional_level()
+        return original()
+
+    return _func_decrement_nesting
+
+
 @patch(
     "torch._functorch.eager_transforms.make_fx", "torch._higher_order_ops.flex_attention.make_fx", during=ANY_MODE
 )

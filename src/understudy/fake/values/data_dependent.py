@@ -34,6 +34,7 @@ from understudy.ops.shared.dtypes import (
     UNSIGNED,
     check_any_dtype,
     check_cpu_dtype,
+    unless_empty,
 )
 from understudy.shapes.sizes import from_torch, has_unbacked, to_torch
 from understudy.shapes.torch_api.names import constrain_range
@@ -130,7 +131,11 @@ def _masked_select(mode: FakeTensorMode, x: FakeTensor, mask: FakeTensor) -> Any
         return NotImplemented
     with mode:
         x, mask = torch.broadcast_tensors(x, mask)
-        return aten.index.Tensor(x, [mask])
+        chosen = aten.index.Tensor(x, [mask])
+    if x._spec.dtype in UNSIGNED:
+        with add_context(aten.masked_select.default, x, mask):
+            unless_empty(chosen._spec.shape, check_cpu_dtype, "masked_select", x._spec, ())
+    return chosen
 
 
 @answer_from_values("allclose")

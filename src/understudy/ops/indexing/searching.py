@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -23,7 +23,11 @@ from understudy.ops.shared.dtypes import (
 )
 from understudy.spec import TensorSpec, common_device, contiguous_strides, same_shape, spec_of
 
+if TYPE_CHECKING:
+    from understudy.shapes.node import Scalar
+
 Tensor = torch.Tensor
+
 
 def _positions_spec(spec: TensorSpec, out_int32: bool) -> TensorSpec:
     return spec.like(dtype=torch.int32 if out_int32 else torch.int64)
@@ -49,10 +53,10 @@ def bucketize_scalar(
     return _positions_spec(boundaries.like(()), out_int32)
 
 
-@rule("searchsorted.Tensor")
+@rule("searchsorted.Tensor", "searchsorted.Scalar")
 def search_sorted(
     sorted_sequence: TensorSpec,
-    spec: TensorSpec,
+    values: TensorSpec | Scalar,
     *,
     out_int32: bool = False,
     right: bool = False,
@@ -60,6 +64,7 @@ def search_sorted(
     sorter: TensorSpec | None = None,
 ) -> TensorSpec:
     _check_search(sorted_sequence, right, side, sorter)
+    spec = values if isinstance(values, TensorSpec) else sorted_sequence.like(())
     if not spec.shape and sorted_sequence.ndim != 1:
         raise ShapeMismatch(
             f"searchsorted: {spec} has no dimensions, so the sequence must be a vector, not {sorted_sequence}"
@@ -86,22 +91,6 @@ def _check_search(sequence: TensorSpec, right: bool, side: str | None, sorter: T
             raise ShapeMismatch(f"searchsorted: the sorter {sorter} must have the shape of the sequence {sequence}")
         if sorter.dtype is not torch.int64:
             raise DtypeError(f"searchsorted: the sorter must be i64, got {sorter}")
-
-
-@rule("searchsorted.Scalar")
-def searchsorted_scalar(
-    sorted_sequence: TensorSpec,
-    number: object,
-    *,
-    out_int32: bool = False,
-    right: bool = False,
-    side: str | None = None,
-    sorter: TensorSpec | None = None,
-) -> TensorSpec:
-    _check_search(sorted_sequence, right, side, sorter)
-    if sorted_sequence.ndim != 1:
-        raise ShapeMismatch(f"searchsorted: to find a number, the sequence must be a vector, got {sorted_sequence}")
-    return _positions_spec(sorted_sequence.like(()), out_int32)
 
 
 @rule("isin.Tensor_Tensor")

@@ -8,7 +8,16 @@ import torch
 
 from understudy.errors import ArgumentError, DtypeError, ShapeMismatch
 from understudy.ops.registry import rule
-from understudy.ops.shared.dtypes import COMPLEX, INTEGERS
+from understudy.ops.shared.dtypes import (
+    BOOL,
+    COMPLEX,
+    COMPLEX_HALF,
+    INTEGERS,
+    NUMBERS,
+    UNSIGNED,
+    check_cpu_dtype,
+    unless_empty,
+)
 from understudy.ops.shared.layouts import expand_strides
 from understudy.shapes.node import Shape
 from understudy.shapes.sizes import at_least_one, smaller
@@ -341,8 +350,11 @@ def lu_unpack(
     (*batch, rows, columns), least = lu.shape, _least(lu)
     nothing = lu.like((0,))
     permutation = lu.like((*batch, rows, rows)) if unpack_pivots else nothing
+    if unpack_pivots:
+        unless_empty(permutation.shape, check_cpu_dtype, "lu_unpack (pivots)", lu, NUMBERS | BOOL)
     if not unpack_data:
         return permutation, nothing, nothing
+    unless_empty(lu.shape, check_cpu_dtype, "lu_unpack", lu, NUMBERS | BOOL | COMPLEX_HALF)
     return permutation, lu.like((*batch, rows, least)), lu.like((*batch, least, columns))
 
 
@@ -360,8 +372,9 @@ def ldl_solve(ld: TensorSpec, pivots: TensorSpec, b: TensorSpec, *, hermitian: b
     _check_one_dtype("ldl_solve", ld, b)
     if not same_shape(pivots.shape, ld.shape[:-1]):
         raise ShapeMismatch(f"ldl_solve: {pivots} are no pivots of {ld}")
-    if pivots.dtype not in INTEGERS:
+    if pivots.dtype not in INTEGERS | UNSIGNED:
         raise DtypeError(f"ldl_solve: expected pivots that are integers, got {pivots}")
+    unless_empty(pivots.shape, check_cpu_dtype, "ldl_solve (pivots)", pivots, INTEGERS)
     return _columns(b, _solved_shape("ldl_solve", ld, b, True))
 
 

@@ -165,7 +165,8 @@ def lstsq(a: TensorSpec, b: TensorSpec, rcond: object = None, *, driver: str | N
         values = a.like((*a.shape[:-2], rows), dtype=real_type(a.dtype))
     else:
         values = a.like((0,), dtype=real_type(a.dtype))
-    residuals = a.like((*batch, *right) if driver == "gels" and rows > columns else (0,), dtype=real_type(a.dtype))
+    has_residuals = driver == "gels" and rows > columns
+    residuals = a.like((*batch, *(right or (1,))) if has_residuals else (0,), dtype=real_type(a.dtype))
     rank = a.like(a.shape[:-2] if driver != "gels" else (0,), dtype=torch.int64)
     return _solution(a, batch, columns, right, rows), residuals, rank, values
 

@@ -55,7 +55,7 @@ def _check_flash(query: TensorSpec, key: TensorSpec, value: TensorSpec, dropout_
             raise ShapeMismatch(f"{what}: expected (batch, heads, length, width), got {operand}")
         if operand.shape[3] != query.shape[3]:
             raise ShapeMismatch(f"{what}: {query} and {operand} differ in width")
-    if dropout_p > 0:
+    if dropout_p != 0:
         raise ArgumentError(f"{what}: the CPU kernel knows no dropout")
     check_cpu_dtype(what, query, FLOATS)
     check_one_dtype(what, query, key, value)

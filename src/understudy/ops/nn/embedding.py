@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -65,61 +66,37 @@ def embedding_renorm_(spec: TensorSpec, indices: TensorSpec, max_norm: float, no
     return Same(0)
 
 
-@rule("_embedding_bag")
-def embedding_bag(
-    weight: TensorSpec,
-    indices: TensorSpec,
-    offsets: TensorSpec,
-    scale_grad_by_freq: bool = False,
-    mode: int = SUM,
-    sparse: bool = False,
-    per_sample_weights: TensorSpec | None = None,
-    include_last_offset: bool = False,
-    padding_idx: object = -1,
-) -> tuple[TensorSpec, ...]:
-    return _bags(weight, indices, offsets, mode, per_sample_weights, include_last_offset, padding_idx, False)
+def _make_bag_rule(forward_only: bool) -> Callable[..., tuple[TensorSpec, ...]]:
+    def bags(
+        weight: TensorSpec,
+        indices: TensorSpec,
+        offsets: TensorSpec,
+        scale_grad_by_freq: bool = False,
+        mode: int = SUM,
+        sparse: bool = False,
+        per_sample_weights: TensorSpec | None = None,
+        include_last_offset: bool = False,
+        padding_idx: object = -1,
+    ) -> tuple[TensorSpec, ...]:
+        """The sums (or means, or maxima), the bag of each row, the size of each bag, the row of each maximum."""
+        _check_bags(weight, indices, offsets, mode, per_sample_weights, include_last_offset)
+        wide = offsets.like(dtype=promote(indices.dtype, offsets.dtype))
+        rows, width = indices.shape[0], weight.shape[1]
+        number = offsets.shape[0] - 1 if include_last_offset else offsets.shape[0]
+        output = weight.like((number, width))
+        if weight.device.type != "cpu":
+            largest: Shape = (number, width) if mode == MAX else (0,)
+            return output, wide.like((rows,)), wide.like((offsets.shape[0],)), wide.like(largest)
+        fast = mode == SUM and _has_fast_sum(weight, per_sample_weights, padding_idx)
+        counted = offsets.shape[0] if mode == SUM and forward_only else number
+        largest = (number, width) if mode == MAX else (counted,)
+        return output, wide.like((0 if fast else rows,)), wide.like((counted,)), wide.like(largest)
+
+    return bags
 
 
-@rule("_embedding_bag_forward_only")
-def embedding_bag_forward_only(
-    weight: TensorSpec,
-    indices: TensorSpec,
-    offsets: TensorSpec,
-    scale_grad_by_freq: bool = False,
-    mode: int = SUM,
-    sparse: bool = False,
-    per_sample_weights: TensorSpec | None = None,
-    include_last_offset: bool = False,
-    padding_idx: object = -1,
-) -> tuple[TensorSpec, ...]:
-    return _bags(weight, indices, offsets, mode, per_sample_weights, include_last_offset, padding_idx, True)
-
-
-def _bags(
-    weight: TensorSpec,
-    indices: TensorSpec,
-    offsets: TensorSpec,
-    mode: int,
-    scale: TensorSpec | None,
-    include_last_offset: bool,
-    padding_idx: object,
-    forward_only: bool,
-) -> tuple[TensorSpec, ...]:
-    """The sums (or means, or maxima), the bag of each row, the size of each bag, the row of each maximum."""
-    _check_bags(weight, indices, offsets, mode, scale, include_last_offset)
-    rows, width = indices.shape[0], weight.shape[1]
-    bags = offsets.shape[0] - 1 if include_last_offset else offsets.shape[0]
-    output = weight.like((bags, width))
-    if weight.device.type != "cpu":
-        dtype = indices.dtype
-        largest: Shape = (bags, width) if mode == MAX else (0,)
-        sizes = offsets.shape[0]
-        return output, indices.like((rows,)), indices.like((sizes,)), indices.like(largest, dtype=dtype)
-    wide = offsets.like(dtype=promote(indices.dtype, offsets.dtype))
-    fast = mode == SUM and _has_fast_sum(weight, scale, padding_idx)
-    counted = offsets.shape[0] if mode == SUM and forward_only else bags
-    largest = (bags, width) if mode == MAX else (counted,)
-    return output, wide.like((0 if fast else rows,)), wide.like((counted,)), wide.like(largest)
+rule("_embedding_bag")(_make_bag_rule(forward_only=False))
+rule("_embedding_bag_forward_only")(_make_bag_rule(forward_only=True))
 
 
 def _has_fast_sum(weight: TensorSpec, scale: TensorSpec | None, padding_idx: Any) -> bool:
@@ -140,8 +117,7 @@ def _check_bags(
     include_last_offset: bool,
 ) -> None:
     check_any_dtype("embedding_bag", weight, FLOATS)
-    _check_indices("embedding_bag", indices)
-    _check_indices("embedding_bag (offsets)", offsets)
+    _check_indices("embedding_bag", offsets.like(dtype=promote(indices.dtype, offsets.dtype)))
     if weight.ndim != 2 or indices.ndim != 1 or offsets.ndim != 1:
         raise ShapeMismatch(
             f"embedding_bag: expected a matrix and two vectors, "

@@ -22,14 +22,18 @@ class BatchLevel:
     """One level of vmap, the innermost one."""
 
     def __init__(self) -> None:
-        interpreter, _, _ = _torch.innermost_transform()
-        self._level = interpreter.level()
-        self._size = interpreter.batch_size()
+        self._interpreter, _, _ = _torch.innermost_transform()
+        self._level = self._interpreter.level()
+        self._size = self._interpreter.batch_size()
 
     @staticmethod
     def below() -> Any:
         """Inside, calls go to the transforms around this level."""
         return _torch.below(_torch.BATCHED_KEYS)
+
+    @property
+    def randomness(self) -> str:
+        return str(self._interpreter.randomness())
 
     def is_batch(self, tensor: object) -> bool:
         return bool(_torch.batched_at(tensor, 0, self._level)[1])
@@ -45,6 +49,9 @@ class BatchLevel:
 
 batching_rule: Trait[Function] = Trait("batching rule for symbolic sizes")
 """At one level of `torch.vmap`."""
+
+random_batching_rule: Trait[Function] = Trait("batching rule of a random operator for symbolic sizes")
+"""The same for operators that draw numbers, whether they are given a batch or not."""
 
 
 def dim_behind_batch(dim: int, rank: int) -> int:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable
+from collections.abc import Callable, Container, Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from understudy import _torch
-from understudy.errors import ArgumentError, DtypeError
-from understudy.spec import TensorSpec
+from understudy.errors import ArgumentError, DtypeError, OperatorError
+from understudy.spec import TensorSpec, product
 
 if TYPE_CHECKING:
-    from understudy.shapes.node import Scalar
+    from understudy.shapes.node import Scalar, Sizes
+
+Check = Callable[..., None]
 
 FLOATS = frozenset({torch.float32, torch.float64, torch.float16, torch.bfloat16})
 COMPLEX = frozenset({torch.complex64, torch.complex128})
@@ -38,6 +40,15 @@ def check_cpu_dtype(what: str, spec: TensorSpec, accepted: Container[torch.dtype
     """Raise if there is no CPU kernel for the dtype; other devices have kernels for other dtypes."""
     if spec.dtype not in accepted and spec.device.type == "cpu":
         raise DtypeError(f"{what}: no CPU kernel for {spec.dtype}, given as {spec}")
+
+
+def unless_empty(shape: Sizes, check: Check, *args: object) -> None:
+    """Eager skips its checks for empty tensors. Asked only after an error, because it may add a guard."""
+    try:
+        check(*args)
+    except OperatorError:
+        if product(shape) != 0:
+            raise
 
 
 def check_any_dtype(what: str, spec: TensorSpec, accepted: Container[torch.dtype]) -> None:
