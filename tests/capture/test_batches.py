@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn, vmap
-from torch.func import functional_call, grad, hessian, jacfwd, jacrev
+from torch.func import functional_call, functionalize, grad, hessian, jacfwd, jacrev, jvp
 from torch.utils._pytree import tree_leaves
 
 from understudy import make_fx
@@ -233,6 +233,102 @@ def test_gradients_for_each_sample(name: str) -> None:
     assert specialised(graph) == []
     x = inputs(7)
     assert_same(graph(x), f(x))
+
+
+def along_ones(f: Function) -> Function:
+    return lambda x: jvp(f, (x,), (torch.ones_like(x),))
+
+
+def total(f: Function) -> Function:
+    return lambda x: (f(x) ** 2).sum()
+
+
+AROUND: dict[str, Callable[[Function], Function]] = {
+    "vmap": lambda f: vmap(f, randomness="same"),
+    "vmap, drawn for each": lambda f: vmap(f, randomness="different"),
+    "vmap, nothing drawn": vmap,
+    "vmap of grad": lambda f: vmap(grad(total(f)), randomness="different"),
+    "vmap of jvp": lambda f: vmap(along_ones(f), randomness="different"),
+    "jvp of grad": lambda f: along_ones(grad(total(f))),
+    "jacrev": jacrev,
+    "jacfwd": lambda f: jacfwd(f, randomness="same"),
+    "functionalize": functionalize,
+}
+
+
+def changed(x: Tensor, view: Callable[[Tensor], Tensor], write: Callable[[Tensor, Tensor], object]) -> Tensor:
+    """A new tensor, twice as long, that is written to by a view."""
+    y = torch.ones(2 * x.shape[0], dtype=x.dtype)
+    write(view(y), x * x)
+    return y
+
+
+BELOW: dict[str, Function] = {
+    "dropout": lambda x: F.dropout(x, 0.5),
+    "dropout in place": lambda x: F.dropout(x * 1, 0.5, inplace=True),
+    "dropout of all": lambda x: F.dropout(x, 1.0),
+    "dropout of nothing": lambda x: F.dropout(x, 0.5, training=False) * 2,
+    "dropout of features": lambda x: F.dropout1d(x.view(1, -1, 1).expand(2, x.shape[0], 3), 0.5),
+    "alpha dropout": lambda x: F.alpha_dropout(x, 0.25, training=True),
+    "alpha dropout of features": lambda x: F.feature_alpha_dropout(x.view(1, -1, 1), 0.5, training=True),
+    "noise": lambda x: x * torch.empty_like(x).normal_(),
+    "noise of its own": lambda x: x * torch.zeros(x.shape[0], dtype=x.dtype).uniform_(1, 2),
+    "a slice": lambda x: changed(x, lambda y: y[: x.shape[0]], Tensor.copy_),
+    "a slice that begins later": lambda x: changed(x, lambda y: y[1 : x.shape[0] + 1], Tensor.add_),
+    "a row": lambda x: changed(x, lambda y: y.view(2, -1)[1], Tensor.mul_),
+    "a column": lambda x: changed(x, lambda y: y.unflatten(0, (-1, 2))[:, 1], Tensor.copy_),
+    "a part": lambda x: changed(x, lambda y: y.chunk(2)[1], Tensor.copy_),
+    "every second": lambda x: changed(x, lambda y: y.as_strided((x.shape[0],), (2,)), Tensor.copy_),
+    "an item of the input's copy": lambda x: changed(x * 1, lambda y: y[0], lambda item, x: item.copy_(x.sum())),
+    "choices": lambda x: torch.combinations(x),
+    "differences with spaces": lambda x: torch.gradient(x, spacing=[0.5])[0],
+    "product of several": lambda x: torch.linalg.multi_dot([x, x.outer(x), x]),
+    "a norm": lambda x: torch.linalg.norm(x.outer(x) + x.diag(), 1),
+    "the smallest norm": lambda x: torch.linalg.matrix_norm(x.outer(x + 1) + x.diag(), -2, keepdim=True),
+    "weighted entropy": lambda x: F.binary_cross_entropy(x.sigmoid(), x.sigmoid().detach() ** 2, weight=x.detach() ** 2),
+    "masked places": lambda x: aten._unsafe_masked_index(x, x > 0, [torch.arange(x.shape[0])], 2.0),
+    "masked sums": lambda x: aten._unsafe_masked_index_put_accumulate(x, x > 0, [torch.arange(x.shape[0])], x * x),
+    "pooled": lambda x: F.max_pool1d(x.view(1, 1, -1), 2),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("transform", AROUND)
+@pytest.mark.parametrize("name", BELOW)
+def test_below_transforms(name: str, transform: str) -> None:
+    """What C++ computes of plain integers where tensors are wrapped."""
+    f = AROUND[transform](BELOW[name])
+    shape = (lambda n: (2 + n, n)) if transform.startswith("vmap") else lambda n: (n,)
+    x = r(*shape(4))
+
+    def run(function: Function, x: Tensor) -> Any:
+        torch.manual_seed(0)
+        return function(x)
+
+    try:
+        run(f, x)
+    except RuntimeError:  # a random operator where nothing may be drawn, or a write of a batch into what is none
+        with pytest.raises(RuntimeError):
+            make_fx(f, tracing_mode="symbolic")(x)
+        return
+    graph = make_fx(f, tracing_mode="symbolic")(x)
+    for size in (4, 6) if not specialised(graph) else (4,):
+        x = r(*shape(size))
+        assert_same(run(graph, x), run(f, x))
+
+
+@pytest.mark.parametrize("name", ["dropout", "a slice that begins later", "a column", "product of several", "noise"])
+def test_sizes_below_transforms_stay_open(name: str) -> None:
+    for transform in ("jvp of grad", "jacrev", "functionalize"):
+        assert specialised(make_fx(AROUND[transform](BELOW[name]), tracing_mode="symbolic")(r(4))) == []
+
+
+def test_zeros_that_a_tangent_is_made_of_are_multiplied() -> None:
+    """0 * inf is NaN: eager stores a tangent of zeros before it multiplies it."""
+    f = along_ones(grad(lambda x: (x.abs() ** 2).sum()))
+    x = torch.tensor([1.0, -torch.inf, 2.0])
+    assert f(x)[1].isnan().tolist() == [False, True, False]
+    torch.testing.assert_close(make_fx(f, tracing_mode="symbolic")(x)(x), f(x), equal_nan=True)
 
 
 def test_the_operators_are_those_of_static_sizes() -> None:

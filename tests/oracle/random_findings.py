@@ -107,6 +107,8 @@ CALLS: dict[str, tuple[Call, list[Tensor]]] = {
         lambda x, p: torch.lu_unpack(x, p, unpack_pivots=False), [ones(3, 3, dtype=torch.complex32), ones(3, dtype=torch.int32)]),
     "residuals of vectors": (lambda a, b: torch.linalg.lstsq(a, b, driver="gels"), [torch.eye(3)[:, :2].repeat(2, 1, 1), ones(2, 3)]),
     "residuals of one vector": (lambda a, b: torch.linalg.lstsq(a, b, driver="gels"), [torch.eye(3)[:, :2].clone(), ones(3)]),
+    "no distances of different floats": (torch.cdist, [ones(0, 5), ones(3, 5, dtype=torch.float64)]),
+    "a complex weight that is real": (lambda x: torch.lerp(x, x, 1.2 + 0j), [ones(3)]),
     "no unsigned pivots": (torch.linalg.ldl_solve, [ones(0, 0), ones(0, dtype=torch.uint16), ones(0, 1)]),
     "the widest interval": (lambda x: x.uniform_(0, 65504), [ones(2, dtype=torch.float16)]),
 }  # fmt: skip
@@ -124,6 +126,11 @@ REFUSED: dict[str, tuple[Call, list[Tensor]]] = {
     "bags of 8-bit indices at 8-bit positions": (
         torch._embedding_bag, [ones(5, 4), ones(6, dtype=torch.int8), torch.zeros(2, dtype=torch.int8)]),
     "bags that begin at fractions": (torch._embedding_bag_forward_only, [ones(5, 4), ones(6, dtype=torch.int64), torch.zeros(2)]),
+    "a complex weight": (lambda x: torch.lerp(x, x, 1.2 + 0.1j), [ones(3, dtype=torch.float64)]),
+    "a complex weight for nothing": (lambda x: torch.lerp(x, x, 1j), [ones(0)]),
+    "distances of different floats": (torch.cdist, [ones(3, 5), ones(3, 5, dtype=torch.float64)]),
+    "distances of different floats by products": (
+        lambda x, y: torch.cdist(x, y, 2.0, "use_mm_for_euclid_dist"), [ones(3, 5), ones(3, 5, dtype=torch.bfloat16)]),
     "unsigned pivots": (torch.linalg.ldl_solve, [torch.eye(2), ones(2, dtype=torch.uint64), ones(2, 1)]),
     "combinations of unsigned integers": (torch.combinations, [ones(3, dtype=torch.uint32)]),
     "a negative chance": (

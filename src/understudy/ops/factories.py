@@ -11,6 +11,7 @@ import torch
 from understudy import _torch
 from understudy.errors import ArgumentError, DtypeError, ShapeMismatch
 from understudy.ops.registry import rule
+from understudy.ops.shared.batching import BatchLevel, batching_rule
 from understudy.ops.shared.dtypes import check_can_store, check_dtype, check_made_tensor
 from understudy.ops.variants import check_no_overlap
 from understudy.shapes.node import Shape, Size, Sizes
@@ -481,3 +482,21 @@ def symbolic_linspace(
     falling = (places - (steps - 1)).to(counted) * step + end
     values = torch.where(places < torch.sym_max(steps // 2, 1), rising, falling).to(dtype)
     return values.requires_grad_() if requires_grad else values
+
+
+# --- below vmap, where C++ reads sizes as plain integers ------------------------------------------------------------
+
+
+@batching_rule("new_empty_strided")
+def batch_new_empty_strided(
+    keys: object, x: torch.Tensor, size: Sequence[Any], stride: Sequence[Any], **options: Any
+) -> torch.Tensor:
+    """Autograd asks for it, for the gradient of a tensor that was written to by a view."""
+    level = BatchLevel()
+    extent: Any = 1
+    for number, step in zip(size, stride, strict=True):
+        extent = extent + (number - 1) * step
+    with level.below():
+        inside = level.inside(x)
+        result = inside.new_empty_strided((inside.shape[0], *size), (extent, *stride), **options)
+    return level.around(result)

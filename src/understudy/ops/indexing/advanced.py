@@ -21,6 +21,7 @@ from understudy.errors import (
     ShapeMismatch,
 )
 from understudy.ops.registry import rule
+from understudy.ops.shared.batching import batching_rule
 from understudy.ops.shared.decompositions import broadcast, decomposition, has_symbolic_sizes
 from understudy.ops.shared.dtypes import BOOL, COMPLEX_HALF, FLOAT8, NUMBERS, check_cpu_dtype
 from understudy.ops.shared.layouts import expand_strides, view_strides
@@ -38,6 +39,7 @@ from understudy.spec import (
 if TYPE_CHECKING:
     from understudy.shapes.node import SymNode
 
+aten = torch.ops.aten
 Tensor = torch.Tensor
 
 INDEX_DTYPES = frozenset({torch.int64, torch.int32, torch.uint8, torch.bool})
@@ -189,6 +191,27 @@ def unsafe_masked_index_put(spec: TensorSpec, mask: TensorSpec, indices: Indices
     places = index_spec(spec, _check_indices(spec, indices))
     check_expandable(broadcast_shapes(values.shape, mask.shape), places.shape, "_unsafe_masked_index_put_accumulate")
     return preserved_copy(spec)
+
+
+@batching_rule("_unsafe_masked_index")
+def batch_unsafe_masked_index(keys: object, x: Tensor, mask: Tensor, indices: Sequence[Tensor | None], fill: Any) -> Tensor:
+    if x.numel() == 0:
+        return x.new_full(mask.shape, fill)
+    return aten.index(x, _clamp_indices(x, indices)).masked_fill(mask.logical_not(), fill)
+
+
+@batching_rule("_unsafe_masked_index_put_accumulate")
+def batch_unsafe_masked_index_put_accumulate(
+    keys: object, x: Tensor, mask: Tensor, indices: Sequence[Tensor | None], values: Tensor
+) -> Tensor:
+    if x.numel() == 0:
+        return x.clone()
+    return aten.index_put(x, _clamp_indices(x, indices), values.masked_fill(mask.logical_not(), 0), True)
+
+
+def _clamp_indices(x: Tensor, indices: Sequence[Tensor | None]) -> list[Tensor | None]:
+    sizes = zip(indices, x.shape, strict=False)
+    return [None if index is None else index.clamp(-size, size - 1) for index, size in sizes]
 
 
 @decomposition("masked_select_backward")

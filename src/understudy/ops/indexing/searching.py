@@ -11,7 +11,7 @@ import torch
 from understudy import _torch
 from understudy.errors import ArgumentError, DtypeError, DynamicOutputShapeException, ShapeMismatch
 from understudy.ops.registry import rule
-from understudy.ops.shared.decompositions import decomposition
+from understudy.ops.shared.decompositions import decomposition, under_transforms
 from understudy.ops.shared.dtypes import (
     BOOL,
     COMPLEX_HALF,
@@ -168,6 +168,16 @@ def decompose_combinations(x: Tensor, r: int = 2, with_replacement: bool = False
         return NotImplemented
     mask.remember_size(("nonzero",), _choices(count, r, with_replacement))
     return torch.stack([grid.masked_select(mask) for grid in grids], 1)
+
+
+@under_transforms("combinations")
+def decompose_combinations_by_index(x: Tensor, r: int = 2, with_replacement: bool = False) -> Any:
+    """A mask inside a wrapper can't be told how many elements it selects."""
+    if x.dim() != 1 or r < 1:
+        return NotImplemented
+    count = x.shape[0]
+    mask = _is_ascending(count, r, with_replacement, x.device)
+    return x[torch.nonzero_static(mask, size=_choices(count, r, with_replacement))]
 
 
 def _is_ascending(count: Any, r: int, with_replacement: bool, device: torch.device) -> Any:

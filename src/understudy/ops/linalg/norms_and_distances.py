@@ -14,9 +14,17 @@ import torch
 from understudy.errors import ArgumentError, DtypeError, ShapeMismatch
 from understudy.ops.linalg.decompositions import check_matrix, check_square
 from understudy.ops.registry import rule
-from understudy.ops.shared.decompositions import decide_contiguity, decomposition
+from understudy.ops.shared.decompositions import decide_contiguity, decomposition, under_transforms
 from understudy.ops.shared.dims import wrap_dim
-from understudy.ops.shared.dtypes import COMPLEX, COMPLEX_HALF, FLOATS, NUMBERS, check_cpu_dtype
+from understudy.ops.shared.dtypes import (
+    COMPLEX,
+    COMPLEX_HALF,
+    FLOATS,
+    NUMBERS,
+    check_cpu_dtype,
+    check_one_dtype,
+    unless_empty,
+)
 from understudy.ops.views.basic import transpose_spec
 from understudy.shapes.sizes import from_torch, is_provably_equal, is_provably_less
 from understudy.spec import (
@@ -40,6 +48,7 @@ Tensor = torch.Tensor
 # --- norms --------------------------------------------------------------------------------------------------------
 
 
+@under_transforms("linalg_matrix_norm")
 @decomposition("linalg_matrix_norm")
 def decompose_matrix_norm(
     x: Tensor,
@@ -73,6 +82,16 @@ def _extreme(x: Tensor, ord: Any, dim: int, keepdim: bool) -> Tensor:
     place = wrap_dim(dim, x.dim())
     shape = [1 if i == place else size for i, size in enumerate(x.shape) if keepdim or i != place]
     return torch.zeros(shape, dtype=x.dtype, device=x.device)
+
+
+@under_transforms("linalg_norm")
+def decompose_norm(
+    x: Tensor, ord: float | None = None, dim: Sequence[int] | None = None, keepdim: bool = False, *,
+    dtype: torch.dtype | None = None,
+) -> Any:  # fmt: skip
+    if ord is None or (x.dim() if dim is None else len(dim)) != 2:
+        return NotImplemented
+    return torch.linalg.matrix_norm(x, ord, (0, 1) if dim is None else dim, keepdim, dtype=dtype)
 
 
 # --- ranks --------------------------------------------------------------------------------------------------------
@@ -251,15 +270,19 @@ def cdist(x1: TensorSpec, x2: TensorSpec, p: float = 2.0, compute_mode: int | No
         raise ArgumentError(f"cdist: p must not be negative, got {p}")
     check_cpu_dtype("cdist", x1, CDIST_DTYPES)
     check_cpu_dtype("cdist", x2, CDIST_DTYPES)
-    batch = broadcast_without_choice(x1.shape[:-2], x2.shape[:-2])
-    return x1.like((*batch, x1.shape[-2], x2.shape[-2]), dtype=result_type(x1, x2))
+    return _distances(x1, x2)
 
 
 @rule("_euclidean_dist")
 def euclidean_dist(x1: TensorSpec, x2: TensorSpec) -> TensorSpec:
     _check_rows("cdist", x1, x2)
-    batch = broadcast_without_choice(x1.shape[:-2], x2.shape[:-2])
-    return x1.like((*batch, x1.shape[-2], x2.shape[-2]), dtype=result_type(x1, x2))
+    return _distances(x1, x2)
+
+
+def _distances(x1: TensorSpec, x2: TensorSpec) -> TensorSpec:
+    shape = (*broadcast_without_choice(x1.shape[:-2], x2.shape[:-2]), x1.shape[-2], x2.shape[-2])
+    unless_empty((*shape, x1.shape[-1]), check_one_dtype, "cdist", x1, x2)
+    return x1.like(shape)
 
 
 def _check_rows(what: str, x1: TensorSpec, x2: TensorSpec) -> None:

@@ -479,6 +479,7 @@ def _reshape(x: Any, shape: Sequence[object]) -> Tensor:
 # --- chains of products: decompositions for symbolic sizes --------------------------------------------------
 
 
+@under_transforms("linalg_multi_dot")
 @decomposition("linalg_multi_dot")
 def decompose_multi_dot(tensors: Sequence[Tensor]) -> Any:
     """The order of multiplication depends on the sizes: guards compare the costs."""

@@ -219,6 +219,21 @@ for _name in ("mse_loss", "smooth_l1_loss", "huber_loss"):
     batching_rule(f"{_name}_backward")(_make_loss_backward_rule(getattr(aten, f"{_name}_backward")))
 
 
+@batching_rule("binary_cross_entropy_backward")
+def batch_binary_cross_entropy_backward(
+    keys: object, gradient: torch.Tensor, x: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None = None,
+    reduction: int = MEAN,
+) -> Any:  # fmt: skip
+    level = BatchLevel()
+    tensors = [gradient, x, target, *([] if weight is None else [weight])]
+    with level.below():
+        given, inside, *others = align_ranks(level, *tensors)
+        if reduction == MEAN:
+            given = given / inside.shape[1:].numel()
+        result = aten.binary_cross_entropy_backward(given.expand(inside.shape), inside, *others, reduction=NONE)
+    return level.around(result)
+
+
 Maybe = TensorSpec | None
 WIDE = frozenset({torch.float32, torch.float64})
 

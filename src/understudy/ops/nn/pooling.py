@@ -18,7 +18,7 @@ from understudy import _torch
 from understudy.errors import ArgumentError, DtypeError, ShapeMismatch
 from understudy.ops.registry import rule
 from understudy.ops.shared.batching import BatchLevel, batching_rule
-from understudy.ops.shared.decompositions import decomposition
+from understudy.ops.shared.decompositions import decomposition, under_transforms
 from understudy.ops.shared.dtypes import COMPLEX, FLOATS, INTEGERS, check_any_dtype, check_cpu_dtype
 from understudy.ops.shared.layouts import looks_channels_last, suggested_strides
 from understudy.shapes.node import Shape, Sizes
@@ -496,6 +496,7 @@ def check_pooled_dtype(x: Tensor) -> None:
         check_cpu_dtype("max_pool1d", spec, FLOATS)
 
 
+@under_transforms("max_pool1d")
 @decomposition("max_pool1d")
 def decompose_max_pool1d(x: Tensor, *args: object, **kwargs: object) -> Tensor:
     output: Tensor = aten.max_pool1d_with_indices(x, *args, **kwargs)[0]

@@ -315,6 +315,8 @@ def check_number_fits(name: str, number: Any, dtype: torch.dtype) -> None:
 def lerp_by_number(start: TensorSpec, end: TensorSpec, weight: Scalar | complex) -> TensorSpec:
     _check_lerp(start, end)
     check_dtype("lerp", start.dtype, "fc", start.device, SMALL_COMPLEX)
+    if isinstance(weight, complex) and weight.imag != 0 and not start.dtype.is_complex:
+        raise ArgumentError(f"lerp: the weight {weight} does not fit into {start.dtype}")
     return elementwise((start, end), start.dtype)
 
 

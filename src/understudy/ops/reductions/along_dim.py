@@ -259,11 +259,13 @@ def decompose_gradient_of_one(x: Tensor, *, dim: Sequence[int], edge_order: int 
     return _gradients(x, [1.0] * len(dim), dim, edge_order)
 
 
+@under_transforms("gradient.scalarrayint", "gradient.tensorarrayint")
 @decomposition("gradient.scalarrayint", "gradient.tensorarrayint")
 def decompose_gradient_spaced(x: Tensor, *, spacing: Sequence[object], dim: int | None = None, edge_order: int = 1) -> Any:
     return _gradients(x, spacing, range(x.dim()) if dim is None else (dim,), edge_order)
 
 
+@under_transforms("gradient.scalarrayarray", "gradient.tensorarray")
 @decomposition("gradient.scalarrayarray", "gradient.tensorarray")
 def decompose_gradient_spaced_along(
     x: Tensor, *, spacing: Sequence[object], dim: Sequence[int], edge_order: int = 1
