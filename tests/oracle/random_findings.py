@@ -109,6 +109,10 @@ CALLS: dict[str, tuple[Call, list[Tensor]]] = {
     "residuals of one vector": (lambda a, b: torch.linalg.lstsq(a, b, driver="gels"), [torch.eye(3)[:, :2].clone(), ones(3)]),
     "no distances of different floats": (torch.cdist, [ones(0, 5), ones(3, 5, dtype=torch.float64)]),
     "a complex weight that is real": (lambda x: torch.lerp(x, x, 1.2 + 0j), [ones(3)]),
+    "a product that is added to its own column": (
+        lambda x: x.view(2, 1).addr_(x, ones(1)), [ones(2)]),
+    "a product that is added to its own number": (
+        lambda x: x.view(1, 1).addr_(x, ones(1)), [ones(1)]),
     "no unsigned pivots": (torch.linalg.ldl_solve, [ones(0, 0), ones(0, dtype=torch.uint16), ones(0, 1)]),
     "the widest interval": (lambda x: x.uniform_(0, 65504), [ones(2, dtype=torch.float16)]),
 }  # fmt: skip
@@ -131,6 +135,8 @@ REFUSED: dict[str, tuple[Call, list[Tensor]]] = {
     "distances of different floats": (torch.cdist, [ones(3, 5), ones(3, 5, dtype=torch.float64)]),
     "distances of different floats by products": (
         lambda x, y: torch.cdist(x, y, 2.0, "use_mm_for_euclid_dist"), [ones(3, 5), ones(3, 5, dtype=torch.bfloat16)]),
+    "a product that is added to its own row": (lambda x: x.view(1, 2).addr_(ones(1), x), [ones(2)]),
+    "a product that is added to both its numbers": (lambda x: x.view(1, 1).addr_(x, x), [ones(1)]),
     "unsigned pivots": (torch.linalg.ldl_solve, [torch.eye(2), ones(2, dtype=torch.uint64), ones(2, 1)]),
     "combinations of unsigned integers": (torch.combinations, [ones(3, dtype=torch.uint32)]),
     "a negative chance": (

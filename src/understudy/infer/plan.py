@@ -20,7 +20,7 @@ from understudy.ops.registry import record_of
 from understudy.ops.shared.dtypes import INTEGERS
 from understudy.ops.traits.ranges import extremes, has_ranges
 from understudy.ops.traits.values import IndexBound, bounds_of, unread_inputs
-from understudy.ops.traits.writes import counts_own_writes, writes_apart, writes_in_order
+from understudy.ops.traits.writes import counts_own_writes, read_shape, writes_apart, writes_in_order
 from understudy.shapes.node import SymNode
 from understudy.shapes.sizes import assume_nonempty_if_indexed, has_unbacked
 from understudy.spec import (
@@ -179,7 +179,7 @@ class ElementOrderCheck:
                 continue
             if other is written and resizes_inputs(outcomes):
                 what = f"{written._spec} is read and written, and does not have the shape of the result"
-            elif other is not written and are_out_of_order(other._spec, written._spec):
+            elif other is not written and are_out_of_order(_as_read(self.op, read, other._spec), written._spec):
                 what = (
                     f"some elements of what is written to, {written._spec}, and of {other._spec} are a single memory "
                     "location; clone one of them first"
@@ -199,8 +199,14 @@ def _pairs_in_order(call: Call, outcomes: Outcomes, written: tuple[int, ...]) ->
         (target, read)
         for target in written
         for read in range(len(inputs))
-        if read != target and (resizes_inputs(outcomes) or _may_be_out_of_order(inputs[read], inputs[target]))
+        if read != target
+        and (resizes_inputs(outcomes) or _may_be_out_of_order(_as_read(call.op, read, inputs[read]), inputs[target]))
     )
+
+
+def _as_read(op: Any, position: int, spec: TensorSpec) -> TensorSpec:
+    see = read_shape.of(op)
+    return spec if see is None else see(position, spec)
 
 
 def _may_be_out_of_order(a: TensorSpec, b: TensorSpec) -> bool:

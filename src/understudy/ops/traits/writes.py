@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import Enum, auto
 from typing import Any
 
@@ -74,6 +75,16 @@ for _name in (
     "logical_and logical_or logical_xor lt masked_fill maximum minimum mul ne nextafter pow remainder sub where xlogy"
 ).split():
     writes_in_order.mark(_name, f"{_name}_")
+
+read_shape: Trait[Callable[[int, TensorSpec], TensorSpec]] = Trait(
+    "how its kernel sees an input (by position) when it compares the order of elements", of_packets=True
+)
+
+
+@read_shape("addr", "addr_")
+def _see_column(position: int, spec: TensorSpec) -> TensorSpec:
+    """The first vector is a column."""
+    return spec.as_view((*spec.shape, 1), spec.stride * 2, spec.offset) if position == 1 and spec.ndim == 1 else spec
 
 
 
