@@ -649,6 +649,8 @@ def test_devices_by_their_number() -> None:
         assert {tensor.device for tensor in made} == {torch.device("cuda", 0)}
         assert x.new_empty_strided((3,), (1,), device=0).device == x.new_tensor([1.0], device=0).device == made[0].device
         assert x.new_zeros(3).device == torch.device("cuda", 1)
+        others = (torch.hann_window(4, device=0), torch.tril_indices(2, 2, device=0), torch.fft.fftfreq(4, device=0))
+        assert {tensor.device for tensor in others} == {torch.device("cuda", 0)}
         with torch.device("cuda:1"):
             assert torch.empty(2).device == torch.device("cuda", 1)
     with torch.device("meta"):

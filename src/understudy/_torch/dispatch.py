@@ -17,6 +17,7 @@ from torch import Tensor
 from torch._C import DispatchKey
 from torch.utils._device import DeviceContext
 
+from understudy._torch.functorch import has_transforms
 from understudy._torch.identity import is_module_conversion
 from understudy._torch.modes import (
     FAKE,
@@ -78,6 +79,7 @@ def is_past_dispatch() -> bool:
 
 
 def below_autograd() -> Any:
+    """A context in which autograd is excluded, so that composite operators are not decomposed."""
     return torch._C._AutoDispatchBelowAutograd()
 
 
@@ -153,7 +155,7 @@ def is_only_mode(mode: object) -> bool:
         torch._C._len_torch_dispatch_stack() == (torch._C._get_dispatch_mode(FAKE) is mode)
         and torch._C._len_torch_function_stack() == 0
         and not any(map(torch.is_autocast_enabled, _CASTING_DEVICES))
-        and torch._C._functorch.peek_interpreter_stack() is None
+        and not has_transforms()
         and not is_recorded_above_autograd()
     )
 
@@ -175,7 +177,7 @@ def has_only_recorder(mode: object, recorder: object) -> bool:
         and not has_function_modes("only_records")
         and not torch.nn.modules.module._has_any_global_hook()
         and not any(map(torch.is_autocast_enabled, _CASTING_DEVICES))
-        and torch._C._functorch.peek_interpreter_stack() is None
+        and not has_transforms()
         and not torch.fx.traceback.has_preserved_node_meta()
     )
 

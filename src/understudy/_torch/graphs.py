@@ -328,11 +328,6 @@ def materialise_table(table: Any) -> dict[Any, Callable[..., Any]]:
     return dict(made)
 
 
-def below_autograd() -> Any:
-    """A context in which autograd is excluded, so that composite operators are not decomposed."""
-    return torch._C._AutoDispatchBelowAutograd()
-
-
 class WholeComposites:
     """The composite operators that a decomposition table preserves: those that torch can preserve, and that are not in
     it."""

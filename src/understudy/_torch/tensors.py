@@ -320,6 +320,20 @@ def collect_device_constructors() -> None:
     _device_constructors()
 
 
+def names_of_device_constructors() -> list[str]:
+    """Where the functions are that make tensors on a device: `torch.zeros`, `torch.fft.fftfreq`."""
+    from torch.utils._device import _device_constructors  # why: only simulated devices need it
+
+    names = {function.__name__ for function in _device_constructors()}
+    of_transforms = {name.removeprefix("fft_") for name in names if name.startswith("fft_")}
+    return sorted(
+        f"{space.__name__}.{name}"
+        for space, given in ((torch, names), (torch.fft, of_transforms))
+        for name in given
+        if hasattr(space, name)
+    )
+
+
 # --- references to a tensor -----------------------------------------------------------------------------------------------
 
 

@@ -81,6 +81,10 @@ WRITES_EXPANDED = """
 """.split()
 """These write into expanded tensors without an error."""
 exact_out.mark(*(f"{name}.out" for name in EXACT), *EXACT_NAMED)
+exact_out.mark(
+    "linalg_norm.out", "linalg_norm.ord_str_out", "linalg_matrix_norm.out", "linalg_matrix_norm.str_ord_out",
+    "nuclear_norm.out", "nuclear_norm.dim_out",
+)  # fmt: skip
 expanded_out.mark(*WRITES_EXPANDED)
 
 
@@ -239,7 +243,7 @@ WRITTEN_UNCOUNTED = ("aten::kron",)
 def _decompose_out(op: OpOverload) -> Rule:
     packet = op.name().partition(".")[0]
     functional, _ = next(_functional_overloads(op, packet, ["out"]))
-    is_exact = "norm" in op.name()  # norms take nothing but their dtype
+    is_exact = exact_out.of(op) is not None
 
     def decompose(*args: object, out: torch.Tensor, **kwargs: object) -> torch.Tensor:
         result = functional(*args, **kwargs)

@@ -17,18 +17,17 @@ from understudy.patching import SIMULATION, patch
 from understudy.simulation.machine import machine
 
 Function = Callable[..., Any]
-CONSTRUCTORS = (
-    "arange", "as_tensor", "asarray", "empty", "empty_like", "empty_strided", "eye", "full", "full_like", "linspace",
-    "logspace", "ones", "ones_like", "rand", "rand_like", "randint", "randint_like", "randn", "randn_like", "randperm",
-    "tensor", "zeros", "zeros_like",
-)  # fmt: skip
-
-
+CONSTRUCTORS = _torch.names_of_device_constructors()
+SPARSE = tuple(name for name in CONSTRUCTORS if name.startswith("torch.sparse_"))
+MADE_LIKE_OTHERS = ("empty_like", "full_like", "ones_like", "rand_like", "randint_like", "randn_like", "zeros_like")
 METHODS = ("new_empty", "new_empty_strided", "new_full", "new_ones", "new_zeros")
 
 
 @patch(
-    *(f"torch.{name}" for name in CONSTRUCTORS), *(f"torch.Tensor.{name}" for name in METHODS), during=SIMULATION
+    *(name for name in CONSTRUCTORS if name not in SPARSE),
+    *(f"torch.{name}" for name in MADE_LIKE_OTHERS),
+    *(f"torch.Tensor.{name}" for name in METHODS),
+    during=SIMULATION,
 )
 def take_numbers_of_devices(original: Function) -> Function:
     """C++ asks the build for its accelerator where the device is a number, as in `torch.zeros(3, device=rank)`."""
@@ -42,10 +41,7 @@ def take_numbers_of_devices(original: Function) -> Function:
     return construct
 
 
-@patch(
-    "torch.sparse_coo_tensor", "torch.sparse_compressed_tensor", "torch.sparse_csr_tensor", "torch.sparse_csc_tensor",
-    "torch.sparse_bsr_tensor", "torch.sparse_bsc_tensor", during=SIMULATION,
-)  # fmt: skip
+@patch(*SPARSE, during=SIMULATION)
 def move_sparse_tensors(original: Function) -> Function:
     """C++ asks the build for the device of a sparse tensor: it is made where its parts are, and moved."""
 
