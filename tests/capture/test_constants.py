@@ -218,3 +218,17 @@ def test_another_default_dtype_inside() -> None:
     for graph in (*check(f, torch.randn(3)).values(), *check(g, torch.randn(3), modes=("fake", "symbolic")).values()):
         assert targets(graph).count("set_default_dtype") == 2
     assert torch.get_default_dtype() is torch.float32
+
+
+@pytest.mark.filterwarnings("ignore:Sparse:UserWarning")
+@pytest.mark.parametrize("mode", ["fake", "symbolic"])
+def test_sparse_tensors_inside(mode: str) -> None:
+    """Made of values that the program determines, and of an input's."""
+
+    def f(places: torch.Tensor, values: torch.Tensor, x: torch.Tensor) -> Any:
+        literal = torch.sparse.mm(torch.tensor([[0.0, 1.0], [2.0, 0.0]]).to_sparse(), x)
+        return literal, torch.sparse_coo_tensor(places, values, (2, 2)) @ x
+
+    given = torch.tensor([[0, 1], [1, 0]]), torch.randn(2), torch.randn(2, 3)
+    for found, wanted in zip(make_fx(f, tracing_mode=mode)(*given)(*given), f(*given), strict=True):
+        torch.testing.assert_close(found, wanted)

@@ -351,7 +351,7 @@ def _find_undeclared_writes(step: RecipeStep) -> list[int]:
 
 
 def _storages(tensors: list[FakeTensor]) -> set[int]:
-    return {_torch.storage_id(tensor) for tensor in tensors}
+    return {_torch.storage_id(tensor) for tensor in tensors if tensor._spec.sparse is None}
 
 
 # --- sharing ------------------------------------------------------------------------------------------------------

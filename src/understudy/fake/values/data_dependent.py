@@ -82,7 +82,9 @@ def _compute_on_values(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any, 
 
 def _make_determined(mode: FakeTensorMode, real: torch.Tensor, device: torch.device) -> Any:
     if is_sparse(real):
-        return convert_sparse(mode, real).to(device)
+        with _torch.no_modes():  # a recorder would be given the real parts
+            fake = convert_sparse(mode, real)
+        return fake.to(device)
     spec = TensorSpec(tuple(real.shape), real.stride(), dtype=real.dtype, device=device)
     fake = make_new(mode, spec)
     mode.remember_literal(fake, real)
