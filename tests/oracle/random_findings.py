@@ -113,6 +113,13 @@ CALLS: dict[str, tuple[Call, list[Tensor]]] = {
         lambda x: x.view(2, 1).addr_(x, ones(1)), [ones(2)]),
     "a product that is added to its own number": (
         lambda x: x.view(1, 1).addr_(x, ones(1)), [ones(1)]),
+    "padding that leaves no rows": (lambda x: torch.nn.functional.pad(x, (1, 1, -1, -3), mode="replicate"), [ones(2, 3, 4, 4)]),
+    "gradient of padding that leaves no rows": (
+        lambda x: torch.autograd.grad(torch.nn.functional.pad(x.requires_grad_(), (1, 1, -1, -3), mode="replicate").sum(), x),
+        [ones(2, 3, 4, 4)]),
+    "gradient of padding that leaves no columns": (
+        lambda x: torch.autograd.grad(torch.nn.functional.pad(x.requires_grad_(), (-2, -1, 1, 1, 1, 1), mode="reflect").sum(), x),
+        [ones(1, 2, 3, 3, 3)]),
     "no unsigned pivots": (torch.linalg.ldl_solve, [ones(0, 0), ones(0, dtype=torch.uint16), ones(0, 1)]),
     "the widest interval": (lambda x: x.uniform_(0, 65504), [ones(2, dtype=torch.float16)]),
 }  # fmt: skip
@@ -137,6 +144,9 @@ REFUSED: dict[str, tuple[Call, list[Tensor]]] = {
         lambda x, y: torch.cdist(x, y, 2.0, "use_mm_for_euclid_dist"), [ones(3, 5), ones(3, 5, dtype=torch.bfloat16)]),
     "a product that is added to its own row": (lambda x: x.view(1, 2).addr_(ones(1), x), [ones(2)]),
     "a product that is added to both its numbers": (lambda x: x.view(1, 1).addr_(x, x), [ones(1)]),
+    "padding that leaves nothing": (lambda x: torch.nn.functional.pad(x, (-2, -2), mode="replicate"), [ones(3, 4)]),
+    "padding that leaves less than nothing": (
+        lambda x: torch.nn.functional.pad(x, (1, 1, -3, -3), mode="replicate"), [ones(2, 3, 4, 4)]),
     "unsigned pivots": (torch.linalg.ldl_solve, [torch.eye(2), ones(2, dtype=torch.uint64), ones(2, 1)]),
     "combinations of unsigned integers": (torch.combinations, [ones(3, dtype=torch.uint32)]),
     "a negative chance": (

@@ -152,7 +152,7 @@ def _check_interval(low: float = 0.0, high: float = 1.0) -> None:
         raise ArgumentError(f"uniform: there is no interval from {low} to {high}")
 
 
-def _check_width(dtype: Dtype, low: float = 0.0, high: float = 1.0) -> None:
+def _check_width(dtype: Dtype, low: Any = 0.0, high: Any = 1.0) -> None:
     most = torch.finfo(dtype).max
     if not (-most <= low <= most and -most <= high <= most and high - low <= most):
         raise ArgumentError(f"uniform: an interval from {low} to {high} does not fit into {dtype}")

@@ -120,9 +120,9 @@ def padded_shape(kind: str, dims: int, spec: TensorSpec, padding: Sizes) -> Shap
                 f"reflection_pad{dims}d: padding ({before}, {after}) must be less than the size {size} "
                 f"of dimension {dim} of {spec}"
             )
-        if size + before + after < 1:
-            raise ShapeMismatch(f"{kind}_pad{dims}d: padding {list(padding)} leaves nothing of {spec}")
         shape = replace_size(shape, dim, size + before + after)
+    if any(size < 0 for size in shape[-dims:]) or all(size < 1 for size in shape[-dims:]):
+        raise ShapeMismatch(f"{kind}_pad{dims}d: padding {list(padding)} leaves nothing of {spec}")
     return shape
 
 
