@@ -120,6 +120,9 @@ CALLS: dict[str, tuple[Call, list[Tensor]]] = {
     "gradient of padding that leaves no columns": (
         lambda x: torch.autograd.grad(torch.nn.functional.pad(x.requires_grad_(), (-2, -1, 1, 1, 1, 1), mode="reflect").sum(), x),
         [ones(1, 2, 3, 3, 3)]),
+    "gradient of distances to nothing, with an odd stride": (
+        lambda x, y: torch.autograd.grad(torch.cdist(x.requires_grad_(), y, 1.0).sum(), x),
+        [ones(20).as_strided((1, 4, 5), (7, 5, 1)), ones(0, 3, 5)]),
     "no unsigned pivots": (torch.linalg.ldl_solve, [ones(0, 0), ones(0, dtype=torch.uint16), ones(0, 1)]),
     "the widest interval": (lambda x: x.uniform_(0, 65504), [ones(2, dtype=torch.float16)]),
 }  # fmt: skip

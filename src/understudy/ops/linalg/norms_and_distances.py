@@ -296,8 +296,8 @@ def _check_rows(what: str, x1: TensorSpec, x2: TensorSpec) -> None:
 def cdist_backward(grad: TensorSpec, x1: TensorSpec, x2: TensorSpec, p: float, cdist: TensorSpec) -> TensorSpec:
     batch = broadcast_without_choice(x1.shape[:-2], x2.shape[:-2])
     if any(is_provably_equal(size, 0) for size in (*batch, *x1.shape[-2:], x2.shape[-2])):
-        # Empty: zeros. An empty x1 counts as contiguous, and keeps its strides.
-        return preserved_copy(x1) if any(is_provably_equal(size, 0) for size in x1.shape) else x1.like(x1.shape)
+        # Empty: zeros like x1 made contiguous, which keeps the strides of what counts as contiguous.
+        return preserved_copy(x1) if x1.is_contiguous else x1.like(x1.shape)
     return x1.like((*batch, *x1.shape[-2:]))
 
 
