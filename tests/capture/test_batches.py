@@ -323,11 +323,12 @@ def test_sizes_below_transforms_stay_open(name: str) -> None:
         assert specialised(make_fx(AROUND[transform](BELOW[name]), tracing_mode="symbolic")(r(4))) == []
 
 
-def test_zeros_that_a_tangent_is_made_of_are_multiplied() -> None:
-    """0 * inf is NaN: eager stores a tangent of zeros before it multiplies it."""
+@pytest.mark.parametrize("numbers", [[1.0, -torch.inf, 2.0], [-torch.inf]])
+def test_zeros_that_a_tangent_is_made_of_are_multiplied(numbers: list[float]) -> None:
+    """0 * inf is NaN: eager stores a tangent of several zeros before it multiplies it."""
     f = along_ones(grad(lambda x: (x.abs() ** 2).sum()))
-    x = torch.tensor([1.0, -torch.inf, 2.0])
-    assert f(x)[1].isnan().tolist() == [False, True, False]
+    x = torch.tensor(numbers)
+    assert f(x)[1].isnan().any() == (len(numbers) > 1)
     torch.testing.assert_close(make_fx(f, tracing_mode="symbolic")(x)(x), f(x), equal_nan=True)
 
 

@@ -387,8 +387,8 @@ def crosscheck(call: Call, cached: Plan, fresh: Plan) -> None:
 
 def _storage_elements(fake: FakeTensor) -> Any:
     """How many elements the storage holds: with symbolic sizes, as many as the tensor that it was made for."""
-    if type(fake._determined) is ZerosWithoutStorage:
-        return 0
+    if type(fake._determined) is ZeroTensorContents:
+        return 1
     base = fake._base if fake._is_view() else fake
     spec = base._spec if type(base) is FakeTensor else fake._spec
     if not spec.is_symbolic:
@@ -423,9 +423,9 @@ class DeterminedZeros(DeterminedContents):
     is_zeros = True
 
 
-class ZerosWithoutStorage(DeterminedContents):
-    """Of a stand-in without the ZeroTensor key that is a ZeroTensor when the graph runs. C++ stores the zeros before it
-    makes them the tangent of a tensor, and they are multiplied as others from then on: 0 * inf is NaN."""
+class ZeroTensorContents(DeterminedContents):
+    """Of a stand-in without the ZeroTensor key that is a ZeroTensor when the graph runs: one element, expanded. C++ stores
+    more of them before it makes them the tangent of a tensor, and multiplies them from then on: 0 * inf is NaN."""
 
     __slots__ = ()
 
@@ -445,7 +445,7 @@ def zero_tensor(mode: Any, func: OpOverload, args: Any, kwargs: Any) -> FakeTens
     has_symbols = mode.shape_env is not None and not mode.static_shapes
     if spec.is_symbolic or (has_symbols and _torch.is_inside_jvp()):
         fake = make_new(mode, spec)
-        fake._determined = ZerosWithoutStorage(None)
+        fake._determined = ZeroTensorContents(None)
         return fake
     return make_zeros(mode, spec, DeterminedZeros(FilledStorage(spec, 0)))
 
