@@ -368,3 +368,18 @@ def test_a_rule_of_the_program_is_kept() -> None:
     graph = make_fx(OPEN["vmap of cat"], tracing_mode="symbolic")(x)
     assert called == [2]
     assert_same(graph(x), OPEN["vmap of cat"](x))
+
+
+def test_views_are_tracked_as_before() -> None:
+    def f(x: Tensor) -> Any:
+        if x.sum().item() > 0:
+            raise KeyError
+        return x
+
+    for before in (False, True):
+        with torch.autograd._force_original_view_tracking(before):
+            make_fx(vmap(lambda x: x + 1), tracing_mode="symbolic")(r(4, 3))
+            with pytest.raises(RuntimeError):
+                make_fx(vmap(f), tracing_mode="symbolic")(r(4, 3))
+            assert torch.autograd.is_view_replay_enabled() == before
+    assert RULES_IN_USE._count == 0

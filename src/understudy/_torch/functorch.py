@@ -106,9 +106,9 @@ def with_forward_gradients() -> Any:
     return _forward_ad._set_fwd_grad_enabled(True)
 
 
-def keep_view_operators() -> Any:
-    """A context in which autograd keeps the operator of each view, to take it again."""
-    return torch.autograd._force_original_view_tracking(True)
+are_view_operators_kept: Callable[[], bool] = torch._C._is_view_replay_enabled
+keep_view_operators: Callable[[bool], None] = torch._C._set_view_replay_enabled
+"""Whether autograd keeps the operator of each view, to take it again."""
 
 
 def is_inside_jvp() -> bool:

@@ -95,13 +95,16 @@ def add_rules_to_transform(original: Function) -> Function:
             with original(*args, **kwargs) as depth:
                 yield depth
             return
+        were_kept = _torch.are_view_operators_kept()
         RULES_IN_USE.begin()
         try:
             # A write to a view gives its base a tangent: C++ takes the view again, by as_strided with plain integers
             # unless it has kept the operator.
-            with _torch.keep_view_operators(), original(*args, **kwargs) as depth:
+            _torch.keep_view_operators(True)
+            with original(*args, **kwargs) as depth:
                 yield depth
         finally:
+            _torch.keep_view_operators(were_kept)
             RULES_IN_USE.end()
 
     return level
