@@ -132,7 +132,9 @@ class NodeAppender:
     def read(self, target: str) -> torch.fx.Node:
         """Add a `get_attr` node."""
         name = target.replace(".", "_")
-        is_simple = name.isascii() and name.isidentifier() and not name[-1].isdigit() and name not in TAKEN_NAMES
+        # The graph takes `a_1` for the second `a`, and `a1` for a name.
+        is_numbered = name.rstrip("0123456789").endswith("_")
+        is_simple = name.isascii() and name.isidentifier() and not is_numbered and name not in TAKEN_NAMES
         if not is_simple or name in self._used or name in self._counts:
             name = self._create_name(name, None)
         else:  # as the graph itself would choose
@@ -202,8 +204,10 @@ def write_code(module: torch.fx.GraphModule) -> None:
 
 
 CodeOnlyModule = torch.fx.graph_module._CodeOnlyModule  # the placeholder of an unpickled graph module
-MODULE_CALL = torch.nn.Module._call_impl.__code__
-"""The code object that calls the forward of every module."""
+CALLS_OF_MANY_OPERATORS = frozenset(
+    {torch.nn.Module._call_impl.__code__, torch.autograd.graph._engine_run_backward.__code__}
+)
+"""The code that calls the forward of every module, and the code in which backward passes run."""
 
 
 def symbolic_function(name: str) -> Callable[..., Any]:

@@ -29,7 +29,6 @@ from understudy.graph.borrowed_state import (
     named_parts,
     names_in_code,
     own_containers,
-    parts_in,
     unwrap_member,
     values_in,
 )
@@ -169,9 +168,14 @@ class BorrowedModules:
         for module, is_root in modules:
             named = named_parts(module) if self._borrowed is None else self._borrowed.borrow_parts(module)
             for path, part in named:
-                prefix = f"{path}." if path else ""
                 for name, real, tensor in self._tensors(part):
-                    constants.expect(tensor, real, f"{prefix}{name}" if is_root else None)
+                    path_of_tensor = f"{path}.{name}" if path else name
+                    constants.expect(tensor, real, path_of_tensor if is_root else None)
+
+    @property
+    def parts(self) -> list[torch.nn.Module]:
+        """The borrowed modules, with all of their submodules."""
+        return [] if self._borrowed is None else list(self._borrowed.replaced)
 
     def _tensors(self, module: torch.nn.Module) -> list[tuple[str, torch.Tensor, Any]]:
         """For each tensor of a module: its name, the tensor, and its stand-in."""
@@ -261,11 +265,12 @@ def _surroundings_of(f: Callable[..., object]) -> tuple[list[Any], set[str]]:
 class ProgramCaches:
     """The caches that a traced function may use: cached functions, and dicts and lists of modules."""
 
-    def __init__(self, f: Callable[..., object], modules: Iterable[torch.nn.Module], mode: FakeTensorMode) -> None:
+    def __init__(self, f: Callable[..., object], modules: list[torch.nn.Module], mode: FakeTensorMode) -> None:
+        """`modules`: those that the function uses, with all of their submodules."""
         self._mode = mode
-        self._modules = list(modules)
+        self._modules = modules
         self._around, self._names = _surroundings_of(f)
-        kinds = {type(part) for module in self._modules for part in parts_in(module)}
+        kinds = set(map(type, modules))
         self._names |= {base.__module__ for kind in kinds for base in kind.__mro__}
         self._misses = {id(cache): cache.cache_info().misses for cache in self._all()}
         self._variables = ProgramVariables(f, kinds)
@@ -277,8 +282,8 @@ class ProgramCaches:
         """Whether this tensor was in a cache before the trace."""
         if any(kept is tensor for cache in self._all() for kept in tensors_cached_by(cache)):
             return True
-        parts = (part for module in self._modules for part in parts_in(module))
-        in_modules = (kept for part in parts for container in own_containers(part) for kept in values_in(container))
+        containers = (container for module in self._modules for container in own_containers(module))
+        in_modules = (kept for container in containers for kept in values_in(container))
         return any(kept is tensor for kept in in_modules) or self._variables.hold(tensor)
 
     def empty(self) -> None:

@@ -320,10 +320,15 @@ class Constants:
 
     def _fresh(self, prefix: str) -> str:
         number = self._used_names.get(prefix, 0)
-        while hasattr(self._tracer.root, f"{prefix}{number}") or f"{prefix}{number}" in self._paths.expected:
+        name = f"{prefix}{number}"
+        root = self._tracer.root
+        # `hasattr(root, name)` would raise and catch an error for almost every name.
+        taken = (OF_MODULES, vars(root), root._parameters, root._buffers, root._modules, self._paths.expected)
+        while any([name in names for names in taken]):
             number += 1
+            name = f"{prefix}{number}"
         self._used_names[prefix] = number + 1
-        return f"{prefix}{number}"
+        return name
 
 
 def attach(root: torch.nn.Module, name: str, tensor: object) -> None:

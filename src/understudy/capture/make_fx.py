@@ -217,7 +217,6 @@ class Capture:
         self.fake_mode: FakeTensorMode | None = None
         self.recorder: ProxyTorchDispatchMode
         self._modules_given: list[torch.nn.Module] = []
-        self._modules_borrowed: list[torch.nn.Module] = []
 
     def run(self, args: tuple[object, ...]) -> GraphModule:
         if self.options.tracing_mode == "real":  # real tensors may be large: garbage collection stays enabled
@@ -372,8 +371,7 @@ class Capture:
         state = BorrowedModules(self.fake_mode)
         given = [(module, False) for module in self._modules_given]
         modules = [] if self.outer is not None else [*modules_of(self.f), *given]
-        self._modules_borrowed = [module for module, _ in modules]
-        layers = RepeatedLayers(self._modules_borrowed) if self._may_repeat_layers() else None
+        layers = RepeatedLayers([module for module, _ in modules]) if self._may_repeat_layers() else None
 
         with run_to_the_end(state.give_back), run_to_the_end(no_context if layers is None else layers.release):
             if self.outer is None:
@@ -392,7 +390,7 @@ class Capture:
 
     def _run_program(self, args: object, state: BorrowedModules) -> Any:
         below = nullcontext() if self.options.whole is None else _torch.below_autograd()
-        surroundings = self._surroundings()
+        surroundings = self._surroundings(state)
         with self.fake_mode or nullcontext(), surroundings, running(self), below, self.recorder, self._modules() as stack:
             self.tracer.node_meta.module_stack = stack
             with disable_autocast_cache():  # casts cached before the trace have no nodes
@@ -403,7 +401,7 @@ class Capture:
                     raise
 
     @contextmanager
-    def _surroundings(self) -> Iterator[None]:
+    def _surroundings(self, state: BorrowedModules) -> Iterator[None]:
         """The global settings of the run, besides its modes."""
         options, mode = self.options, self.fake_mode
         # torch's Python decompositions check whether a recorder above autograd is active
@@ -414,7 +412,7 @@ class Capture:
             with above, regions, names:
                 yield
             return
-        cached = ProgramCaches(self.f, self._modules_borrowed, mode)
+        cached = ProgramCaches(self.f, state.parts, mode)
         self.tracer.strays = OutsideTensors(self.tracer.constants, mode, cached)
         with above, regions, run_to_the_end(cached.empty), restore_optimizers_after(), names:
             yield

@@ -192,7 +192,6 @@ class StepCapture(Capture):
         state = BorrowedModules(self.fake_mode)
         reals = _names(self._model)
         with run_to_the_end(state.give_back):
-            self._modules_borrowed = [self._model]
             state.borrow([(self._model, True)], self.tracer.constants)
             self.tracer.constants.without_gradient = True
             self._stand_ins = dict(self._model.named_parameters())

@@ -67,7 +67,9 @@ def no_collection() -> Iterator[None]:
 # --- The tensors of a module, replaced by stand-ins for the time of a run -----------------------------------
 
 TABLES = ("_parameters", "_buffers")
+ScriptModule = torch.jit.ScriptModule
 EVERY_MODULE_HAS = vars(torch.nn.Module())
+NAMES_IN_EVERY_MODULE = frozenset(EVERY_MODULE_HAS)
 NO_TENSORS = frozenset({bool, int, float, str, dict, set, list, tuple, type(None), OrderedDict})
 """The types of most attributes of a module, which hold no tensors. A set look-up costs a tenth of `isinstance`."""
 
@@ -80,9 +82,15 @@ DEEPEST = 3
 """How many levels of nested containers are searched."""
 
 
+def own_attributes(module: torch.nn.Module) -> dict[str, Any]:
+    """The attributes of a module, except those that every module has."""
+    attributes = vars(module)
+    return {name: attributes[name] for name in set(attributes).difference(NAMES_IN_EVERY_MODULE)}
+
+
 def own_containers(module: torch.nn.Module) -> list[Any]:
     """The contents of dicts, lists and objects among the attributes of a module, except those that every module has."""
-    found = [contents_of(value) for name, value in vars(module).items() if name not in EVERY_MODULE_HAS]
+    found = map(contents_of, own_attributes(module).values())
     return [contents for contents in found if contents is not None]
 
 
@@ -376,22 +384,22 @@ class BorrowedState:
         return named
 
     def _borrow_one(self, module: torch.nn.Module) -> None:
-        if isinstance(module, torch.jit.ScriptModule):
+        if isinstance(module, ScriptModule):
             self._convert_script_module(module)
             return
         attributes = vars(module)
         self._before[module] = attributes.copy()
-        if len(attributes) > len(EVERY_MODULE_HAS):
-            self._kept.keep(value for name, value in attributes.items() if name not in EVERY_MODULE_HAS)
-        is_plain = NO_TENSORS.issuperset(map(type, attributes.values()))
+        own = own_attributes(module)
+        self._kept.keep(own.values())
+        kinds = set(map(type, own.values()))
         replaced = self.replaced[module] = []
         for name in TABLES:  # the module's own dicts are not changed
             table = attributes[name]
             is_empty = not table and type(table) is dict
             attributes[name] = {} if is_empty else self._make_table(module, table, replaced)
-        if is_plain:
+        if NO_TENSORS.issuperset(kinds):
             return
-        for name, value in list(attributes.items()):
+        for name, value in own.items():
             if type(value) not in NO_TENSORS and isinstance(value, torch.Tensor):
                 fake = attributes[name] = self._stand_in(value)
                 replaced.append((name, value, fake))

@@ -21,14 +21,15 @@ if TYPE_CHECKING:
 
 NOWHERE = 0
 USERS, BOUNDARY, OTHER = "the user's code", "where a trace begins", "other code"
+REMEMBERED = "a call in which many operators run"
 
 
 class StackTraces:
     """Stack traces by number. A trace is the number of the trace around it and one more line.
 
     Walking up all frames for each operator would cost as much as recording it. So the frames in which modules are
-    called are remembered while they are active: a walk ends at the first one that is unchanged, because then all outer
-    frames are, too.
+    called, and in which backward passes run, are remembered while they are active: a walk ends at the first one that is
+    unchanged, because then all outer frames are, too.
     """
 
     def __init__(self) -> None:
@@ -45,32 +46,34 @@ class StackTraces:
 
     def trace_of(self, frame: Any) -> str:
         """The stack trace of this frame as text."""
-        kinds, module_call = self._kinds, _torch.MODULE_CALL
+        calls = self._calls
+        if calls and calls[-1][0] is frame:
+            return self._texts[calls[-1][1]]
+        kinds = self._kinds
         new: list[Any] = []
         place = NOWHERE
         kept = 0
         while frame is not None:
             code = frame.f_code
-            if code is module_call:
+            # By identity: hashing a code object hashes all of its code.
+            kind = kinds.get(id(code)) or self._kind_of(code)
+            if kind is REMEMBERED:
                 depth = self._depth.get(id(frame), -1)
                 if depth >= 0 and self._calls[depth][0] is frame:
                     kept, place = depth + 1, self._calls[depth][1]
                     break
                 new.append(frame)
-            else:
-                # By identity: hashing a code object hashes all of its code.
-                kind = kinds.get(id(code)) or self._kind_of(code)
-                if kind is USERS:
-                    new.append(frame)
-                elif kind is BOUNDARY:
-                    break
+            elif kind is USERS:
+                new.append(frame)
+            elif kind is BOUNDARY:
+                break
             frame = frame.f_back
         if kept < len(self._calls):
             for call, _ in self._calls[kept:]:
                 del self._depth[id(call)]
             del self._calls[kept:]
         for frame in reversed(new):
-            if frame.f_code is module_call:
+            if kinds[id(frame.f_code)] is REMEMBERED:
                 self._depth[id(frame)] = len(self._calls)
                 self._calls.append((frame, place))
             else:
@@ -80,7 +83,10 @@ class StackTraces:
 
     def _kind_of(self, code: CodeType) -> str:
         self._code.append(code)
-        kind = USERS if is_user_file(code.co_filename) else BOUNDARY if code in BOUNDARIES else OTHER
+        if code in _torch.CALLS_OF_MANY_OPERATORS:
+            kind = REMEMBERED
+        else:
+            kind = USERS if is_user_file(code.co_filename) else BOUNDARY if code in BOUNDARIES else OTHER
         self._kinds[id(code)] = kind
         return kind
 

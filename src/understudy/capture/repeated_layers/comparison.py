@@ -197,6 +197,10 @@ class LayerComparison:
             if kind in COMPARED:
                 if name not in watched:
                     parts += (name, kind, value or repr(value))
+            elif kind in DICTS:
+                if value:
+                    parts.append(name)
+                    self._describe_table(value, parts, seen, states)
             elif kind not in TABLES or value:
                 parts.append(name)
                 self._describe(value, parts, seen, states)

@@ -15,7 +15,7 @@ import torch
 
 from understudy.capture.repeated_layers.object_state import COMPARED, NotComparable
 from understudy.capture.repeated_layers.reachable_code import TEXT_METHODS, names_in
-from understudy.graph.borrowed_state import EVERY_MODULE_HAS
+from understudy.graph.borrowed_state import EVERY_MODULE_HAS, parts_in
 
 MISSING = object()
 Handler = Callable[..., Any]
@@ -165,7 +165,7 @@ class AttributeReads:
     """Collects the watched attributes of a layer that are used while it runs."""
 
     def __init__(self, layer: torch.nn.Module, watched: dict[int, frozenset[str]]) -> None:
-        self._modules = list(layer.modules())
+        self._modules = parts_in(layer)
         self._known = set(map(id, self._modules))
         self._watched = watched
         self._thread = threading.get_ident()
@@ -225,8 +225,10 @@ class LayerFamily:
     """Layers of one kind. If they are not alike, the attributes in which they differ can be watched: attributes that no
     run uses can be ignored."""
 
-    def __init__(self, layers: list[torch.nn.Module]) -> None:
-        self._layers = layers
+    def __init__(self, parts: list[list[torch.nn.Module]]) -> None:
+        """`parts`: for each layer, the layer itself and all of its submodules."""
+        self.layers = [layer for layer, *_ in parts]
+        self._parts = parts
         self.is_recorded = False
         self.misses = 0
         """How many layers were run although a similar one had been recorded."""
@@ -240,7 +242,7 @@ class LayerFamily:
         if self._was_watched or not LOOKING_INSIDE.isdisjoint(names):
             return False
         self._was_watched = True
-        for modules in zip(*(layer.modules() for layer in self._layers), strict=True):
+        for modules in zip(*self._parts, strict=True):
             differing = frozenset(_find_differing_attributes(modules))
             if differing:
                 self.watched.update(dict.fromkeys(map(id, modules), differing))

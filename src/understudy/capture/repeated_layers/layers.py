@@ -105,7 +105,7 @@ class RepeatedLayers:
     def __init__(self, modules: Iterable[torch.nn.Module]) -> None:
         self.later: set[int] = set()
         """The modules, by identity, of all layers except the first of each family."""
-        self._families: list[list[torch.nn.Module]] = []
+        self._families: list[LayerFamily] = []
         self._calls = InterceptedCalls()
         if _REPEATS.get():
             for module in modules:
@@ -122,16 +122,15 @@ class RepeatedLayers:
                 by_kind.setdefault(kind, []).append(parts)
         for family in by_kind.values():
             if len(family) >= LEAST_SIBLINGS:
-                self._families.append([parts[0] for parts in family])
+                self._families.append(LayerFamily(family))
                 for parts in family[1:]:
                     self.later.update(map(id, parts))
 
     def watch(self, tracer: PythonKeyTracer, mode: FakeTensorMode, recorder: ProxyTorchDispatchMode) -> None:
         """From now on, a layer like an earlier one is replayed into the graph of `tracer`."""
         handlers = LayerHandlers(tracer, mode, recorder)
-        for layers in self._families:
-            family = LayerFamily(layers)
-            for layer in layers:
+        for family in self._families:
+            for layer in family.layers:
                 self._calls.intercept(layer, handlers.handler_of(layer, family))
 
     def release(self) -> None:

@@ -10,7 +10,7 @@ import builtins
 import dis
 import functools
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import (
     BuiltinFunctionType,
     CellType,
@@ -31,8 +31,8 @@ import torch
 from understudy.graph.borrowed_state import cell_contents
 from understudy.lines import is_user_file
 
-Place = tuple[Any, Any]
-"""A namespace, or a module, and a name in it; or a cell of a closure and None."""
+Place = tuple[Callable[[Any], Any], Any]
+"""Reads a name of a namespace or of a module, and that name; or reads a cell of a closure, and None."""
 MEMBERS = (
     FunctionType, BuiltinFunctionType, ModuleType, type, property, staticmethod, classmethod, functools.cached_property,
 )  # fmt: skip
@@ -271,7 +271,7 @@ class ReachableCode:
         for name in (names & BUILTINS.keys()) - space.keys():
             self._reach(BUILTINS, name, BUILTINS[name])
         for value in extras_of(function) if is_own(function) else ():
-            self.states.append((CellType(value), None))
+            self.states.append(_place_of(CellType(value), None))
 
     def _ask(self, value: object, asked: frozenset[str], names: frozenset[str]) -> None:
         """A function reads these attributes of a module or class; `names`: all names in the function."""
@@ -307,14 +307,14 @@ class ReachableCode:
                 self._compare(space, name)
         if type(module) is not ModuleType:  # some compute their attributes, as torch.backends
             computed = [name for name in asked - space.keys() if type(getattr(module, name, None)) in PLAIN]
-            self.states += [(module, name) for name in computed]
+            self.states += [_place_of(module, name) for name in computed]
 
     def _compare(self, space: Any, name: str) -> None:
         """Compare data of a library whose name a function uses."""
         value, key = space[name], (id(space), name)
         if not isinstance(value, NOT_DATA) and name not in IGNORED and key not in self._found:
             self._found.add(key)
-            self.states.append((space, name))
+            self.states.append(_place_of(space, name))
 
     def _follow_attributes(self, owner: object, names: frozenset[str]) -> None:
         for part in owner.__mro__ if isinstance(owner, type) else (owner,):
@@ -333,10 +333,10 @@ class ReachableCode:
             value.__self__, (ModuleType, type(None))
         )
         if is_bound or not isinstance(value, MEMBERS):
-            (self.states if name is None or _is_own(_owner_of(place)) else self.tables).append((place, name))
+            (self.states if name is None or _is_own(_owner_of(place)) else self.tables).append(_place_of(place, name))
             return
         if name is None or is_own(value) or _is_own(_owner_of(place)):
-            self.members.append((place, name))
+            self.members.append(_place_of(place, name))
         if isinstance(value, ModuleType):
             self._module(value)
         elif isinstance(value, type):
@@ -383,13 +383,14 @@ def functions_of(value: object) -> Iterator[object]:
 
 def read_places(places: Iterable[Place]) -> list[object]:
     """What is there now."""
-    return [_read_place(place, name) for place, name in places]
+    return [read(name) for read, name in places]
 
 
-def _read_place(place: Any, name: Any) -> Any:
+def _place_of(owner: Any, name: Any) -> Place:
+    """The place of this name in a namespace or a module; without a name, of the contents of a cell."""
     if name is None:
-        return cell_contents(place)
-    return getattr(place, name, None) if isinstance(place, ModuleType) else place.get(name)
+        return lambda _: cell_contents(owner), None
+    return (lambda name: getattr(owner, name, None)) if isinstance(owner, ModuleType) else owner.get, name
 
 
 def is_of_python(module: str) -> bool:

@@ -216,6 +216,9 @@ class LayerPlan:
         self._traces: dict[str, Pending] = {}
         self._stacks: dict[Any, Pending] = {}
         self._calls: dict[tuple[str, str], Pending] = {}
+        self._tables: dict[str, dict[Any, Pending]] = {
+            "stack_trace": self._traces, "torch_fn": self._calls, "nn_module_stack": self._stacks,
+        }  # fmt: skip
         self._functions = {describe_function(func): func for func in known.advance}
         self._own_of = {node: i for i, node in enumerate(known.own) if node is not None}
         inside = set(known.nodes)
@@ -272,10 +275,7 @@ class LayerPlan:
             return Pending(name, number)
         if name == "nn_module_stack":
             value = None if self._known.place is None else self._known.place.relative(value)
-        tables: dict[str, dict[Any, Pending]] = {
-            "stack_trace": self._traces, "torch_fn": self._calls, "nn_module_stack": self._stacks,
-        }  # fmt: skip
-        known = tables[name]
+        known = self._tables[name]
         found = known.get(value)
         if found is None:
             found = known[value] = Pending(name, len(known))
