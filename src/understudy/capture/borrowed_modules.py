@@ -142,6 +142,8 @@ class LazyBorrowedState(BorrowedState):
         return lazy_table
 
     def _stand_in(self, tensor: torch.Tensor) -> torch.Tensor:
+        if type(tensor) is FakeTensor:
+            return tensor
         self._lazy.make_fake_on_storage(tensor)
         return super()._stand_in(tensor)
 

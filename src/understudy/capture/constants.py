@@ -324,7 +324,7 @@ class Constants:
         root = self._tracer.root
         # `hasattr(root, name)` would raise and catch an error for almost every name.
         taken = (OF_MODULES, vars(root), root._parameters, root._buffers, root._modules, self._paths.expected)
-        while any([name in names for names in taken]):
+        while any(name in names for names in taken):
             number += 1
             name = f"{prefix}{number}"
         self._used_names[prefix] = number + 1

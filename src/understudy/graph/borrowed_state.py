@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import gc
 import operator
 import sys
@@ -69,7 +70,6 @@ def no_collection() -> Iterator[None]:
 TABLES = ("_parameters", "_buffers")
 ScriptModule = torch.jit.ScriptModule
 EVERY_MODULE_HAS = vars(torch.nn.Module())
-NAMES_IN_EVERY_MODULE = frozenset(EVERY_MODULE_HAS)
 NO_TENSORS = frozenset({bool, int, float, str, dict, set, list, tuple, type(None), OrderedDict})
 """The types of most attributes of a module, which hold no tensors. A set look-up costs a tenth of `isinstance`."""
 
@@ -85,7 +85,13 @@ DEEPEST = 3
 def own_attributes(module: torch.nn.Module) -> dict[str, Any]:
     """The attributes of a module, except those that every module has."""
     attributes = vars(module)
-    return {name: attributes[name] for name in set(attributes).difference(NAMES_IN_EVERY_MODULE)}
+    return {name: attributes[name] for name in _own_names(tuple(attributes))}
+
+
+@functools.lru_cache(maxsize=4096)
+def _own_names(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Those of the names that not every module has. The modules of one class have the same names, as a rule."""
+    return tuple([name for name in names if name not in EVERY_MODULE_HAS])
 
 
 def own_containers(module: torch.nn.Module) -> list[Any]:
@@ -298,24 +304,33 @@ def refuse_cycles(value: object, around: tuple[object, ...] = (), path: str = "t
 
 def named_parts(module: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
     """`module.named_modules()`, without a generator in a generator for each level."""
-    found: dict[int, tuple[str, torch.nn.Module]] = {}
-    _add_parts("", module, found)
+    found = {id(module): ("", module)}
+    _add_named_parts("", module, found)
     return list(found.values())
 
 
-def _add_parts(path: str, part: torch.nn.Module, found: dict[int, tuple[str, torch.nn.Module]]) -> None:
-    found[id(part)] = path, part
-    inner_parts = part._modules
-    if inner_parts:
-        prefix = f"{path}." if path else ""
-        for name, inner in inner_parts.items():
-            if inner is not None and id(inner) not in found:
-                _add_parts(prefix + name, inner, found)
+def _add_named_parts(prefix: str, module: torch.nn.Module, found: dict[int, tuple[str, torch.nn.Module]]) -> None:
+    for name, part in module._modules.items():
+        if part is not None and id(part) not in found:
+            path = prefix + name
+            found[id(part)] = path, part
+            if part._modules:
+                _add_named_parts(f"{path}.", part, found)
 
 
 def parts_in(module: torch.nn.Module) -> list[torch.nn.Module]:
     """`module.modules()`, as a list: the module itself comes first."""
-    return [part for _, part in named_parts(module)]
+    found = {id(module): module}
+    _add_parts(module, found)
+    return list(found.values())
+
+
+def _add_parts(module: torch.nn.Module, found: dict[int, torch.nn.Module]) -> None:
+    for part in module._modules.values():
+        if part is not None and id(part) not in found:
+            found[id(part)] = part
+            if part._modules:
+                _add_parts(part, found)
 
 
 class ModuleOwners:
@@ -424,7 +439,8 @@ class BorrowedState:
 
     @staticmethod
     def _is_real(tensor: torch.Tensor) -> bool:
-        return type(tensor) in PLAIN_TYPES or not is_fake(tensor)
+        kind = type(tensor)
+        return kind in PLAIN_TYPES or (kind is not FakeTensor and not is_fake(tensor))
 
     def give_back(self) -> None:
         for module, attributes in self._before.items():

@@ -275,7 +275,7 @@ class LayerComparison:
         if strange:
             reach.add(strange, is_module=True)
         while not reach.is_open:
-            found = list(map(states.state, read_places(reach.states)))
+            found = list(map(states.state, (*reach.extras, *read_places(reach.states))))
             strange = [
                 value for value in states.functions.values() if not reach.knows(value) and is_own(value)
             ]

@@ -73,6 +73,8 @@ class InterceptedCalls:
 
     def __init__(self) -> None:
         self._modules: list[torch.nn.Module] = []
+        self._owners: set[type] = set()
+        """The classes whose `forward` is replaced."""
 
     def intercept(self, module: torch.nn.Module, handler: Handler) -> None:
         """A module with an instance attribute `forward`, or with a handler, is skipped."""
@@ -81,7 +83,9 @@ class InterceptedCalls:
             return
         self._modules.append(module)
         _HANDLERS[id(module)] = owner, handler
-        _REPLACED.replace(self, owner, "forward", functools.partial(_make_forward, owner))
+        if owner not in self._owners:
+            _REPLACED.replace(self, owner, "forward", functools.partial(_make_forward, owner))
+            self._owners.add(owner)
 
     def release(self) -> None:
         """An interrupt may cause a second call."""

@@ -110,7 +110,7 @@ class RepeatedLayers:
         if _REPEATS.get():
             for module in modules:
                 for container in parts_in(module):
-                    if isinstance(container, CONTAINERS):
+                    if container._modules and isinstance(container, CONTAINERS):
                         self._add_those_in(container)
 
     def _add_those_in(self, container: torch.nn.Module) -> None:
@@ -146,7 +146,12 @@ def _kind_of(parts: list[torch.nn.Module]) -> Key | None:
         return None if kind.__module__.startswith("torch.") else (kind,)
     if len(parts) < LEAST_MODULES:
         return None
-    return tuple([(type(part), *[p.shape for p in part._parameters.values() if p is not None]) for part in parts])
+    kinds: list[Any] = []
+    for part in parts:
+        kinds.append(type(part))
+        if part._parameters:
+            kinds += [parameter.shape for parameter in part._parameters.values() if parameter is not None]
+    return tuple(kinds)
 
 
 # --- recordings ----------------------------------------------------------------------------------------
@@ -270,7 +275,7 @@ class LayerHandlers:
                 return forward(*args, **kwargs)
             try:
                 with _torch.NoFunctionModes():
-                    signature, seen = self._signature(layer, family)
+                    group, signature, seen = self._group_of(layer, family)
                     leaves, structure = flatten_call(args, kwargs)
                     key = key_of(self._tracer, self._mode, leaves, structure, self._allows_gradients)
                     place = self._position_of(layer)
@@ -279,7 +284,7 @@ class LayerHandlers:
             except (NotComparable, TypeError):  # the latter: an unhashable value
                 family.misses += 1
                 return forward(*args, **kwargs)
-            known = self._groups[signature].known.get(key)
+            known = group.known.get(key)
             given = [leaf for leaf in leaves if type(leaf) is FakeTensor]
             if known is None:
                 nodes = list(map(self._node, given))
@@ -291,7 +296,7 @@ class LayerHandlers:
                 except (NotComparable, TypeError):
                     family.misses += 1
                 else:
-                    self._groups[signature].add_recording(key, recording, family)
+                    group.add_recording(key, recording, family)
                 return result
             family.misses = 0
             with _torch.NoFunctionModes():
@@ -316,15 +321,17 @@ class LayerHandlers:
             raise NotComparable
         return place
 
-    def _signature(self, layer: torch.nn.Module, family: LayerFamily) -> tuple[Key, ComparedState]:
+    def _group_of(self, layer: torch.nn.Module, family: LayerFamily) -> tuple[LayerGroup, Key, ComparedState]:
+        """The layers that are like this one, their common signature, and the state of this layer."""
         seen = ComparedState()
         signature = self._likeness.signature(layer, seen, family.watched)
-        if signature not in self._groups:
+        group = self._groups.get(signature)
+        if group is None:
             if family.watch(self._likeness.names_of(type(layer))):
                 seen = ComparedState()
                 signature = self._likeness.signature(layer, seen, family.watched)
-            self._groups.setdefault(signature, LayerGroup())
-        return signature, seen
+            group = self._groups.setdefault(signature, LayerGroup())
+        return group, signature, seen
 
     # --- running and comparing ---------------------------------------------------------------------------------
 

@@ -13,7 +13,6 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from types import (
     BuiltinFunctionType,
-    CellType,
     ClassMethodDescriptorType,
     CodeType,
     FunctionType,
@@ -165,6 +164,8 @@ class ReachableCode:
         """Where functions, classes and modules were found."""
         self.states: list[Place] = []
         """Where everything else was found."""
+        self.extras: list[object] = []
+        """The defaults and attributes of functions."""
         self.tables: list[Place] = []
         """The same, in the globals and classes of installed packages."""
         self.spaces: list[Any] = []
@@ -270,8 +271,7 @@ class ReachableCode:
             self._ask(sys.modules[name], names, names)
         for name in (names & BUILTINS.keys()) - space.keys():
             self._reach(BUILTINS, name, BUILTINS[name])
-        for value in extras_of(function) if is_own(function) else ():
-            self.states.append(_place_of(CellType(value), None))
+        self.extras += extras_of(function) if is_own(function) else ()
 
     def _ask(self, value: object, asked: frozenset[str], names: frozenset[str]) -> None:
         """A function reads these attributes of a module or class; `names`: all names in the function."""
