@@ -198,9 +198,9 @@ class FakeTensorMode(_torch.TorchDispatchMode):
 
     def __torch_dispatch__(self, func: object, types: object, args: Any = (), kwargs: Any = None) -> Any:
         """The hot path: key → plan → tensors, about 3 µs of Python. Misses and unusual calls go to other methods."""
-        key: list[Any] = [id(func)]
+        key: list[Any] = [id(func), default_dtype(), self._facts_number]
         add = key.append
-        has_determined = has_undetermined = False
+        has_determined = False
         try:
             for value in args:
                 kind = type(value)
@@ -208,9 +208,7 @@ class FakeTensorMode(_torch.TorchDispatchMode):
                     if value.fake_mode is not self:
                         return self._dispatch_unusual(func, types, args, kwargs)
                     add(value._spec)
-                    if value._determined is None:
-                        has_undetermined = True
-                    else:
+                    if value._determined is not None:
                         has_determined = True
                 elif kind in PLAIN_TYPES:
                     add(value)
@@ -220,13 +218,13 @@ class FakeTensorMode(_torch.TorchDispatchMode):
                 for name, value in kwargs.items():
                     add(name)
                     has_determined = self._add_to_key(key, type(value), value) or has_determined
-            full = (*key, default_dtype(), self._facts_number)
+            full = tuple(key)
             plan = self.last_plan = self._find_plan(full)
         except (UnusualArgument, TypeError):
             plan = UNUSUAL_ARGUMENT
         if plan is UNUSUAL_ARGUMENT:
             return self._dispatch_unusual(func, types, args, kwargs)
-        if plan is None or not self._can_replay or (has_determined and plan.tracks_values(has_undetermined)):
+        if plan is None or not self._can_replay or (has_determined and plan.tracks_values(any(map(_is_undetermined, args)))):
             return self._infer_or_replay(func, args, kwargs or {}, full, plan, has_determined)
         cache.hits += 1
         if plan.effects:
@@ -400,14 +398,14 @@ class FakeTensorMode(_torch.TorchDispatchMode):
 
     def _make_key(self, func: object, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], bool]:
         """The key of a call, and whether a tensor with determined values is among its arguments."""
-        key: list[Any] = [id(func)]
+        key: list[Any] = [id(func), default_dtype(), self._facts_number]
         has_determined = False
         for value in args:
             has_determined = self._add_to_key(key, type(value), value) or has_determined
         for name, value in kwargs.items():
             key.append(name)
             has_determined = self._add_to_key(key, type(value), value) or has_determined
-        return (*key, default_dtype(), self._facts_number), has_determined
+        return tuple(key), has_determined
 
     # --- running registered fakes and decompositions ------------------------------------------------------------
 
@@ -530,6 +528,10 @@ class FakeTensorMode(_torch.TorchDispatchMode):
     @classmethod
     def cache_clear(cls) -> None:
         cache.clear()
+
+
+def _is_undetermined(value: object) -> bool:
+    return type(value) is FakeTensor and value._determined is None
 
 
 def _is_symbolic(part: object) -> bool:

@@ -56,7 +56,7 @@ class TemplatePool:
             keys = keys | _torch.STAND_IN_KEYS
         self.options: Any = (*plain, False, False, None, False, False, keys)
         self.start: Any = (
-            (FakeTensor, (0,)) if spec.device == CPU else (FakeTensor, (0,), (1,), 0, *self.options)
+            (FakeTensor, (0,)) if spec.device == CPU else (FakeTensor, (0,), None, None, *self.options)
         )
         self.no_storage: Any = NO_STORAGE if spec.device == CPU else make_wrapper(*self.start)
         self.templates: tuple[list[FakeTensor], list[FakeTensor]] = ([], [])
