@@ -235,8 +235,9 @@ def check_storage_size(spec: TensorSpec) -> None:
     if spec.layout is not torch.strided:
         return
     sizes: Sequence[Any] = spec.shape
+    strides: Sequence[Any] = spec.stride
     if spec.is_symbolic:
         sizes = [size if type(size) is int else min(hint_of(size) or 0, 1) for size in sizes]
-    strides = [step for step in spec.stride if type(step) is int]
+        strides = [step for step in strides if type(step) is int]
     if max(math.prod(sizes) * spec.itemsize, *strides, 0) > MOST_BYTES:
         raise OperatorError(f"Storage size calculation overflowed with sizes={list(spec.shape)}")

@@ -332,15 +332,16 @@ def _is_unusual_call(call: Call) -> bool:
     dtypes = {spec.dtype for spec in inputs}
     if record.has_out or call.kwargs.get("dtype") in STORED or not dtypes.isdisjoint(STORED_OR_COMPLEX):
         return True
-    if not record.is_pointwise and (len(dtypes) > 1 or _has_fractions(call, dtypes)):
+    numbers = flat((int, float, complex), call.args, call.kwargs)
+    if not record.is_pointwise and (len(dtypes) > 1 or _has_fractions(numbers, dtypes)):
         return True
     if not (record.is_pointwise or record.is_view) and dtypes and dtypes <= WHOLE:
         return True
     if record.is_mutable and call.kwargs.get("dtype") is not None:
         return True
-    if not record.is_view and any(abs(number) > MOST_INT32 for number in flat(int, call.args, call.kwargs)):
+    if numbers and not record.is_view and any(isinstance(part, int) and abs(part) > MOST_INT32 for part in numbers):
         return True
-    return any(0 in spec.shape if not spec.is_symbolic else _is_empty_by_hints(spec) for spec in inputs)
+    return any(_is_empty_by_hints(spec) if spec.is_symbolic else 0 in spec.shape for spec in inputs)
 
 
 def _is_symbolic(call: Call) -> bool:
@@ -351,12 +352,12 @@ def _is_empty_by_hints(spec: TensorSpec) -> bool:
     return any((size.hint if type(size) is SymNode else size) == 0 for size in spec.shape)
 
 
-def _has_fractions(call: Call, dtypes: set[torch.dtype]) -> bool:
+def _has_fractions(numbers: list[complex], dtypes: set[torch.dtype]) -> bool:
     """Whether Python floats meet tensors of integers, or complex numbers meet tensors that are not complex."""
-    if flat(complex, call.args, call.kwargs):
-        return True
+    if not numbers:
+        return False
     are_whole = bool(dtypes) and not any(dtype.is_floating_point for dtype in dtypes)
-    return are_whole and bool(flat(float, call.args, call.kwargs))
+    return any(isinstance(part, complex) or (are_whole and isinstance(part, float)) for part in numbers)
 
 
 def strided_zeros(spec: TensorSpec) -> torch.Tensor:
