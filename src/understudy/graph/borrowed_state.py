@@ -405,8 +405,9 @@ class BorrowedState:
         attributes = vars(module)
         self._before[module] = attributes.copy()
         own = own_attributes(module)
-        self._kept.keep(own.values())
         kinds = set(map(type, own.values()))
+        if not PLAIN.issuperset(kinds):
+            self._kept.keep(own.values())
         replaced = self.replaced[module] = []
         for name in TABLES:  # the module's own dicts are not changed
             table = attributes[name]
