@@ -8,7 +8,7 @@ the layer of tensors.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -36,9 +36,12 @@ from understudy.ops.traits.rare_dtypes import refuse_rare
 from understudy.ops.traits.values import is_determined, specs_in
 from understudy.ops.traits.writes import written_inputs
 from understudy.ops.variants import rule_of
+from understudy.shapes.algebra.expr import Expr
+from understudy.shapes.node import SymNode
 from understudy.shapes.sizes import expect_sizes, hint_of
 from understudy.spec import Outcomes, Same, TensorSpec, normal
 from understudy.spec.call import Call, flat
+from understudy.spec.tensor_spec import product
 
 FALLBACK_LIMIT = 64 << 20
 """The largest total size of the inputs, in bytes, with which `by_real_kernel` runs an operator."""
@@ -166,7 +169,9 @@ SOURCES: tuple[Source, ...] = (
 
 TORCH_SOURCES = (by_meta_kernel, by_decomposition)
 """Torch's own sources, whose strides and errors sometimes differ from eager's."""
-MOST_BYTES = 2**63 - 1
+MOST_BYTES = 2**63 - 2  # comparisons of symbols take the next number for infinity
+LARGE = 2**43
+"""Bytes that no tensor has. With symbolic sizes, products below it are not guarded against an overflow."""
 cache = Cache()
 """The cache of the process: plans do not depend on the mode."""
 
@@ -231,13 +236,27 @@ def _ask_sources(call: Call, runner: FunctionRunner) -> tuple[Outcomes, Source]:
 
 
 def check_storage_size(spec: TensorSpec) -> None:
-    """Raise if the size of the tensor in bytes overflows a 64-bit integer. Symbolic sizes count as 1, or as 0 at hand."""
+    """Raise if a size, or the size of the tensor in bytes, overflows a 64-bit integer. With symbols, this is decided by a
+    guard if there are numbers large enough for that; unbacked sizes count as 1."""
     if spec.layout is not torch.strided:
         return
-    sizes: Sequence[Any] = spec.shape
-    strides: Sequence[Any] = spec.stride
-    if spec.is_symbolic:
-        sizes = [size if type(size) is int else min(hint_of(size) or 0, 1) for size in sizes]
-        strides = [step for step in strides if type(step) is int]
-    if max(math.prod(sizes) * spec.itemsize, *strides, 0) > MOST_BYTES:
+    if not spec.is_symbolic:
+        sizes: Any = spec.shape
+        is_too_large = max(math.prod(sizes) * spec.itemsize, *spec.stride, 0) > MOST_BYTES
+    else:
+        factors = [_largest_factor(size) for size in spec.shape]
+        large: list[Any] = [size for size, factor in zip(spec.shape, factors, strict=True) if factor > LARGE]
+        if math.prod(factors) * spec.itemsize > LARGE:
+            large.append(product(spec.shape) * spec.itemsize)
+        large += [step for step in spec.stride if type(step) is int]
+        is_too_large = any(number > MOST_BYTES for number in large)
+    if is_too_large:
         raise OperatorError(f"Storage size calculation overflowed with sizes={list(spec.shape)}")
+
+
+def _largest_factor(size: Any) -> int:
+    """The largest number among a size, at least 1, and the factors of its symbols."""
+    if type(size) is not SymNode:
+        return max(int(size), 1)
+    terms = size.value.terms if isinstance(size.value, Expr) else ()
+    return max(hint_of(size) or 1, *(abs(factor) for _, factor in terms), 1)

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import cache
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import torch
 
@@ -38,11 +39,12 @@ from understudy.ops.shared.dtypes import (
     UNSIGNED,
 )
 from understudy.ops.traits.caching import uncacheable
-from understudy.ops.traits.devices import device_of
+from understudy.ops.traits.devices import device_of, writes_by_index
 from understudy.ops.traits.writes import may_trust_arguments, written_inputs
 from understudy.shapes.node import SymNode
-from understudy.shapes.sizes import fix_sizes, from_torch, to_torch
+from understudy.shapes.sizes import from_torch, to_torch
 from understudy.spec import Changed, New, Outcomes, Same, TensorSpec, Value, View
+from understudy.spec.alternatives import Sizes, exclude_other_answers
 from understudy.spec.call import Call, flat, map_structure
 from understudy.spec.error_context import translate, with_context
 from understudy.spec.sparse import is_sparse, sparse_on, spec_of_sparse
@@ -149,14 +151,20 @@ def with_hinted_sizes(call: Call) -> Call:
 
 
 def _replace_symbols(call: Call, number: Callable[[Any], int]) -> Call:
-    def without_symbols(spec: TensorSpec) -> TensorSpec:
-        if not spec.is_symbolic:
-            return spec
-        return spec.as_view([number(n) for n in spec.shape], [number(n) for n in spec.stride], number(spec.offset))
-
-    args, kwargs = map_structure(without_symbols, TensorSpec, (call.args, call.kwargs))
+    """The call with numbers in the place of symbols."""
+    args, kwargs = map_structure(lambda spec: _spec_in_numbers(spec, number), TensorSpec, (call.args, call.kwargs))
     args, kwargs = map_structure(number, SymNode, (args, kwargs))
     return Call.of(call.op, args, kwargs)
+
+
+def _spec_in_numbers(spec: TensorSpec, number: Callable[[Any], int]) -> TensorSpec:
+    if not spec.is_symbolic:
+        return spec
+    return spec.as_view([number(n) for n in spec.shape], [number(n) for n in spec.stride], number(spec.offset))
+
+
+def _number_at(sizes: Sizes) -> Callable[[Any], int]:
+    return lambda size: int(size.value.evaluate(sizes)) if type(size) is SymNode else int(size)
 
 
 def run_real_kernel(call: Call) -> Any:
@@ -241,6 +249,7 @@ LARGE_NUMBERS = range(1 << 16, 1 << 50)
 MOST_INT32 = 2**31 - 1
 "Many kernels store numbers as int32. Slices use larger ones for an open end: `x[1:]`."
 WHOLE = INTEGERS | BOOL
+MASKS = frozenset({torch.bool, torch.uint8})
 STORED = FLOAT8 | UNSIGNED | COMPLEX_HALF
 STORED_OR_COMPLEX = STORED | COMPLEX | SMALL_COMPLEX
 BUILT_IN = (NotImplementedError, IndexError, ValueError, TypeError, RuntimeError)
@@ -286,25 +295,56 @@ def check_against_eager(call: Call, outcomes: Outcomes, is_by_rule: bool) -> Out
         return outcomes
     except BUILT_IN as refusal:
         raise translate(refusal, call) from None
-    # With symbolic sizes, eager's outcomes hold for the hints only; its errors are raised all the same.
-    if is_symbolic:
-        _stay_empty_if_refused_else(call)
-    return outcomes if is_symbolic or isinstance(outcomes, Changed) else answer
+    if not is_symbolic:
+        return outcomes if isinstance(outcomes, Changed) else answer
+    if not _are_outcomes(outcomes, answer, call, _hint):
+        with_fixed_sizes(call)
+        return answer
+    if not is_by_rule or _is_rare(call):
+        exclude_other_answers((call.args, call.kwargs), lambda sizes: _does_eager_agree(call, outcomes, sizes))
+    return outcomes
 
 
-def _stay_empty_if_refused_else(call: Call) -> None:
-    """A kernel that is missing for a dtype is not missed by an empty tensor: where it would be with an element, sizes that
-    are 0 at hand are assumed to stay so."""
-    dtypes = {spec.dtype for spec in call.inputs}
-    is_rare = not STORED_OR_COMPLEX.isdisjoint(dtypes)
-    empty = [spec for spec in call.inputs if _is_empty_by_hints(spec)]
-    if not (empty and is_rare):
-        return
+def _does_eager_agree(call: Call, outcomes: Outcomes, sizes: Sizes) -> bool:
+    """Whether the real operator does at other sizes what the outcomes say.
+
+    What it does with a rare call depends on sizes in ways that rules do not know: a kernel that is missing for a dtype is
+    not missed by a tensor without elements, another one only by an operand of one element, and `out=` without elements may
+    take strides of its own."""
+    number = _number_at(sizes)
     try:
-        run_on_zeros_or_ones(_replace_symbols(call, lambda number: _hint(number) or 1), lambda: strided_zeros)
-    except BUILT_IN as refusal:
-        if isinstance(refusal, NotImplementedError) or "Promotion for Float8" in str(refusal):
-            fix_sizes([size for spec in empty for size in spec.shape if _hint(size) == 0])
+        answer = run_on_zeros_or_ones(_replace_symbols(call, number), lambda: strided_zeros)
+    except (*NOT_RAISED_BY_EAGER, torch.linalg.LinAlgError, ArithmeticError):
+        return True  # ArithmeticError: there are no such sizes
+    except BUILT_IN:
+        return False
+    return _are_outcomes(outcomes, answer, call, number)
+
+
+def _are_outcomes(outcomes: Outcomes, answer: Any, call: Call, number: Callable[[Any], int]) -> bool:
+    """Whether outcomes of a call, with numbers in the place of symbols, are those of the real operator. What is no tensor,
+    and what is changed by an operator that returns nothing, is not compared."""
+    if isinstance(outcomes, (tuple, list)):
+        if not isinstance(answer, (tuple, list)) or len(outcomes) != len(answer):
+            return False
+        return all(_are_outcomes(ours, real, call, number) for ours, real in zip(outcomes, answer, strict=True))
+    if isinstance(outcomes, (Changed, Value)):
+        return True
+    if type(answer) is not type(outcomes) or getattr(answer, "of", None) != getattr(outcomes, "of", None):
+        return False
+    given = call.inputs[outcomes.of] if isinstance(outcomes, Same) else None
+    ours, real = (cast("TensorSpec", each.spec or given) for each in (outcomes, answer))
+    return _spec_in_numbers(ours, number) is _spec_in_numbers(real, number)
+
+
+def _is_rare(call: Call) -> bool:
+    """Whether what eager does may depend on small sizes: dtypes with few kernels, fractions for integers, sizes that are 0
+    at hand, `out=`."""
+    record = record_of(call.op)
+    dtypes = {spec.dtype for spec in call.inputs}
+    if record.has_out or not dtypes.isdisjoint(STORED) or (not record.is_pointwise and _has_fractions(call, dtypes)):
+        return True
+    return any(type(size) is SymNode and size.hint == 0 for spec in call.inputs for size in spec.shape)
 
 
 def run_on_zeros_or_ones(call: Call, new_maker: Callable[[], Callable[[TensorSpec], torch.Tensor]]) -> Outcomes:
@@ -370,15 +410,49 @@ def _with_ones(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def answer_for_shared(call: Call, inputs: Sequence[Any]) -> Outcomes | None:
-    """What the real operator does with tensors that share memory as these do; of symbolic sizes, only whether it refuses."""
+def answer_for_shared(call: Call, inputs: Sequence[Any], outcomes: Outcomes | None = None) -> Outcomes | None:
+    """What the real operator does with tensors that share memory as these do; None if it is what the outcomes say.
+
+    With symbolic sizes, there are guards against small sizes at which it refuses, and its answer is for these sizes only."""
     current = iter(inputs)  # the plan may come from an environment with other symbols
     args, kwargs = map_structure(lambda _: next(current)._spec, TensorSpec, (call.args, call.kwargs))
     call = Call.of(call.op, args, kwargs)
     if not can_run_eager(call):
         return None
-    if is_symbolic := _is_symbolic(call):
-        call = with_hinted_sizes(call)
+    if not _is_symbolic(call):
+        return _run_on_shared(call, inputs)
+    answer = _run_on_shared(with_hinted_sizes(call), inputs)
+    is_compared = outcomes is not None and answer is not None
+    if is_compared and not _are_outcomes(_of_first_positions(outcomes, inputs), answer, call, _hint):
+        with_fixed_sizes(call)
+        return answer
+    if len({_torch.storage_id(tensor) for tensor in inputs}) < len(inputs):
+        exclude_other_answers((args, kwargs), lambda sizes: _is_taken_shared(call, inputs, sizes))
+    return None
+
+
+def _of_first_positions(outcomes: Any, inputs: Sequence[Any]) -> Any:
+    """The outcomes with the first position of a tensor that is given more than once."""
+    if isinstance(outcomes, (tuple, list)):
+        return type(outcomes)([_of_first_positions(part, inputs) for part in outcomes])
+    if not isinstance(outcomes, (Same, View)):
+        return outcomes
+    first = next(position for position, tensor in enumerate(inputs) if tensor is inputs[outcomes.of])
+    return replace(outcomes, of=first)
+
+
+def _is_taken_shared(call: Call, inputs: Sequence[Any], sizes: Sizes) -> bool:
+    try:
+        _run_on_shared(_replace_symbols(call, _number_at(sizes)), inputs)
+    except ArithmeticError:
+        return True  # there are no such sizes
+    except BUILT_IN:
+        return False
+    return True
+
+
+def _run_on_shared(call: Call, inputs: Sequence[Any]) -> Outcomes | None:
+    """None if the real operator refuses because of values."""
     held = [_torch.native_storage(tensor).nbytes() for tensor in inputs]
     needed = max(*(_bytes(spec) for spec in call.inputs), *(size for size in held if size <= SMALL), 0)
 
@@ -397,10 +471,9 @@ def answer_for_shared(call: Call, inputs: Sequence[Any]) -> Outcomes | None:
         return make
 
     try:
-        answer = run_on_zeros_or_ones(call, new_maker)
-        return None if is_symbolic else answer
+        return run_on_zeros_or_ones(call, new_maker)
     except torch.linalg.LinAlgError:
-        return None  # the error depends on values
+        return None
     except BUILT_IN as refusal:
         if "ZeroDivisionError" in str(refusal):
             return None  # a storage that has grown holds anything
@@ -426,6 +499,8 @@ def can_run_eager(call: Call) -> bool:
     if uncacheable.of(op) is not None or may_trust_arguments(op):
         return False
     inputs = call.inputs
+    if writes_by_index.of(op) is not None and any(spec.dtype in MASKS for spec in inputs[1:-1]):
+        return False  # whether the values fit depends on how many elements of the mask are true
     if any(spec.device.type != "cpu" or spec.layout is not torch.strided for spec in inputs) or _is_elsewhere(call):
         return False
     numbers = [*flat(int, call.args, call.kwargs), *flat(SymNode, call.args, call.kwargs)]

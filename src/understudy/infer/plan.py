@@ -136,7 +136,7 @@ class AliasedOut:
     def run(self, outcomes: Outcomes, inputs: Sequence[Any]) -> Outcomes | None:
         storages = [_torch.storage_id(tensor) for tensor in inputs]
         if any(storages.count(storages[position]) > 1 for position in self.written):
-            answer = answer_for_shared(self.call, inputs)
+            answer = answer_for_shared(self.call, inputs, outcomes)
             return None if isinstance(outcomes, Changed) else answer  # an operator with a list of outputs returns nothing
         return None
 

@@ -4,6 +4,8 @@ The strides of eager's results depend on which sizes are 0 or 1, but mostly the 
 whatever its stride. A function that compares size by size would add a guard for each comparison. So for sizes that may
 be 0 or 1, the function is also run at other sizes, in separate environments, and the guard is that one of the paths
 with the same result is taken.
+
+Where an answer can be tried at other sizes, the guard may also be that sizes at which it does not hold are excluded.
 """
 
 from __future__ import annotations
@@ -139,6 +141,85 @@ def _holds_at(way: Any, sizes: Sizes) -> bool:
         return False
 
 
+# --- sizes at which an answer does not hold -----------------------------------------------------------------------
+
+DoesAgree = Callable[[Sizes], bool]
+MOST_CHANGED = 8
+"""Calls with more symbols than this are not compared at other sizes."""
+
+
+def exclude_other_answers(args: object, does_agree: DoesAgree) -> None:
+    """Add guards that exclude small sizes, of the symbols in specs and sizes, at which an answer does not hold:
+    `does_agree` tries it there."""
+    nodes = list(_nodes_in(args))
+    env: Any = nodes[0].shape_env if nodes else None
+    given = frozenset().union(*(node.value.symbols for node in nodes))
+    if env is None or env.definitions or not env.hints.keys() >= given:
+        return
+    known = [env.facts.simplify(symbol) for symbol in given]  # many are equal
+    symbols = {symbol for value in known if isinstance(value, Expr) for symbol in value.symbols}
+    if len(symbols) > MOST_CHANGED:
+        return
+    tried: set[tuple[frozenset[Expr], int]] = set()
+    for start in _groups(env, sorted(symbols, key=lambda symbol: symbol.order)):
+        hint = env.hints[start[0]]
+        for number in (max(hint + 1, 2), 1, 0):
+            changed = start if number == hint else _extend_changes(env, start, number)
+            if number == hint or not changed or (frozenset(changed), number) in tried:
+                continue
+            tried.add((frozenset(changed), number))
+            if not does_agree(_change(env, changed, number)):
+                _exclude(env, changed, number, hint)
+
+
+def _groups(env: Any, symbols: Sequence[Expr]) -> Iterator[Sequence[Expr]]:
+    """What is changed together: each symbol by itself, then those that have the same hint."""
+    by_hint: dict[int, list[Expr]] = {}
+    for symbol in symbols:
+        by_hint.setdefault(env.hints[symbol], []).append(symbol)
+        yield [symbol]
+    yield from (group for group in by_hint.values() if len(group) > 1)
+
+
+def _extend_changes(env: Any, changed: Sequence[Expr], number: int) -> Sequence[Expr]:
+    """These symbols, and those of the same hint that have to change with them to satisfy the guards; none if that does not
+    help."""
+    hint = env.hints[changed[0]]
+    while True:
+        try:
+            sizes = _change(env, changed, number)
+        except ArithmeticError:
+            return ()
+        if not all(_is_in_range(*each) for each in sizes.items()):
+            return ()
+        broken = [condition for condition in env.facts.conditions if not _holds_at((condition,), sizes)]
+        if not broken:
+            return changed
+        asked = frozenset().union(*(condition.symbols for condition in broken))
+        more = [symbol for symbol in asked if env.hints.get(symbol) == hint and symbol not in changed]
+        if not more:
+            return ()
+        changed = [*changed, *sorted(more, key=lambda symbol: symbol.order)]
+
+
+def _change(env: Any, changed: Sequence[Expr], number: int) -> Sizes:
+    """The example's sizes, with this number for some symbols, and what follows from it for others by the guards."""
+    sizes = {**env.hints, **dict.fromkeys(changed, number)}
+    for symbol in env.hints:
+        value = env.facts.simplify(symbol)
+        if isinstance(value, Expr) and value is not symbol:
+            sizes[symbol] = value.evaluate(sizes)
+    return sizes
+
+
+def _exclude(env: Any, changed: Sequence[Expr], number: int, hint: int) -> None:
+    if number > 1:  # it stands for all other sizes
+        kept = [conditions.eq(symbol, hint) for symbol in changed]
+    else:
+        kept = [conditions.ne(symbol, number) for symbol in changed]
+    env.decide(conditions.join("and", kept))
+
+
 # --- conditions ---------------------------------------------------------------------------------------------------
 
 
@@ -184,6 +265,8 @@ def _nodes_in(value: object) -> Iterator[SymNode]:
     elif type(value) is tuple or type(value) is list:
         for part in value:
             yield from _nodes_in(part)
+    elif type(value) is dict:
+        yield from _nodes_in(list(value.values()))
     elif type(value) is TensorSpec and value.is_symbolic:
         yield from _nodes_in((value.shape, value.stride))
 

@@ -310,7 +310,9 @@ def masked_select(mode: FakeTensorMode, func: object, args: Any, kwargs: object)
 
 @handler("aten::index.Tensor", "aten::index_put", "aten::index_put_", "aten::_unsafe_index.Tensor")
 def index(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
-    """Masks among the indices are replaced by the positions at which they are true."""
+    """Masks among the indices are replaced by the positions at which they are true.
+
+    Of a write by one mask, the rule knows all: the number of positions is nobody's size."""
     indices = args[1]
     if not _answers_sizes(mode) or not any(i is not None and i.dtype in MASKS for i in indices):
         return NotImplemented
@@ -318,6 +320,8 @@ def index(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
     expanded: list[Any] = []
     # `index_put` returns the shape of its input: the number of positions does not matter.
     is_put = "index_put" in func.name()
+    if is_put and sum(entry is not None for entry in indices) == 1:
+        return NotImplemented
     has_symbols = is_put and mode.shape_env is not None
     births = mode.shape_env.ignore_fresh_unbacked_symbols() if has_symbols else nullcontext()
     with mode, births:

@@ -25,7 +25,7 @@ from understudy.ops.shared.batching import batching_rule
 from understudy.ops.shared.decompositions import broadcast, decomposition, has_symbolic_sizes
 from understudy.ops.shared.dtypes import BOOL, COMPLEX_HALF, FLOAT8, NUMBERS, check_cpu_dtype
 from understudy.ops.shared.layouts import expand_strides, view_strides
-from understudy.shapes.sizes import has_unbacked
+from understudy.shapes.sizes import has_unbacked, is_provably_equal
 from understudy.spec import (
     Same,
     TensorSpec,
@@ -141,21 +141,33 @@ def check_masks(what: str, spec: TensorSpec, indices: Iterable[TensorSpec | None
 
 def _check_values(what: str, spec: TensorSpec, indices: Indices, values: TensorSpec, accumulate: bool) -> None:
     check_cpu_dtype(what, spec, WRITTEN_DTYPES)
-    if values.dtype is not spec.dtype:
-        raise DtypeError(f"{what}: {values} is written into {spec}; their dtypes must be equal")
     masks = check_masks(what, spec, _check_indices(spec, indices))
-    for mask in masks:
-        if mask.dtype is torch.uint8 and values.numel == 1 and not accumulate and _is_single(indices):
-            raise DtypeError(f"{what}: one value is written by masked_fill_, which takes masks of b8, not {mask}")
-    if masks:
-        return  # how many elements are written depends on the mask
-    target = index_spec(spec, indices)
+    is_cast = values.dtype is not spec.dtype
+    may_be_filled = bool(masks) and _is_single(indices) and not accumulate and (is_cast or masks[0].dtype is torch.uint8)
+    is_filled = may_be_filled and values.numel == 1
+    if is_filled and masks[0].dtype is torch.uint8:
+        raise DtypeError(f"{what}: one value is written by masked_fill_, which takes masks of b8, not {masks[0]}")
+    if is_cast and not is_filled:
+        raise DtypeError(f"{what}: {values} is written into {spec}; their dtypes must be equal")
+    if masks and not _is_single(indices):
+        return  # how many elements are written depends on the masks
+    target = _largest_target(spec, indices, values) if masks else index_spec(spec, indices).shape
     try:
-        check_expandable(values.shape, target.shape, what)
+        check_expandable(values.shape, target, what)
     except ShapeMismatch:
         raise ShapeMismatch(
-            f"{what}: the values {values} can't be broadcast to the {list(target.shape)} elements that the indices name"
+            f"{what}: the values {values} can't be broadcast to the {list(target)} elements that the indices name"
         ) from None
+
+
+def _largest_target(spec: TensorSpec, indices: Indices, values: TensorSpec) -> tuple[int | SymNode, ...]:
+    """The shape of what one mask picks, if it picks as many elements as there are values, or all of them if it has fewer."""
+    before, mask = next((dim, entry) for dim, entry in enumerate(indices) if entry is not None)
+    after = spec.shape[before + mask.ndim :]
+    position = values.ndim - 1 - len(after)
+    count: Any = values.shape[position] if position >= 0 else 1
+    is_possible = is_provably_equal(count, 1) or has_unbacked(count, *mask.shape) or count <= mask.numel or count == 1
+    return (*spec.shape[:before], count if is_possible else mask.numel, *after)
 
 
 def _is_single(indices: Indices) -> bool:
@@ -242,5 +254,6 @@ def scatter_one_hot(x: Tensor, count: int) -> Tensor:
 
 
 def compare_one_hot(x: Tensor, count: Any) -> Tensor:
-    """By comparison: 1 where the class equals the number, 0 elsewhere."""
-    return torch.eq(x.unsqueeze(-1), torch.arange(count, device=x.device, dtype=x.dtype)).to(torch.int64)
+    """By comparison: 1 where the class equals the number, 0 elsewhere. Contiguous whatever the layout of the classes."""
+    is_equal = torch.eq(x.unsqueeze(-1), torch.arange(count, device=x.device, dtype=x.dtype))
+    return is_equal.to(torch.int64, memory_format=torch.contiguous_format)

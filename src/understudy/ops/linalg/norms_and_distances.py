@@ -149,7 +149,7 @@ def _by_default_tolerance(
     """A decomposition for calls without relative tolerance: its default depends on the sizes."""
 
     def kernel(x: Tensor, *, atol: object = None, rtol: object = None, hermitian: bool = False) -> Any:
-        if rtol is not None or x.dim() < 2 or not (x.is_floating_point() or x.is_complex()):
+        if rtol is not None or x.dim() < 2 or real_type(x.dtype) not in (torch.float32, torch.float64):
             return NotImplemented
         return steps(x, partial(beside, x, atol), hermitian)
 
@@ -295,6 +295,8 @@ def _check_rows(what: str, x1: TensorSpec, x2: TensorSpec) -> None:
 @rule("_cdist_backward")
 def cdist_backward(grad: TensorSpec, x1: TensorSpec, x2: TensorSpec, p: float, cdist: TensorSpec) -> TensorSpec:
     batch = broadcast_without_choice(x1.shape[:-2], x2.shape[:-2])
+    if not all(map(is_provably_equal, x1.stride, contiguous_strides(x1.shape))) and x1.is_empty:
+        return preserved_copy(x1)  # without elements, x1 counts as contiguous, and keeps its strides
     if any(is_provably_equal(size, 0) for size in (*batch, *x1.shape[-2:], x2.shape[-2])):
         # Empty: zeros like x1 made contiguous, which keeps the strides of what counts as contiguous.
         return preserved_copy(x1) if x1.is_contiguous else x1.like(x1.shape)

@@ -87,6 +87,7 @@ def huber_loss(a: TensorSpec, target: TensorSpec, reduction: int = MEAN, delta: 
 
 @rule("soft_margin_loss")
 def soft_margin_loss(a: TensorSpec, target: TensorSpec, reduction: int = MEAN) -> TensorSpec:
+    check_expandable(target.shape, a.shape, "soft_margin_loss's target")  # it is multiplied in place
     if a.dtype is not target.dtype or not same_shape(a.shape, target.shape):
         return NotImplemented
     check_dtype("soft_margin_loss", a.dtype, "fc", a.device, SMALL_COMPLEX)
@@ -257,6 +258,8 @@ def _check_nll(x: TensorSpec, target: TensorSpec, weight: Maybe) -> None:
         raise ShapeMismatch(f"nll_loss: expected scores for one or a batch of targets, got {x} and {target}")
     if x.ndim == 2 and (target.ndim == 0 or x.shape[0] != target.shape[0]):
         raise ShapeMismatch(f"nll_loss: {x} and {target} differ in batch size")
+    if x.ndim == 1 and target.ndim == 1 and target.shape[0] != 1:
+        raise ShapeMismatch(f"nll_loss: one row of scores {x} has one target, got {target}")
     _check_scores("nll_loss", x, target, weight, -1)
 
 
@@ -502,10 +505,12 @@ def linear_cross_entropy_of_classes(
 
 @rule("torch_nn::_linear_cross_entropy_batch_chunked", "torch_nn::_linear_cross_entropy_batch_chunked_no_reduction")
 def check_targets_of_chunks(
-    x: TensorSpec, linear_weight: TensorSpec, target: TensorSpec, linear_bias: object, weight: TensorSpec | None, *_: object
-) -> Any:
+    x: TensorSpec, linear_weight: TensorSpec, target: TensorSpec, linear_bias: object, weight: TensorSpec | None,
+    *options: object,
+) -> Any:  # fmt: skip
     """The registered fake knows the rest."""
-    if linear_weight.dtype is not x.dtype:
+    is_cast = x.device.type == "cpu" and any(isinstance(each, torch.dtype) and each is not x.dtype for each in options)
+    if linear_weight.dtype is not x.dtype and not is_cast:  # to the dtype of accumulation
         raise ShapeMismatch(f"linear_cross_entropy: {x} and {linear_weight} differ in dtype")
     if x.shape[0] != 0 and (target.ndim != 1 or target.shape[0] < x.shape[0]):
         raise ShapeMismatch(f"linear_cross_entropy: {target} has not a class for each row of {x}")

@@ -281,6 +281,9 @@ def _gradients(x: Tensor, spacing: Sequence[object], dims: Sequence[int], edge_o
     if edge_order not in (1, 2):
         raise ArgumentError(f"gradient: edge_order is 1 or 2, not {edge_order}")
     wrapped = wrap_dims(dims, x.dim())
+    for spaces in spacing:
+        if isinstance(spaces, Tensor) and spaces.dim() != 1:
+            raise ShapeMismatch(f"gradient: the places along a dimension are a vector, not of shape {list(spaces.shape)}")
     for dim in wrapped:
         if x.shape[dim] < edge_order + 1:
             raise ShapeMismatch(

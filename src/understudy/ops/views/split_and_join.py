@@ -116,6 +116,10 @@ def unbind(spec: TensorSpec, dim: int = 0) -> list[View]:
     return [View(0, select_spec(spec, dim, index)) for index in range(spec.shape[dim])]
 
 
+MOST_CHUNKS = 2**62
+"""Beyond it, the size of a chunk, which is rounded up, may overflow."""
+
+
 @rule("chunk", "unsafe_chunk")
 def chunk(spec: TensorSpec, chunks: int, dim: int = 0) -> list[View]:
     if not spec.shape:
@@ -125,6 +129,8 @@ def chunk(spec: TensorSpec, chunks: int, dim: int = 0) -> list[View]:
     dim = wrap_dim(dim, spec.ndim)
     length = spec.shape[dim]
     size = (length + chunks - 1) // chunks
+    if type(chunks) is int and chunks > MOST_CHUNKS and length > 2**63 - chunks:
+        raise ArgumentError(f"chunk: {chunks} chunks of {spec} are beyond 64 bits")
     if length == 0:
         # For an empty dimension there are as many chunks as requested, all empty.
         return pieces(spec, dim, [0] * chunks)
