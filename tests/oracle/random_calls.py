@@ -416,7 +416,7 @@ class Editor:
             case "other dtype":
                 return like.to(self.rng.choice(DTYPES))
             case "layout":
-                return self.rng.choice(tuple(self._layouts().values()))(like, self.rng)
+                return with_room(self.rng.choice(tuple(self._layouts().values()))(like, self.rng))
             case "input" if self.tensors:
                 return self.rng.choice(self.tensors).detach()
             case "offset":
@@ -484,6 +484,14 @@ def odd_strides(tensor: torch.Tensor, rng: random.Random) -> torch.Tensor:
     """Strides of sizes 0 and 1, which nobody uses, say something else than usual."""
     strides = [rng.choice((0, 1, 7)) if size < 2 else step for size, step in zip(tensor.shape, tensor.stride(), strict=True)]
     return tensor.as_strided(tensor.shape, strides) if tensor.numel() else tensor.new_empty(0).as_strided(tensor.shape, strides)
+
+
+def with_room(tensor: torch.Tensor) -> torch.Tensor:
+    """The same in memory for all its elements: some kernels write one after the other into `out=` that overlaps itself."""
+    needed = tensor.storage_offset() + tensor.numel()
+    if tensor.untyped_storage().nbytes() >= needed * tensor.element_size():
+        return tensor
+    return torch.zeros(needed, dtype=tensor.dtype).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
 LAYOUTS: dict[str, Layout] = {

@@ -85,6 +85,8 @@ CALLS: dict[str, tuple[Call, list[Tensor]]] = {
     "a transposed kernel of a batch that makes nothing": (
         lambda x, w: torch.nn.functional.conv_transpose1d(x, w, padding=1), [ones(2, 2, 1), ones(2, 2, 2)]),
     "indices of 32 bits, of all elements": (torch.take_along_dim, [ones(2, 3), ones(4, dtype=torch.int32)]),
+    "one value of another dtype, by a mask": (
+        lambda x, m, v: x.index_put_((m,), v), [ones(2), ones(2, dtype=torch.bool), ones(1, dtype=torch.int64)]),
     "windows that fit": (
         lambda x: torch.nn.functional.fractional_max_pool3d(x, 2, output_size=2, _random_samples=torch.zeros(1, 1, 3)),
         [ones(1, 1, 4, 4, 4)]),
@@ -233,6 +235,13 @@ REFUSED: dict[str, tuple[Call, list[Tensor]]] = {
         lambda x: torch._C._nn._upsample_bilinear2d_aa(x, None, False, [1.0, 2.0]), [ones(1, 2, 2)]),
     "a size beyond 64 bits": (lambda x: torch.nn.functional.interpolate(x, scale_factor=2.0**63), [ones(1, 1, 2, 2)]),
     "channels of a vector": (lambda x, w: torch.nn.functional.batch_norm(x, w, w), [ones(2), ones(2)]),
+    "places in several dimensions": (lambda x, at: torch.gradient(x, spacing=[at], dim=0), [ones(3, 3), ones(3, 3)]),
+    "a rank of 16 bits, of nothing": (torch.linalg.matrix_rank, [ones(0, 5, 5, dtype=torch.bfloat16)]),
+    "a rank of complex halves, of nothing": (
+        lambda x: torch.linalg.matrix_rank(x, atol=1.0), [ones(0, 1, dtype=torch.complex32)]),
+    "powers beyond 64 bits": (lambda x: torch.linalg.vander(x, N=LARGEST), [ones(2, 5)]),
+    "one value of another dtype, by a mask and in order": (
+        lambda x, m, v: x.index_put_((m,), v, accumulate=True), [ones(1), ones(1, dtype=torch.bool), ones(1, dtype=torch.int64)]),
     "a norm of integers": (
         lambda w, i: torch.nn.functional.embedding(i, w, max_norm=1.0),
         [ones(3, 2, dtype=torch.int64), torch.zeros(2, dtype=torch.int64)]),

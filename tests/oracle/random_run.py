@@ -281,7 +281,7 @@ def _judge_missed(step: Step, program: Program, raised: BaseException) -> Findin
 
 def depends_on_values(step: Step, values: Sequence[Any]) -> bool:
     """Whether tensors of the same metadata with other values are taken."""
-    for fill in FILLS:
+    for fill in (*FILLS, *MASKS):
         others = duplicate(list(values))
         with torch.no_grad():
             for other in tensors_in([others[number] for number in step.slots()]):
@@ -322,7 +322,20 @@ def _distinct(flat: torch.Tensor) -> None:
     flat.copy_(torch.linspace(0.1, 0.9, flat.numel()))
 
 
+def _few_true(count: int) -> Callable[[torch.Tensor], None]:
+    """A mask of which so many elements are true."""
+
+    def fill(flat: torch.Tensor) -> None:
+        flat.zero_()
+        if flat.dtype in (torch.bool, torch.uint8):
+            flat[:count] = 1
+
+    return fill
+
+
 FILLS = (_zeros, _ones, _identity, _distinct)
+MASKS = tuple(map(_few_true, range(1, 8)))
+"For writes by masks: there are to be as many true elements as values."
 
 
 # --- symbolic and captured: the whole program as one call -------------------------------------------------------
@@ -404,12 +417,34 @@ def _symbolic_finding(program: Program, settings: dict[str, bool], announce: Cal
     if said != _as_known(real, said):
         if said == _described_below_mode(case):
             return Finding("other path", last.op, last.variant, edits)
+        if _breaks_a_promise(run, real):
+            return Finding("data-dependent", last.op, last.variant, edits)
         return Finding("mismatch", case.op, last.variant, edits, "at the example's sizes", f"real {real}, symbolic {said}"[:700])
     announce(False)  # from here on, real kernels run
     wrong = _wrong_elsewhere(run, program.rng) if _has_own_memory(case) else ""
     if wrong:
         return Finding("unsound", case.op, last.variant, edits, wrong.partition(":")[0], f"{wrong}; guards {list(run.env.guards)}"[:900])
     return Finding("ok", last.op, last.variant, edits)
+
+
+def has_promises(run: symbolic.SymbolicRun) -> bool:
+    """Whether something was assumed of sizes that data knows: a graph checks it when it runs, and refuses as eager does."""
+    unbacked = run.env.births.keys()
+    promises = [promise for promise in run.env.runtime_asserts if not promise.is_checked_by_operator]
+    return any(not unbacked.isdisjoint(promise.condition.symbols) for promise in promises)
+
+
+def _breaks_a_promise(run: symbolic.SymbolicRun, real: list[Any]) -> bool:
+    """Whether the data are others than was assumed of them, which a graph checks when it runs: sizes that are symbols
+    without a hint are read from the real run."""
+    sizes = dict(run.env.hints)
+    for said, found in zip(run.result, real, strict=True):
+        for part, number in zip(said, found, strict=False):
+            value = getattr(part, "value", part)
+            if value in run.env.births:
+                sizes[value] = number
+    known = [promise for promise in run.env.runtime_asserts if promise.condition.symbols <= sizes.keys()]
+    return not all(promise.holds(sizes) for promise in known)
 
 
 def _described_below_mode(case: Case) -> Any:
@@ -469,7 +504,7 @@ def _wrong_elsewhere(run: symbolic.SymbolicRun, rng: random.Random) -> str:
         try:
             real = run.real_result(sizes)
         except Exception as error:
-            if not _takes_other_values(run, sizes, error):
+            if not has_promises(run) and not _takes_other_values(run, sizes, error):
                 return f"refused elsewhere: at {inputs}: {_text(error)[:200]}"
             continue
         if said != _as_known(real, said):
@@ -496,7 +531,7 @@ def _as_told(real: tuple[Any, ...], said: tuple[Any, ...]) -> tuple[Any, ...]:
 def _takes_other_values(run: symbolic.SymbolicRun, sizes: Any, error: Exception) -> bool:
     if isinstance(error, torch.linalg.LinAlgError) or any(words in str(error) for words in (*NO_MEMORY, *ABOUT_VALUES)):
         return True
-    for fill in FILLS:
+    for fill in (*FILLS, *MASKS):
         args, _ = run.real_inputs(sizes)
         with torch.no_grad():
             for tensor in args:

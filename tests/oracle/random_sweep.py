@@ -93,7 +93,7 @@ def _crashed(plan: Plan, place: tuple[int, ...]) -> Any:
     if place[2]:
         tally.add(Finding("crash", "?", "", (), "the process died, or did not come back", where), 1, where)
     else:
-        tally.coverage["real kernels that took the process with them"] += 1
+        tally.coverage[f"real kernels that took the process with them: {where}"] += 1
     return tally
 
 

@@ -363,8 +363,7 @@ def evaluated(spec: Any, sizes: Sizes) -> tuple[tuple[int, ...], tuple[int, ...]
 def resized(model: torch.Tensor, geometry: Any) -> torch.Tensor:
     """A tensor of another size, with the values of the model over and over."""
     shape, stride, offset = geometry
-    extent = offset + 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
-    storage = torch.zeros(max(extent, 0) if all(shape) else offset, dtype=model.dtype)
+    storage = torch.zeros(_needed_elements(model, shape, stride, offset), dtype=model.dtype)
     tensor = storage.as_strided(shape, stride, offset).data  # an input is no view of anything
     values = model.detach().resolve_conj().resolve_neg().reshape(-1)
     is_expanded = any(size > 1 and step == 0 for size, step in zip(shape, stride, strict=True))
@@ -378,6 +377,18 @@ def resized(model: torch.Tensor, geometry: Any) -> torch.Tensor:
     if model.is_neg():
         tensor = torch._neg_view(tensor)
     return tensor.requires_grad_(model.requires_grad)
+
+
+def _needed_elements(model: torch.Tensor, shape: Any, stride: Any, offset: int) -> int:
+    """How many elements the storage of a tensor has: no more than are needed, but all of the model's if the tensor is as the
+    model is, and room for those of a tensor that overlaps itself if the model has it."""
+    held = model.untyped_storage().nbytes() // model.element_size()
+    if (shape, stride, offset) == (tuple(model.shape), model.stride(), model.storage_offset()):
+        return held
+    extent = offset + 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+    needed = max(extent, 0) if all(shape) else offset
+    has_room = held >= model.storage_offset() + model.numel()
+    return max(needed, offset + math.prod(shape)) if has_room else needed
 
 
 def other_sizes(run: SymbolicRun) -> Iterator[dict[Any, int]]:
