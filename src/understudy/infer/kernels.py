@@ -342,7 +342,9 @@ def _is_rare(call: Call) -> bool:
     at hand, `out=`."""
     record = record_of(call.op)
     dtypes = {spec.dtype for spec in call.inputs}
-    if record.has_out or not dtypes.isdisjoint(STORED) or (not record.is_pointwise and _has_fractions(call, dtypes)):
+    if record.has_out or not dtypes.isdisjoint(STORED):
+        return True
+    if not record.is_pointwise and _has_fractions(flat((int, float, complex), call.args, call.kwargs), dtypes):
         return True
     return any(type(size) is SymNode and size.hint == 0 for spec in call.inputs for size in spec.shape)
 
