@@ -98,7 +98,7 @@ _MISSING: Any = type("Missing", (), {"__repr__": lambda self: "<nothing>"})()
 """Marks a place that only inherits its value."""
 _UNREAD: Any = object()
 on_replacement: list[Callable[[Any, Any], object]] = []
-"""Called with each replacement that is made, and its original."""
+"""Called with each replacement that is made for a scope, and its original."""
 
 
 class Place:
@@ -152,7 +152,7 @@ class Place:
             original = self._look_up(value)
         if value is not self._base:
             self._made.append((value, self._base))
-            for notice in on_replacement:
+            for notice in () if self.held else on_replacement:
                 notice(value, self._base)
         return value
 

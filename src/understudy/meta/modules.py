@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.fx import Graph, GraphModule
+from torch.fx import Graph, GraphModule, Node
 
 from understudy.fake.inputs import find_caching_functions
 from understudy.graph.borrowed_state import (
@@ -27,7 +27,7 @@ from understudy.graph.borrowed_state import (
     depends_on_inputs,
 )
 from understudy.meta.errors import make_unregistered_error
-from understudy.meta.proxies import MetaProxy
+from understudy.meta.proxies import MetaProxy, read_own
 from understudy.meta.structures import holds
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ class AssignedAttributes:
                     if name in before:
                         table[name] = before[name]
         self._kept.restore(_is_traced)
-        self._variables.restore(lambda value: _is_traced(value) and not depends_on_inputs(value.node))
+        self._variables.restore(lambda value: _is_traced(value) and not depends_on_inputs(_find_recorded(value)))
 
 
 def modules_in_python(root: torch.nn.Module) -> list[torch.nn.Module]:
@@ -131,6 +131,13 @@ def clear_caches_of(values: list[weakref.ref[object]]) -> None:
 
 def _is_traced(value: object) -> bool:
     return isinstance(value, MetaProxy)
+
+
+def _find_recorded(value: MetaProxy) -> Node:
+    """The node of a value; of an attribute that has none, the node of its owner: to ask it for one would add one."""
+    state = read_own(value, "__dict__")
+    found = next((state[name] for name in ("node", "_moved", "_made", "_source") if state.get(name) is not None), None)
+    return _find_recorded(state["_owner"]) if found is None else found
 
 
 UNSAFE_CHARACTERS = frozenset("\"'\\{}")
