@@ -112,11 +112,15 @@ class Measurement(Listener):
     # --- storages
 
     def on_events(self, events: list[MemoryRecord]) -> None:
-        moment, devices = self.places.moment, self.devices
+        moment = self.places.moment
+        device: torch.device | None = None
         for number, record in enumerate(events, len(self.events) + 1):
             totals = record.totals
             if totals is None:
-                record.totals = totals = devices.get(record.device) or self.totals_of(record.device)
+                if record.device is not device:  # most events are of one device
+                    device = record.device
+                    there = self.totals_of(device)
+                record.totals = totals = there
                 totals.live = live = totals.live + ((record.nbytes + totals.unit) & totals.mask)
                 if live > totals.peak:
                     totals.peak, totals.peak_event, totals.peak_transient = live, number, totals.transient

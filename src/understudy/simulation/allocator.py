@@ -486,8 +486,10 @@ class Allocator:
         self._is_watched = is_split_limited or self._tells_active_apart or self.history is not None
 
     def _note_peaks(self) -> None:
-        self._small.note_peaks()
-        self._large.note_peaks()
+        if self._small.has_grown:
+            self._small.note_peaks()
+        if self._large.has_grown:
+            self._large.note_peaks()
 
     # answers
 

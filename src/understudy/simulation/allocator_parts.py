@@ -276,11 +276,9 @@ class Counter:
         return self.added - self.removed
 
     def add(self, amount: int) -> None:
-        self.added += amount
-        self.note_peak()
-
-    def note_peak(self) -> None:
-        value = self.added - self.removed
+        """With 0, note a peak."""
+        self.added = added = self.added + amount
+        value = added - self.removed
         if value > self.peak:
             self.peak = value
         other = self.other
@@ -341,12 +339,11 @@ class Pool:
         self.expandable_arenas: dict[int, Arena] = {}
 
     def note_peaks(self) -> None:
-        """Of the figures of blocks that are allocated."""
-        if self.has_grown:
-            self.has_grown = False
-            self.allocation.note_peak()
-            self.allocated_bytes.note_peak()
-            self.requested_bytes.note_peak()
+        """Of the figures of blocks that are allocated, if it has grown."""
+        self.has_grown = False
+        self.allocation.add(0)
+        self.allocated_bytes.add(0)
+        self.requested_bytes.add(0)
 
     def all_arenas(self) -> list[Arena]:
         return [*self.arenas.values(), *self.expandable_arenas.values()]

@@ -271,18 +271,21 @@ class MachineMemory(Listener):
         """Asked for devices that have no memory here."""
 
     def on_events(self, events: list[MemoryRecord]) -> BaseException | None:
-        by_device = self._by_device
         refused: list[MemoryRecord] = []
-        refusal = None
+        refusal = device = there = None
         for record in events:
             memory = record.memory
             if memory is not None:
                 if record.address:
                     memory.give_back(record.address)
-            elif (memory := by_device.get(record.device)) is not None:
-                record.memory = memory
+                continue
+            if record.device is not device:  # most events are of one device
+                device = record.device
+                there = self._by_device.get(device)
+            if there is not None:
+                record.memory = there
                 try:
-                    record.address = memory.take(record.nbytes, record.stream)
+                    record.address = there.take(record.nbytes, record.stream)
                 except torch.OutOfMemoryError as error:
                     refusal = error
                     refused.append(record)

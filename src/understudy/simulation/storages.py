@@ -261,7 +261,7 @@ class ObservedMode(FakeTensorMode):
     can_skip_dispatch = False
     # Not in the instance's dict: with more than 30 attributes in it, Python no longer reads any of them by its position.
     __slots__ = (
-        "_before_operator", "_by_key", "_by_plan", "_devices", "_listeners", "_on_birth", "_on_death", "_paused",
+        "_before_operator", "_by_key", "_by_plan", "_device", "_devices", "_listeners", "_on_birth", "_on_death", "_paused",
         "_plain_writes", "births", "calls", "events", "finished", "operator", "places", "storages", "stream_of",
         "tell_events",
     )  # fmt: skip
@@ -289,6 +289,8 @@ class ObservedMode(FakeTensorMode):
         self.places: Any = None
         """For the listener that measures: where the program is."""
         self._devices: set[torch.device] = set()
+        self._device: torch.device | None = None
+        """The one of the last birth."""
         """Those that the listeners have heard of."""
         self._paused: Counter[int] = Counter()
         """Threads of which nothing is heard now: how often they have paused."""
@@ -312,6 +314,7 @@ class ObservedMode(FakeTensorMode):
         self._on_birth = find_methods(self._listeners, "on_birth")
         self._before_operator = find_methods(self._listeners, "before_operator")
         self._devices.clear()
+        self._device = None
         self._by_plan.clear()
         self._by_key.clear()
 
@@ -398,7 +401,7 @@ class ObservedMode(FakeTensorMode):
         """Called by who makes a record, which is called by an operator: `places` counts on that."""
         events = self.events
         try:
-            if record.device not in self._devices:
+            if record.device is not self._device:  # most memory is of one device
                 self._meet_device(record.device)
             if self.places is not None:
                 self.places.locate(record)
@@ -416,9 +419,11 @@ class ObservedMode(FakeTensorMode):
             raise
 
     def _meet_device(self, device: torch.device) -> None:
-        for meet in find_methods(self._listeners, "on_device"):
-            meet(device)
-        self._devices.add(device)
+        if device not in self._devices:
+            for meet in find_methods(self._listeners, "on_device"):
+                meet(device)
+            self._devices.add(device)
+        self._device = device
 
     def _learn(
         self, plan: Plan, func: object, args: object, kwargs: Any, result: Any
