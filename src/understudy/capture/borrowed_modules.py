@@ -27,7 +27,7 @@ from understudy.graph.borrowed_state import (
     cell_contents,
     depends_on_inputs,
     named_parts,
-    names_in_code,
+    names_used_in,
     own_containers,
     unwrap_member,
     values_in,
@@ -114,7 +114,7 @@ def _references_of(f: object) -> Iterator[Any]:
         yield from (*_parts(f), type(f).__call__)
     code = getattr(f, "__code__", None)
     names = getattr(f, "__globals__", {})
-    for name in names_in_code(code) if code is not None else ():
+    for name in names_used_in(code) if code is not None else ():
         value = names.get(name)
         # Functions of other files are not followed: they refer to too many values.
         is_of_here = getattr(value, "__globals__", names) is names

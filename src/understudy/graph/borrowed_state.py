@@ -80,6 +80,8 @@ CONTAINERS = frozenset({dict, list, set, OrderedDict})
 Predicate = Callable[[Any], bool]
 DEEPEST = 3
 """How many levels of nested containers are searched."""
+MOST_ENTRIES = 4096
+"""Larger containers are data, as a vocabulary is: to copy them for each trace takes too long."""
 
 
 def own_attributes(module: torch.nn.Module) -> dict[str, Any]:
@@ -132,7 +134,7 @@ class KeptContents:
                 continue
             self._seen.add(id(value))
             contents = contents_of(value)
-            if contents is not None and depth < DEEPEST:
+            if contents is not None and depth < DEEPEST and len(contents) <= MOST_ENTRIES:
                 self._before.append((contents, contents.copy()))
                 self.keep(contents.values() if isinstance(contents, dict) else contents, depth + 1)
 
@@ -225,9 +227,9 @@ class ProgramVariables:
         for cell in function.__closure__ or ():
             self._reach(cell, "cell_contents", cell_contents(cell))
         self._kept.keep((*(function.__defaults__ or ()), function.__kwdefaults__, vars(function)))
-        self._reach_names(function.__globals__, set(names_in_code(function.__code__)))
+        self._reach_names(function.__globals__, names_used_in(function.__code__))
 
-    def _reach_names(self, space: Any, names: set[str]) -> None:
+    def _reach_names(self, space: Any, names: frozenset[str]) -> None:
         for name in names & space.keys():
             value = space[name]
             if isinstance(value, ModuleType) and is_of_program(getattr(value, "__file__", None) or ""):
@@ -257,12 +259,10 @@ class ProgramVariables:
         return is_of_class or self._kept.hold(tensor)
 
 
-def names_in_code(code: CodeType) -> Iterator[str]:
+@functools.lru_cache(maxsize=8192)
+def names_used_in(code: CodeType) -> frozenset[str]:
     """The names used in the code of a function, including nested functions and comprehensions."""
-    yield from code.co_names
-    for part in code.co_consts:
-        if isinstance(part, CodeType):
-            yield from names_in_code(part)
+    return frozenset(code.co_names).union(*[names_used_in(part) for part in code.co_consts if isinstance(part, CodeType)])
 
 
 def cell_contents(cell: Any) -> Any:
