@@ -101,18 +101,23 @@ ELSEWHERE: dict[str, tuple[Call, list[Tensor], list[Tensor]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", ELSEWHERE)
-def test_what_is_refused_elsewhere_is_a_guard(name: str) -> None:
-    call, here, there = ELSEWHERE[name]
+def call_with_symbols(call: Callable[..., Any], tensors: list[Tensor]) -> tuple[ShapeEnv, Any]:
+    """The guards and the result of a call with stand-ins all of whose sizes are symbols."""
     env = ShapeEnv(duck_shape=False, specialize_zero_one=False)
     mode = FakeTensorMode(shape_env=env)
     fakes = [
         mode.from_tensor(each, source=source, symbolic_context=[DYNAMIC] * each.ndim)
-        for source, each in zip("abcdef", here, strict=False)
+        for source, each in zip("abcdef", tensors, strict=False)
     ]
     with mode:
-        call(*fakes)
+        return env, call(*fakes)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_what_is_refused_elsewhere_is_a_guard(name: str) -> None:
+    call, here, there = ELSEWHERE[name]
+    env, _ = call_with_symbols(call, here)
     assert not env.check(*here)
     with pytest.raises((RuntimeError, ValueError, IndexError)):
         call(*duplicate(there))
@@ -141,14 +146,8 @@ OTHERWISE: dict[str, tuple[Call, list[Tensor], list[Tensor]]] = {
 @pytest.mark.parametrize("name", OTHERWISE)
 def test_what_is_another_answer_elsewhere_is_a_guard(name: str) -> None:
     call, here, there = OTHERWISE[name]
-    env = ShapeEnv(duck_shape=False, specialize_zero_one=False)
-    mode = FakeTensorMode(shape_env=env)
-    fakes = [
-        mode.from_tensor(each, source=source, symbolic_context=[DYNAMIC] * each.ndim)
-        for source, each in zip("abcdef", duplicate(here), strict=False)
-    ]
-    with mode:
-        made = tensors_in(call(*fakes))
+    env, result = call_with_symbols(call, duplicate(here))
+    made = tensors_in(result)
     assert not env.check(*here)
     assert env.check(*there)
     for fake, real in zip(made, tensors_in(call(*duplicate(here))), strict=True):

@@ -299,6 +299,7 @@ class ProgramCaches:
 
 
     def _is_of_cache(self, value: Any) -> bool:
+        """Whether it is a stand-in of the trace that does not depend on the inputs."""
         if type(value) is not FakeTensor or value.fake_mode is not self._mode:
             return False
         return value._node is None or not depends_on_inputs(value._node)

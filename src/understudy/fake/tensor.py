@@ -429,6 +429,7 @@ COPIED_ATTRIBUTES = frozenset({"_is_param", "_is_buffer", "persistent"})
 
 
 def native_argument(value: object) -> Any:
+    """An argument of `.to`: a device, in any of its forms, as C++ has to see it; anything else unchanged."""
     if isinstance(value, torch.device):
         return native(value)
     if isinstance(value, str):

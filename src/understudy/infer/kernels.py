@@ -35,6 +35,7 @@ from understudy.ops.shared.dtypes import (
     COMPLEX_HALF,
     FLOAT8,
     INTEGERS,
+    MASKS,
     SMALL_COMPLEX,
     UNSIGNED,
 )
@@ -249,7 +250,6 @@ LARGE_NUMBERS = range(1 << 16, 1 << 50)
 MOST_INT32 = 2**31 - 1
 "Many kernels store numbers as int32. Slices use larger ones for an open end: `x[1:]`."
 WHOLE = INTEGERS | BOOL
-MASKS = frozenset({torch.bool, torch.uint8})
 STORED = FLOAT8 | UNSIGNED | COMPLEX_HALF
 STORED_OR_COMPLEX = STORED | COMPLEX | SMALL_COMPLEX
 BUILT_IN = (NotImplementedError, IndexError, ValueError, TypeError, RuntimeError)

@@ -29,6 +29,7 @@ from understudy.ops.shared.dtypes import (
     BOOL,
     COMPLEX_HALF,
     INTEGERS,
+    MASKS,
     NUMBERS,
     REAL_NUMBERS,
     UNSIGNED,
@@ -116,7 +117,7 @@ def _index(mode: FakeTensorMode, x: FakeTensor, indices: list[FakeTensor | None]
     check_masks_of_fakes(aten.index.Tensor, x, indices)
     expanded: list[FakeTensor | None] = []
     for index in indices:
-        if index is None or index.dtype not in (torch.bool, torch.uint8):
+        if index is None or index.dtype not in MASKS:
             expanded.append(index)
             continue
         positions = _find_true_positions(mode, index)
@@ -219,7 +220,6 @@ def _read_lengths(mode: FakeTensorMode, lengths: object) -> Any:
 # The same read of the same tensor gives the same symbol, until the tensor is written to or the mode's epoch changes
 # (`FakeTensor.nonzero_memo` and its siblings).
 
-MASKS = (torch.bool, torch.uint8)
 
 
 def symbolic_item(mode: FakeTensorMode, func: OpOverload, fake: FakeTensor) -> Any:

@@ -26,6 +26,7 @@ from understudy.fake.values.determined import (
     on_storage,
 )
 from understudy.ops.registry import Trait
+from understudy.ops.shared.dtypes import MASKS
 from understudy.spec import TensorSpec
 
 Function = Callable[..., Any]
@@ -307,7 +308,7 @@ def _dims_taken(part: Any) -> int | None:
         return None
     if part is None or type(part) is bool:
         return 0
-    is_mask = isinstance(part, torch.Tensor) and part.dtype in (torch.bool, torch.uint8)
+    is_mask = isinstance(part, torch.Tensor) and part.dtype in MASKS
     return part.dim() if is_mask else 1
 
 

@@ -23,7 +23,7 @@ from understudy.errors import (
 from understudy.ops.registry import rule
 from understudy.ops.shared.batching import batching_rule
 from understudy.ops.shared.decompositions import broadcast, decomposition, has_symbolic_sizes
-from understudy.ops.shared.dtypes import BOOL, COMPLEX_HALF, FLOAT8, NUMBERS, check_cpu_dtype
+from understudy.ops.shared.dtypes import BOOL, COMPLEX_HALF, FLOAT8, MASKS, NUMBERS, check_cpu_dtype
 from understudy.ops.shared.layouts import expand_strides, view_strides
 from understudy.shapes.sizes import has_unbacked, is_provably_equal
 from understudy.spec import (
@@ -44,7 +44,6 @@ Tensor = torch.Tensor
 
 INDEX_DTYPES = frozenset({torch.int64, torch.int32, torch.uint8, torch.bool})
 WRITTEN_DTYPES = NUMBERS | BOOL | COMPLEX_HALF | FLOAT8
-MASK_DTYPES = frozenset({torch.uint8, torch.bool})
 
 # Kernels of these devices need indices of the same strides; different ones are made contiguous.
 UNIFORM_INDEX_DEVICES = frozenset({"cuda", "xpu", "mps"})
@@ -54,7 +53,7 @@ Indices = Sequence[TensorSpec | None]
 @rule("index.Tensor", "_unsafe_index.Tensor")
 def index(spec: TensorSpec, indices: Indices) -> TensorSpec:
     for position, entry in enumerate(_check_indices(spec, indices)):
-        if entry is not None and entry.dtype in MASK_DTYPES:
+        if entry is not None and entry.dtype in MASKS:
             raise DynamicOutputShapeException(
                 f"index: index {position} of {spec} is the mask {entry}, and the size of the result is the number of "
                 f"its true elements; use torch.where or masked_fill to keep the shape"
@@ -69,7 +68,7 @@ def _check_indices(spec: TensorSpec, indices: Indices) -> Indices:
     for entry in indices:
         if entry is not None and entry.dtype not in INDEX_DTYPES:
             raise DimensionError(f"index: indices must be i64, i32, u8 or b8 tensors, got {entry}")
-        dims += entry.ndim if entry is not None and entry.dtype in MASK_DTYPES else 1
+        dims += entry.ndim if entry is not None and entry.dtype in MASKS else 1
     if len(indices) > spec.ndim or dims > spec.ndim:
         raise DimensionError(f"index: {dims} indices for {spec}, which has {spec.ndim} dimensions")
     return indices
@@ -129,7 +128,7 @@ def check_masks(what: str, spec: TensorSpec, indices: Iterable[TensorSpec | None
     masks: list[TensorSpec] = []
     dim = 0
     for entry in indices:
-        if entry is None or entry.dtype not in MASK_DTYPES:
+        if entry is None or entry.dtype not in MASKS:
             dim += 1
             continue
         masks.append(entry)

@@ -6,11 +6,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from understudy import _torch
 from understudy.errors import DimensionError, OperatorError
 from understudy.ops.registry import Trait, record_of
+from understudy.ops.shared.dtypes import MASKS
 from understudy.spec import New, Outcomes, Same, TensorSpec, View
 from understudy.spec.call import Call, flat
 
@@ -132,7 +131,7 @@ def of_dimensions(call: Call) -> Iterator[IndexBound]:
     for index in call.args[1]:
         if index is None:
             dim += 1
-        elif index.dtype in (torch.bool, torch.uint8):
+        elif index.dtype in MASKS:
             position, dim = position + 1, dim + len(index.shape)
         else:
             yield IndexBound(position, 0, dim, wraps=True)
