@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -35,6 +36,13 @@ def without_gradients(x: Tensor) -> Any:
         return x * torch.ones(4)
 
 
+def with_a_default_dtype(x: Tensor) -> Any:
+    torch.set_default_dtype(torch.float64)
+    y = x + torch.ones(4)
+    torch.set_default_dtype(torch.float32)
+    return y
+
+
 def with_branches(x: Tensor) -> Any:
     def inner(z: Tensor) -> Tensor:
         return torch.cond(z.sum() > 1, lambda y: y + torch.rand(4), lambda y: y - 1, (z,))
@@ -49,6 +57,8 @@ PROGRAMS: dict[str, Any] = {
     "a generator": with_own_generator,
     "a seed": with_a_seed,
     "a state of the generator": with_a_state,
+    "a default dtype": with_a_default_dtype,
+    "results with names": lambda x: (x.sort(0), [x.median(1)]),
     "no gradients": without_gradients,
     "branches": with_branches,
     "tensors of the sizes of others": lambda x: torch.zeros(2, x.shape[0]) + torch.arange(x.shape[0]) + x.new_ones(x.shape)[:, 0],
@@ -70,3 +80,26 @@ def test_graphs_out_of_a_pickle(name: str, mode: str) -> None:
             x = torch.randn(rows, 4)
             assert_same(f, again, x)
             assert_same(f, once_more, x)
+
+
+@dataclass
+class Pair:
+    first: Tensor
+    others: Any
+
+
+torch.utils._pytree.register_dataclass(Pair)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_graphs_of_structures_out_of_a_pickle(mode: str) -> None:
+    """torch traces the code of the graph, in which a proxy of a structure can't be taken apart."""
+
+    def program(pair: Pair, number: Any) -> Pair:
+        return Pair(pair.first * number["k"], [pair.others[0].sort(), None, pair.first])
+
+    given = Pair(torch.randn(3, 4), (torch.randn(2),)), {"k": 2.5}
+    graph = pickle.loads(pickle.dumps(captured(program, *given, mode=mode)))
+    assert_same(program, graph, *given)
+    assert_same(program, pickle.loads(pickle.dumps(graph)), *given)
+    assert "list" not in graph.code.splitlines()[0]  # an annotation of ours

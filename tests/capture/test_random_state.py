@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from tests.capture.captured import captured, check, targets
-from understudy import make_fx
+from tests.capture.captured import assert_same, captured, check, targets
+from understudy import FakeTensorProp, make_fx
 
 DRAWS = {
     "rand": lambda x: x + torch.rand(x.shape),
@@ -132,6 +132,39 @@ def test_tracing_on_stand_ins_draws_no_numbers() -> None:
     before = torch.get_rng_state()
     make_fx(lambda x: F.dropout(x), tracing_mode="fake")(x)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_seed_in_a_program_on_stand_ins_leaves_the_process_alone() -> None:
+    def f(x: Tensor) -> Any:
+        torch.manual_seed(4)
+        state = torch.get_rng_state()
+        first = x + torch.rand(2)
+        torch.set_rng_state(state)
+        return first, torch.rand(2)
+
+    before = torch.get_rng_state()
+    graph = make_fx(f, tracing_mode="fake")(torch.ones(2))
+    FakeTensorProp(graph).propagate(torch.ones(2))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_passes_of_torch_keep_changes_of_state() -> None:
+    def f(x: Tensor) -> Any:
+        torch.manual_seed(4)
+        torch.set_default_dtype(torch.float64)
+        generator = torch.Generator()
+        state = torch.get_rng_state()
+        generator.manual_seed(3)
+        drawn = torch.rand(2), torch.rand(2, generator=generator)
+        torch.set_default_dtype(torch.float32)
+        torch.set_rng_state(state)
+        return x + torch.rand(2), drawn
+
+    graph = captured(f, torch.ones(2), mode="fake")
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
+    for _ in range(2):
+        assert_same(f, graph, torch.ones(2))
 
 
 # --- generators of the program's own ------------------------------------------------------------------------------

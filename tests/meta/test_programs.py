@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import functools
 import math
+import pickle
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from tests.meta.reality import assert_same, wrong_nodes
 from understudy import Dim, MetaTraceError, MetaTracer, symbolic_trace
@@ -307,3 +309,60 @@ def test_sizes_of_what_is_no_example() -> None:
 def test_a_generator_does_not_leave_the_program() -> None:
     with pytest.raises(TypeError, match=r"a generator leaves the traced program, .*: make a list of it"):
         symbolic_trace(lambda x: (row for row in x), {"x": x34})
+
+
+# --- the state of the process -------------------------------------------------------------------------------------
+
+
+def seeded(x: Tensor) -> Any:
+    torch.manual_seed(3)
+    return x + torch.rand(3, 4)
+
+
+def put_back(x: Tensor) -> Any:
+    state = torch.get_rng_state()
+    first = torch.rand(3, 4)
+    torch.set_rng_state(state.clone())
+    return x + first, torch.rand(3, 4)
+
+
+def forked(x: Tensor) -> Any:
+    with torch.random.fork_rng():
+        torch.manual_seed(2)
+        inside = x.clone().uniform_()
+    return inside, torch.rand_like(x)
+
+
+def with_a_generator(x: Tensor) -> Any:
+    generator = torch.Generator()
+    state = generator.manual_seed(3).get_state()
+    first = x + torch.rand(3, 4, generator=generator)
+    generator.set_state(state)
+    return first, torch.randperm(3, generator=generator)
+
+
+def with_a_default_dtype(x: Tensor) -> Any:
+    torch.set_default_dtype(torch.float64)
+    ones = torch.ones(4)
+    torch.set_default_dtype(torch.float32)
+    return x + ones
+
+
+@pytest.mark.parametrize("program", [seeded, put_back, forked, with_a_generator, with_a_default_dtype])
+def test_the_state_of_the_process(program: Any) -> None:
+    before = torch.get_rng_state()
+    traced = symbolic_trace(program, {"x": x34})
+    assert torch.equal(torch.get_rng_state(), before)
+    again = pickle.loads(pickle.dumps(traced))
+    traced.graph.eliminate_dead_code()
+    traced.recompile()
+    for graph in (traced, traced, again):
+        torch.set_rng_state(before)
+        expected = program(x34)
+        torch.set_rng_state(before)
+        assert_same(graph(x34), expected)
+
+
+def test_a_random_state_that_is_not_put_back_is_not_in_the_graph() -> None:
+    traced = symbolic_trace(lambda x: checkpoint(torch.sin, x, use_reentrant=False), {"x": x34})
+    assert [node.op for node in traced.graph.nodes] == ["placeholder", "call_function", "output"]

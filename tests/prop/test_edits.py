@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch import nn
 from torch.fx import Graph, GraphModule, Node
 
 from tests.graph.reality import account, aliasing, differences
-from understudy import FakeTensorMode, FakeTensorProp
+from understudy import FakeTensorMode, FakeTensorProp, make_fx, symbolic_trace
 
 aten = torch.ops.aten
 
@@ -53,6 +54,31 @@ def test_what_a_change_reaches_runs_in_order_and_no_further() -> None:
     assert prop.propagate(changed=[nodes[2]]).shape == ()
     assert prop.repropagate([]) == []
     assert differences(module, torch.randn(3, 3)) == []
+
+
+TRACES = (lambda f, x: make_fx(f, pre_dispatch=True)(x, x), lambda f, x: symbolic_trace(f, {"x": x, "y": x}))
+
+
+@pytest.mark.parametrize("trace", TRACES)
+def test_an_edit_inside_of_a_region(trace: Any) -> None:
+    """What a node gives there depends on autocast, and on the default dtype."""
+
+    def program(x: Any, y: Any) -> Any:
+        with torch.autocast("cpu", torch.bfloat16):
+            z = x @ y
+        torch.set_default_dtype(torch.float64)
+        ones = torch.ones(3)
+        torch.set_default_dtype(torch.float32)
+        return z + 1, ones
+
+    module = trace(program, torch.randn(3, 3))
+    prop = FakeTensorProp(module)
+    prop.propagate(torch.randn(3, 3), torch.randn(3, 3))
+    for name, dtype in (("matmul", torch.bfloat16), ("ones", torch.float64)):
+        node = next(node for node in module.graph.nodes if node.name == name)
+        node.args = tuple(reversed(node.args))
+        prop.repropagate([node])
+        assert node.meta["val"].dtype is dtype
 
 
 def test_new_nodes_and_erased_nodes() -> None:

@@ -285,6 +285,28 @@ def test_a_switch_that_the_graph_threw_is_thrown_back_after_an_error() -> None:
     assert torch.is_grad_enabled()
 
 
+def test_settings_of_the_process_are_left_alone() -> None:
+    def program(x: Any, y: Any) -> Any:
+        torch.set_default_dtype(torch.float64)
+        with torch.autocast("cpu", torch.bfloat16):
+            z = torch.ones(3) + x @ y
+        torch.set_grad_enabled(False)
+        return z
+
+    example = torch.randn(3, 3)
+    module = capture(program, tracing_mode="fake", pre_dispatch=True)(example, example.clone())
+    torch.set_default_dtype(torch.float32)
+    torch.set_grad_enabled(True)
+    prop = FakeTensorProp(module)
+    assert prop.propagate(example, example).dtype is torch.float64
+    assert torch.get_default_dtype() is torch.float32 and torch.is_grad_enabled()
+    with pytest.raises(PropagationError):
+        prop.propagate(example, torch.randn(4, 4))
+    assert torch.get_default_dtype() is torch.float32 and torch.is_grad_enabled()
+    assert not torch.is_autocast_enabled("cpu")
+    assert (torch.autocast_increment_nesting(), torch.autocast_decrement_nesting()) == (1, 0)
+
+
 # --- errors --------------------------------------------------------------------------------------------------------------
 
 

@@ -17,14 +17,27 @@ from torch.fx import Graph, GraphModule, Node
 
 from understudy import _torch
 from understudy.capture.tracer import SYMBOLIC, PythonKeyTracer
-from understudy.capture.unrecorded_effects.global_state import remove_unused_rng_states
 from understudy.fake.tensor import FakeTensor
+from understudy.graph.random_state import STATES
 from understudy.ops.registry import record_of
-from understudy.ops.traits.writes import is_pure, written_values
+from understudy.ops.traits.writes import draws_numbers, is_pure, written_values
 from understudy.shapes.checking import origins
 from understudy.shapes.env import ShapeEnv
 from understudy.shapes.guards import Guard
 from understudy.spec.call import flat
+
+
+def remove_unused_rng_states(graph: Graph) -> None:
+    """Remove nodes that read or write the generator's state, if the graph draws no random numbers."""
+    states = [node for target in STATES for node in graph.find_nodes(op="call_function", target=target)]
+    if not states or any(
+        isinstance(node.target, _torch.OpOverload) and draws_numbers(node.target, node.args, node.kwargs)
+        for node in graph.nodes
+    ):
+        return
+    for node in reversed(list(graph.nodes)):
+        if node in states and not node.users:
+            graph.erase_node(node)
 
 
 def remove_dead_code(graph: Graph) -> None:

@@ -212,6 +212,7 @@ class Capture:
         self.options = options
         self.outer = outer
         self.tracer = PythonKeyTracer()
+        self.tracer.runs_on_data = options.tracing_mode == "real"
         if outer is not None:
             self.tracer.constants.outer = outer.tracer.constants
         self.fake_mode: FakeTensorMode | None = None

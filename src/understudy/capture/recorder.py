@@ -19,7 +19,7 @@ from torch.fx import Node
 from understudy import _torch
 from understudy.capture.higher_order import subgraphs
 from understudy.capture.tracer import OPEN, PLAIN, SYMBOLIC, PythonKeyTracer
-from understudy.capture.unrecorded_effects.data_reads import DeterminedRealValues, refuse_read
+from understudy.capture.unrecorded_effects.tensor_data import DeterminedRealValues, refuse_read
 from understudy.contexts import GuardedExit, contextmanager, guard_exit
 from understudy.fake.mode import FakeTensorMode
 from understudy.fake.realise import make_view

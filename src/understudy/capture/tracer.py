@@ -16,10 +16,10 @@ from torch.utils.weak import WeakIdKeyDictionary, WeakTensorKeyDictionary
 
 from understudy import _torch
 from understudy.capture.constants import Constants
-from understudy.capture.unrecorded_effects import global_state
 from understudy.errors import Context, UnsupportedOperatorException
 from understudy.fake.tensor import FakeTensor
-from understudy.graph.node_values import NodeMeta
+from understudy.graph.node_values import NodeMeta, set_val
+from understudy.graph.random_state import node_of_generator
 from understudy.graph.symbol_nodes import SymbolNodes
 from understudy.lines import user_line
 from understudy.patching import RECORDING, Hold, patch_found
@@ -54,6 +54,7 @@ class PythonKeyTracer(torch.fx.Tracer):
         self.known_values: MutableMapping[torch.Tensor, torch.Tensor] = WeakTensorKeyDictionary()
         self.script_object_tracker: MutableMapping[Any, Proxy] = WeakIdKeyDictionary()
         self.generators: dict[int, tuple[torch.Generator, Node]] = {}
+        self.runs_on_data = True
         self.parts: list[Any] = []
         self.keep_in_step: Callable[[], None] | None = None
         """Callbacks to run before the next call is recorded."""
@@ -107,6 +108,28 @@ class PythonKeyTracer(torch.fx.Tracer):
                 return super().trace(root, concrete_args)
         finally:
             TRACER_OF_CODE.set(before)
+
+    def create_args_for_root(self, root_fn: Any, is_module: bool, concrete_args: Any = None) -> tuple[Any, list[Any]]:
+        """The inputs of what is traced. Of a graph that takes or gives structures, the code is traced on their leaves:
+        proxies of structures could not be taken apart, and would come out as another class."""
+        in_spec = vars(self.root).get("_in_spec") if TRACER_OF_CODE.get() is self else None
+        if in_spec is None:
+            return super().create_args_for_root(root_fn, is_module, concrete_args)
+        names = list(inspect.signature(root_fn).parameters)[1:]
+        inputs = [
+            self.proxy(self.placeholder(f"{name}_{count}"))
+            for name, part in zip(names, _torch.children(in_spec), strict=True)
+            for count in range(1, part.num_leaves + 1)
+        ]
+
+        def run(*leaves: Proxy) -> list[Any]:
+            result = root_fn(self.root, *_torch.tree_unflatten(leaves, in_spec))
+            results, out_spec = _torch.tree_flatten(result)
+            self.graph.set_codegen(_torch.structured_code(names, in_spec, out_spec))
+            return results
+
+        run.__annotations__.clear()  # torch.fx would write them into the code of the graph
+        return run, inputs
 
     def placeholder(self, name: str, default: tuple[Any, ...] = ()) -> Node:
         return self.graph.create_node("placeholder", name, default, {}, name=name)
@@ -163,7 +186,7 @@ class PythonKeyTracer(torch.fx.Tracer):
         if isinstance(value, torch.ScriptObject) and value in self.script_object_tracker:
             return self.script_object_tracker[value].node
         if isinstance(value, torch.Generator):
-            return global_state.node_of_generator(value, self) or self.constants.node_of_object(value, "_generator")
+            return node_of_generator(value, self) or self.constants.node_of_object(value, "_generator")
         if isinstance(value, torch.UntypedStorage):
             raise UnsupportedOperatorException(
                 "a storage was given to an operator, which a graph can't hold: what is copied or loaded (copy.deepcopy, "
@@ -171,6 +194,15 @@ class PythonKeyTracer(torch.fx.Tracer):
                 context=Context(line=user_line()),
             )
         return self.create_arg(value)
+
+    def record_state(self, kind: str, target: Any, args: Any, kwargs: Any, result: object) -> tuple[Node, Any]:
+        """Record a call that reads or changes the state of a generator, or of the process."""
+        node = self.create_node(kind, target, self.argument(args), self.argument(kwargs))
+        node.meta["val"] = None
+        if isinstance(result, torch.Tensor):
+            set_val(node, result)
+            self.remember(result, node)
+        return node, result
 
     def argument_of_symbol(self, value: Any) -> Any:
         node = value.node
@@ -287,6 +319,7 @@ def record_call(original: Callable[..., object]) -> Callable[..., Any]:
 
 FUNCTIONS_WITHOUT_TENSORS = (
     *((torch.random, name) for name in ("get_rng_state", "set_rng_state", "manual_seed")),
+    (torch, "set_default_dtype"),
     _torch.place_of_generator(),
 )
 """As they are named in the code of a graph."""

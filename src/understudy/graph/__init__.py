@@ -4,5 +4,6 @@
     node_values     `val` and `tensor_meta` of a node
     node_origins    stack traces of nodes, and errors that name a node and the user's line
     symbol_nodes    symbolic numbers as nodes
+    random_state    random state, default dtype and generators as nodes
     show            show: a graph as a table
 """

@@ -16,6 +16,7 @@ from torch.fx import Node
 
 from understudy import _torch
 from understudy.fake.tensor import FakeTensor
+from understudy.graph.random_state import node_of_generator
 from understudy.graph.symbol_nodes import SymbolNodes, SymbolSource
 from understudy.meta.errors import make_left_over_error
 from understudy.meta.modules import safe_attribute_path
@@ -195,6 +196,8 @@ class NodeArguments:
             return _to_python_number(value)
         if isinstance(value, torch.nn.Module):
             return self.read(self._tracer.path_of_module(value), value)
+        if isinstance(value, torch.Generator) and (node := node_of_generator(value, self._tracer)) is not None:
+            return self._tracer.node_in_graph(node)
         if isinstance(value, (Iterator, Coroutine)):
             raise TypeError(
                 f"a {type(value).__name__} leaves the traced program, and what it will give is not known: make a list of it"

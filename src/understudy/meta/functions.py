@@ -23,6 +23,7 @@ from torch.overrides import TorchFunctionMode, is_tensor_method_or_property
 from understudy import _torch
 from understudy.errors import OperatorError, UnderstudyError
 from understudy.fake.tensor import FakeTensor
+from understudy.graph.random_state import torch_get_rng_state
 from understudy.meta.proxies import SYMBOLIC, UNKNOWN, DeviceOf, MetaProxy, attribute, is_fact, make_proxy
 from understudy.meta.structures import holds, leaves_in
 
@@ -79,8 +80,10 @@ class Regions:
 
 
 def erase_empty_regions(graph: Graph) -> None:
-    """Erase regions without nodes."""
+    """Erase regions without nodes, and random states that are not put back: a checkpoint reads one in any case."""
     for node in list(graph.nodes):
+        if node.target is torch_get_rng_state and not node.users:
+            graph.erase_node(node)
         if node.target is end_grad_mode and node.args[0] is node.prev and len(node.prev.users) == 1:
             began = node.prev
             graph.erase_node(node)

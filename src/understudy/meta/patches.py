@@ -16,6 +16,7 @@ from torch.fx import Proxy
 
 from understudy import _torch
 from understudy.contexts import contextmanager, run_to_the_end
+from understudy.graph.random_state import finds_state_tracer
 from understudy.meta.proxies import SYMBOLIC, DeviceOf, MetaProxy
 from understudy.patching import TRACING, Hold, patch, patch_found
 from understudy.shapes.algebra.floats import FUNCTIONS
@@ -27,6 +28,13 @@ current_tracer: ContextVar[MetaTracer | None] = ContextVar("current_tracer", def
 """The active trace of this thread."""
 SYMBOLIC_FUNCTIONS = {getattr(math, name): _torch.symbolic_function(name) for name in FUNCTIONS}
 """Python functions on numbers → functions for symbolic numbers."""
+
+
+@finds_state_tracer
+def recording_tracer() -> MetaTracer | None:
+    """The active trace of this thread, if a call of the program is recorded now."""
+    tracer = current_tracer.get()
+    return None if tracer is None or tracer.is_deriving else tracer
 
 
 @contextmanager

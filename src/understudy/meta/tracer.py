@@ -66,6 +66,7 @@ class MetaTracer(torch.fx.Tracer):
 
     root: torch.nn.Module
     is_over: bool = False
+    runs_on_data: bool = False
     derivation: Derivation
     symbols: SizeNodes
     arguments: NodeArguments
@@ -146,6 +147,7 @@ class MetaTracer(torch.fx.Tracer):
         self.module_stack.clear()
         self.num_calls: dict[str, int] = {}
         self.tensor_attrs: dict[Any, str] = {}
+        self.generators: dict[int, tuple[torch.Generator, Node]] = {}
         examples = ExampleInputs(self.root, meta_args, symbolic)
         self._examples = examples
         self.shape_env = examples.env
@@ -255,6 +257,12 @@ class MetaTracer(torch.fx.Tracer):
     def append_call(self, target: object, args: object, kwargs: object, name: str | None = None) -> Node:
         """Append a call whose arguments are nodes and literals already."""
         return self.create_node("call_function", target, args, kwargs, name)
+
+    def record_state(self, kind: str, target: Any, args: Any, kwargs: Any, result: object) -> tuple[Node, Any]:
+        """Record a call that reads or changes the state of a generator, or of the process."""
+        meta = self.derivation.stand_in(result) if isinstance(result, torch.Tensor) else None
+        node = self.node_for(kind, target, args, kwargs, meta)
+        return node, result if meta is None else self.results.present(node, meta)
 
     def create_arg(self, a: object) -> Any:
         return self.arguments.argument(a)

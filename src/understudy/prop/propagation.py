@@ -32,10 +32,12 @@ from understudy.graph.node_values import (
     tensor_meta_of,
     val_of,
 )
+from understudy.graph.random_state import CHANGES_OF_GENERATOR
 from understudy.prop.targets import (
     SubgraphAnswers,
     direct_arguments,
     fetch,
+    restore_settings,
     takes_graphs,
     target_of,
     wrap_subgraphs,
@@ -271,21 +273,16 @@ class FakeTensorProp(torch.fx.Interpreter):
 
     @contextmanager
     def _enter_run(self, lazily: bool = False) -> Iterator[None]:
-        """Around a run: enter the mode; at the end restore the module's tensors and grad mode.
+        """Around a run: enter the mode; at the end restore the module's tensors and global settings.
 
         Entering the mode costs as much as running dozens of nodes. `lazily`: it is entered by the first node that needs it.
         """
-        grad_enabled = torch.is_grad_enabled()
         self._entry = LazyModeEntry(self._mode)
-        with run_to_the_end(self._state.give_back), self._entry:
+        with run_to_the_end(self._state.give_back), self._entry, restore_settings(self):
             if not lazily:
                 self._enter_mode()
             self._check_direct_calls()
-            try:
-                yield
-            except BaseException:
-                torch.set_grad_enabled(grad_enabled)
-                raise
+            yield
 
     def _enter_mode(self) -> None:
         if self._entry is not None:
@@ -374,11 +371,18 @@ class FakeTensorProp(torch.fx.Interpreter):
         return self._state.borrow(self.fetch_attr(target))(*args, **kwargs)
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        if target in CHANGES_OF_GENERATOR:
+            return None  # nothing is drawn here, and the generator of the process is not the graph's
         if not takes_graphs(target):
             return super().call_function(target, args, kwargs)
         if target is torch.ops.higher_order.invoke_subgraph:
             return self._invoke_subgraph(*args)
         return target(*wrap_subgraphs(args, self._propagate_inside), **kwargs)
+
+    def call_method(self, target: Any, args: Any, kwargs: Any) -> Any:
+        if isinstance(args[0], torch.Generator) and target in ("manual_seed", "set_state"):
+            return args[0]
+        return super().call_method(target, args, kwargs)
 
     def _invoke_subgraph(self, subgraph: Any, identifier: object, *operands: object) -> Any:
         if identifier in self._subgraphs.seen:
@@ -391,7 +395,8 @@ class FakeTensorProp(torch.fx.Interpreter):
     def _propagate_inside(self, inner: GraphModule, args: tuple[object, ...]) -> Any:
         prop = FakeTensorProp(inner, self._mode, tensor_meta=self._tensor_meta, outer=self)
         prop._check_direct_calls()
-        return prop._sweep(inner.graph.process_inputs(*args))
+        with restore_settings(prop):
+            return prop._sweep(inner.graph.process_inputs(*args))
 
     # --- metadata -----------------------------------------------------------------------------------------
 

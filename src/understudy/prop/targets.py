@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.fx import Node
+from torch.fx import Interpreter, Node
 from torch.fx.immutable_collections import immutable_dict, immutable_list
 
 from understudy import _torch
+from understudy.contexts import contextmanager, run_to_the_end
 from understudy.fake.mode import FakeTensorMode
 from understudy.fake.realise import make_new
 from understudy.fake.tensor import FakeTensor
 from understudy.graph.node_values import storages_of
+from understudy.graph.random_state import torch_set_default_dtype
 from understudy.ops.hops import higher_order
 from understudy.ops.registry import record_of
 
@@ -40,8 +42,8 @@ PURE_FUNCTIONS: frozenset[Callable[..., Any]] = frozenset(
 
 class Target:
     """`is_direct`: the mode can be called directly, because C++ would add nothing. `writes`: it may write to a tensor.
-    `changes_metadata`: it may change a tensor's metadata in place. `lists`: positions where a single number stands for
-    a list.
+    `changes_metadata`: it may change the metadata of a tensor in place, or of what is made after it. `lists`: positions
+    where a single number stands for a list.
     """
 
     __slots__ = ("changes_metadata", "is_direct", "is_operator", "lists", "returns_list", "writes")
@@ -85,7 +87,8 @@ def target_of(node: Node) -> Target:
         return known
     if target in PURE_FUNCTIONS:
         return _PURE
-    return _CHANGES_METADATA if _may_move(getattr(target, "__name__", "")) else _UNKNOWN
+    changes_metadata = target in CHANGES_OF_DTYPES or _may_move(getattr(target, "__name__", ""))
+    return _CHANGES_METADATA if changes_metadata else _UNKNOWN
 
 
 def _of_operator(op: OpOverload) -> Target:
@@ -108,6 +111,29 @@ def _may_move(name: str) -> bool:
     return packet is not None and any(
         torch.Tag.inplace_view in getattr(packet, overload).tags for overload in packet.overloads()
     )
+
+
+# --- global settings ------------------------------------------------------------------------------------------------
+
+CHANGES_OF_DTYPES = frozenset({_torch.enter_autocast, _torch.exit_autocast, torch_set_default_dtype})
+"""What a node gives depends on these where they stand before it, without being among its inputs."""
+
+
+@contextmanager
+def restore_settings(interpreter: Interpreter) -> Iterator[None]:
+    """At the end, restore the settings that the nodes of a graph change, and leave regions whose end was not reached."""
+    is_grad_enabled, default_dtype = torch.is_grad_enabled(), torch.get_default_dtype()
+
+    def restore() -> None:
+        for node, value in reversed(interpreter.env.items()):
+            if node.target is _torch.enter_autocast and not any(user in interpreter.env for user in node.users):
+                _torch.exit_autocast(value)
+        torch.set_grad_enabled(is_grad_enabled)
+        if torch.get_default_dtype() is not default_dtype:
+            torch.set_default_dtype(default_dtype)
+
+    with run_to_the_end(restore):
+        yield
 
 
 # --- arguments -----------------------------------------------------------------------------------------------------

@@ -18,8 +18,8 @@ from torch.overrides import TorchFunctionMode
 
 from understudy import _torch
 from understudy.capture.constants import has_reals
-from understudy.capture.unrecorded_effects import data_reads
-from understudy.capture.unrecorded_effects.global_state import GET_DATA, SET_DATA, get_data, set_data
+from understudy.capture.unrecorded_effects import tensor_data
+from understudy.capture.unrecorded_effects.tensor_data import GET_DATA, SET_DATA, get_data, set_data
 from understudy.fake.tensor import FakeTensor
 from understudy.fake.values.data_dependent import convert_lengths_to_tensors
 from understudy.ops.nn import recurrent
@@ -185,11 +185,11 @@ def _set_data(tracer: PythonKeyTracer, func: object, args: Any, kwargs: object) 
 
 
 def _read(tracer: PythonKeyTracer, func: Any, args: Any, kwargs: Any) -> Any:
-    data_reads.check(tracer, func, args, kwargs)
+    tensor_data.check(tracer, func, args, kwargs)
     return func(*args, **kwargs)
 
 
-READS_ONLY = data_reads.READS.keys() - data_reads.MAKERS.keys()
+READS_ONLY = tensor_data.READS.keys() - tensor_data.MAKERS.keys()
 SPECIAL = {
     torch.istft: _run_python_version,
     torch.linalg.matrix_rank: _fill_out,
@@ -198,8 +198,8 @@ SPECIAL = {
     GET_DATA: _get_data,
     SET_DATA: _set_data,
     **dict.fromkeys(recurrent.PADDED_LAYERS, record_operator),
-    **dict.fromkeys(data_reads.READS, _read),
-    **dict.fromkeys(data_reads.MAKERS, data_reads.make_from_list),
+    **dict.fromkeys(tensor_data.READS, _read),
+    **dict.fromkeys(tensor_data.MAKERS, tensor_data.make_from_list),
 }
 """Functions with special handling."""
 

@@ -1,11 +1,21 @@
-"""Reads of data without an operator, while real tensors are traced.
+"""Reads of the data of tensors, and aliases of it, without an operator.
 
-`x.tolist()`, `x.numpy()` and their like read memory in C++. The values would be constants of the graph; so they raise
-like `x.item()`, if the values depend on inputs, parameters or random numbers.
+`x.tolist()`, `x.numpy()` and their like read memory in C++. While real tensors are traced, the values would be constants
+of the graph; so they raise like `x.item()`, if the values depend on inputs, parameters or random numbers.
+
+What makes an alias of a tensor is recorded as a node:
+
+Parameter(x), x as one of a subclass               shares its memory with x
+torch.from_dlpack(x)                               shares its memory with x
+x.data                                             an alias of x; above autograd no operator is seen
+x.data = y                                         x becomes an alias of y
+x.as_subclass(Kind)                                the same value in an object of another class
+Function.apply(x)                                  x may be a real tensor that has a stand-in
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +26,10 @@ from understudy import _torch
 from understudy.errors import Context, DataDependentOutputException
 from understudy.fake.patches.devices import OPTIONS, SYMBOLIC, has_stand_ins, stack_data
 from understudy.fake.tensor import FakeTensor
+from understudy.graph.node_values import set_val
+from understudy.graph.random_state import finds_state_tracer
 from understudy.lines import user_line
+from understudy.patching import RECORDING, patch
 from understudy.spec.call import flat, map_structure
 
 if TYPE_CHECKING:
@@ -24,6 +37,8 @@ if TYPE_CHECKING:
     from understudy.capture.recorder import Route
     from understudy.capture.tracer import PythonKeyTracer
 
+aten = torch.ops.aten
+Function = Callable[..., object]
 HINT = (
     'trace it with tracing_mode="symbolic", where such a value is a symbol; or let it be fixed: '
     "make_fx(..., _error_on_data_dependent_ops=False)"
@@ -211,3 +226,148 @@ class DeterminedRealValues:
         for tensor in list(values) if written else ():
             if _torch.storage_id(tensor) in written:
                 del values[tensor]
+
+
+# --- tensors that alias others -----------------------------------------------------------------------------------
+
+
+@finds_state_tracer
+def active_tracer() -> Any:
+    """Our active tracer of this thread; None if there is none."""
+    tracer = getattr(_torch.active_recorder(), "tracer", None)
+    return tracer if hasattr(tracer, "append_call") else None
+
+
+@patch("torch.Tensor._make_subclass", during=RECORDING)
+def record_subclass(original: Function) -> Any:
+    """`torch.nn.Parameter(x)` is made by it, on the memory of x, without an operator."""
+
+    @functools.wraps(original)
+    def make_parameter(kind: object, data: Any, *args: Any, **kwargs: object) -> Any:
+        result = original(kind, data, *args, **kwargs)
+        tracer = active_tracer()
+        if tracer is None or type(result) is FakeTensor:
+            return result
+        made: Any = result
+        while _torch.is_functorch_wrapped(data):  # inside a transform, the tensors of the trace are within
+            (data, _), (made, _) = _torch.split_wrapper(data), _torch.split_wrapper(made)
+        source = tracer.find_node(data)
+        if source is not None:
+            node = tracer.append_call(aten.detach.default, (source,), {})
+            set_val(node, made)
+            tracer.remember(made, node)
+        return result
+
+    return staticmethod(make_parameter)
+
+
+@patch("torch.from_dlpack", "torch.utils.dlpack.from_dlpack", during=RECORDING)
+def record_from_dlpack(original: Function) -> Function:
+    """The result shares its memory with the argument, without an operator."""
+
+    @functools.wraps(original)
+    def from_dlpack(ext_tensor: Any, *, device: Any = None, copy: bool | None = None) -> Any:
+        tracer = active_tracer() if isinstance(ext_tensor, torch.Tensor) else None
+        if tracer is None or tracer.find_node(ext_tensor) is None or not _is_plain(ext_tensor):
+            return original(ext_tensor, device=device, copy=copy)
+        result = aten.alias.default(ext_tensor)
+        result = result.clone() if copy else result
+        return result if device is None else result.to(device)
+
+    return from_dlpack
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether its memory can be exported as it is."""
+    has_bits = tensor.is_conj() or tensor.is_neg()
+    return tensor.layout is torch.strided and not has_bits and not tensor.requires_grad
+
+
+@patch("torch.to_dlpack", "torch.utils.dlpack.to_dlpack", during=RECORDING)
+def check_to_dlpack(original: Function) -> Function:
+    """The program reads data of a tensor that the graph computes."""
+
+    @functools.wraps(original)
+    def to_dlpack(tensor: torch.Tensor) -> Any:
+        tracer = active_tracer() if type(tensor) is not FakeTensor else None
+        if tracer is not None:
+            check(tracer, torch.Tensor.__dlpack__, (tensor,), {})
+        return original(tensor)
+
+    return to_dlpack
+
+
+@patch("torch.Tensor.as_subclass", during=RECORDING)
+def record_as_subclass(original: Function) -> Function:
+    """The result is the same value, in an object of another class, without an operator."""
+
+    @functools.wraps(original)
+    def as_subclass(tensor: torch.Tensor, kind: Any) -> Any:
+        result = original(tensor, kind)
+        tracer = active_tracer()
+        if tracer is not None and tracer.find_node(result) is None:
+            source = tracer.find_node(tensor)
+            if source is not None:
+                tracer.remember(result, source)
+        return result
+
+    return as_subclass
+
+
+@patch("torch.autograd.Function.apply", during=RECORDING)
+def apply_to_fakes(original: Any) -> Any:
+    """An argument may be a real tensor that has a fake in the trace."""
+    of_any_class = _torch.function_of_class_method(original)
+
+    @functools.wraps(original)
+    def apply(cls: object, *args: Any, **kwargs: Any) -> Any:
+        tracer = active_tracer()
+        if tracer is not None and tracer.strays is not None:
+            args, kwargs = tracer.strays.replace(args, kwargs)
+        return of_any_class(cls, *args, **kwargs)
+
+    return classmethod(apply)
+
+
+@patch("torch.Tensor.tolist", during=RECORDING)
+def check_tolist(original: Function) -> Function:
+    """Torch's own Python functions call `tolist` as well, which a function mode does not see."""
+
+    @functools.wraps(original)
+    def read(tensor: torch.Tensor) -> Any:
+        tracer = active_tracer() if type(tensor) is not FakeTensor else None
+        if tracer is not None:
+            check(tracer, original, (tensor,), {})
+        return original(tensor)
+
+    return read
+
+
+GET_DATA: Function = torch.Tensor.data.__get__  # type: ignore[attr-defined]
+SET_DATA: Function = torch.Tensor.data.__set__  # type: ignore[attr-defined]
+
+
+def get_data(tracer: PythonKeyTracer, tensor: torch.Tensor) -> torch.Tensor:
+    """`x.data`: C++ makes the alias below autograd, so a recorder above it does not see `detach`."""
+    data: Any = GET_DATA(tensor)
+    if type(data) is FakeTensor and tracer.find_node(data) is None:
+        node = tracer.append_call(aten.detach.default, (tracer.node_of_tensor(tensor),), {})
+        set_val(node, data)
+        tracer.remember(data, node)
+    return data
+
+
+def set_data(tracer: PythonKeyTracer, tensor: torch.Tensor, data: torch.Tensor) -> None:
+    """`x.data = y`: an input that requires no grad is also written to in the graph."""
+    if type(tensor) is FakeTensor and not hasattr(tensor, "_spec"):  # still under construction
+        SET_DATA(tensor, data)
+        return
+    before = tracer.find_node(tensor)
+    tracer.symbols.read_all()
+    node = tracer.node_of_tensor(data)
+    SET_DATA(tensor, data)
+    is_input = before is not None and before.op == "placeholder" and not tensor.requires_grad
+    target, args = (aten.set_.source_Tensor, (before, node)) if is_input else (aten.detach.default, (node,))
+    node = tracer.append_call(target, args, {})
+    set_val(node, tensor)
+    tracer.remember(tensor, node)

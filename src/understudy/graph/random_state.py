@@ -1,0 +1,171 @@
+"""The random state of the process, its default dtype, and generators that a program makes, as nodes.
+
+torch.get_rng_state, set_rng_state, manual_seed    become nodes: a checkpointed region that is run again puts the
+                                                   generator's state back first, to draw the same numbers twice
+torch.set_default_dtype                            becomes a node: factories without dtype depend on it
+torch.Generator()                                  is made by each run of the graph, as by each run of the program
+
+No mode sees these calls, so the functions are replaced while a program is traced. Each tracing room registers a function
+that finds its tracer.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch.fx import Node
+from torch.fx.node import has_side_effect
+
+from understudy import _torch
+from understudy.patching import RECORDING, TRACING, patch
+
+Function = Callable[..., object]
+
+
+class StateTracer(Protocol):
+    """What a tracer of either kind does with these calls."""
+
+    generators: dict[int, tuple[torch.Generator, Node]]
+    """The generators that the program has made, with their nodes."""
+    runs_on_data: bool
+    """Whether the operators really run: if not, nothing is drawn, and the process keeps its random state."""
+
+    def record_state(self, kind: str, target: Any, args: Any, kwargs: Any, result: object) -> tuple[Node, Any]:
+        """Add a call; returns its node, and the result as the program gets it."""
+
+
+Find = TypeVar("Find", bound=Callable[[], StateTracer | None])
+_finders: list[Callable[[], StateTracer | None]] = []
+
+
+def finds_state_tracer(find: Find) -> Find:
+    """Decorator of a function that returns the active tracer of this thread."""
+    _finders.append(find)
+    return find
+
+
+def active_tracer() -> StateTracer | None:
+    return next((tracer for find in _finders if (tracer := find()) is not None), None)
+
+
+STATES = torch_get_rng_state, torch_set_rng_state, torch_manual_seed = (
+    torch.get_rng_state, torch.set_rng_state, torch.manual_seed,
+)  # fmt: skip
+torch_set_default_dtype = torch.set_default_dtype
+CHANGES_OF_GENERATOR = frozenset({torch_set_rng_state, torch_manual_seed})
+SIDE_EFFECTS: tuple[Any, ...] = (torch_set_rng_state, torch_manual_seed, torch_set_default_dtype)
+for change in SIDE_EFFECTS:
+    has_side_effect(change)  # passes of torch.fx would remove these calls, because nothing uses their results
+CHANGES_OF_STATE = "The call is a node of the graph: operators that are recorded after it depend on it."
+
+
+@patch("torch.get_rng_state", "torch.random.get_rng_state", during=(RECORDING, TRACING), reason=CHANGES_OF_STATE)
+def record_get_rng_state(original: Function) -> Function:
+    return _record_calls(torch_get_rng_state, original)
+
+
+@patch("torch.set_rng_state", "torch.random.set_rng_state", during=(RECORDING, TRACING), reason=CHANGES_OF_STATE)
+def record_set_rng_state(original: Function) -> Function:
+    return _record_calls(torch_set_rng_state, original)
+
+
+@patch("torch.manual_seed", "torch.random.manual_seed", during=(RECORDING, TRACING), reason=CHANGES_OF_STATE)
+def record_manual_seed(original: Function) -> Function:
+    return _record_calls(torch_manual_seed, original)
+
+
+@patch("torch.set_default_dtype", during=(RECORDING, TRACING), reason=CHANGES_OF_STATE)
+def record_set_default_dtype(original: Function) -> Function:
+    return _record_calls(torch_set_default_dtype, original)
+
+
+def _record_calls(target: Function, original: Function) -> Function:
+    """`target`: the function that the node calls."""
+
+    @functools.wraps(original)
+    def call(*args: object, **kwargs: Any) -> Any:
+        tracer = active_tracer()
+        if tracer is None:
+            return original(*args, **kwargs)
+        result: object = torch.default_generator if target is torch_manual_seed else None
+        if tracer.runs_on_data or target not in CHANGES_OF_GENERATOR:
+            with _torch.no_modes():
+                result = original(*args, **kwargs)
+        return tracer.record_state("call_function", target, args, kwargs, result)[1]
+
+    return call
+
+
+# --- Random generators that a program makes itself: `torch.Generator().manual_seed(0)` ----------------------
+# During a trace a generator is of a subclass that records the calls of its methods.
+
+NATIVE = torch.Generator
+
+
+class GeneratorType(type(NATIVE)):  # type: ignore[misc]
+    """Every generator is an instance: programs check `isinstance(x, torch.Generator)`."""
+
+    def __instancecheck__(cls, value: Any) -> bool:
+        return isinstance(value, NATIVE)
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        tracer = active_tracer()
+        if tracer is None:
+            return NATIVE(*args, **kwargs)
+        generator = super().__call__(*args, **kwargs)
+        node, _ = tracer.record_state("call_function", NATIVE, (), {"device": generator.device}, None)
+        tracer.generators[_torch.generator_id(generator)] = generator, node
+        return generator
+
+
+class RecordedGenerator(NATIVE, metaclass=GeneratorType):
+    """A generator that was made in a trace."""
+
+    def manual_seed(self, seed: int) -> RecordedGenerator:
+        return self._change("manual_seed", seed)
+
+    def seed(self) -> int:
+        number: int = self._call_recorded("seed")[1]
+        return number
+
+    def set_state(self, new_state: torch.Tensor) -> RecordedGenerator:
+        return self._change("set_state", new_state)
+
+    def get_state(self) -> torch.Tensor:
+        state: torch.Tensor = self._call_recorded("get_state")[1]
+        return state
+
+    def _change(self, method: str, argument: object) -> RecordedGenerator:
+        """Call a method that returns the generator: its node is the generator's from now on, so that what draws from
+        the generator uses the call, and no pass removes it."""
+        node, _ = self._call_recorded(method, argument)
+        tracer = active_tracer()
+        if node is not None and tracer is not None:
+            tracer.generators[_torch.generator_id(self)] = self, node
+        return self
+
+    def _call_recorded(self, method: str, *args: Any) -> tuple[Node | None, Any]:
+        tracer = active_tracer()
+        if tracer is not None and node_of_generator(self, tracer) is None:
+            tracer = None
+        result: Any = self
+        if tracer is None or tracer.runs_on_data or method != "set_state":  # a state may be a value without data
+            with _torch.no_modes():
+                result = getattr(NATIVE, method)(self, *args)
+        if tracer is None:
+            return None, result
+        return tracer.record_state("call_method", method, (self, *args), {}, result)
+
+
+def node_of_generator(generator: Any, tracer: StateTracer) -> Node | None:
+    """The node of a generator; None if it was made before the trace. C++ may wrap the same state in another object."""
+    return tracer.generators.get(_torch.generator_id(generator), (None, None))[1]
+
+
+@patch("torch.Generator", "torch._C.Generator", during=(RECORDING, TRACING))
+def record_generators(original: Any) -> Callable[..., Any]:
+    """A generator that the program makes is made by the graph, too."""
+    return RecordedGenerator
