@@ -53,8 +53,9 @@ UNSAFE = frozenset({
 })  # fmt: skip
 """Operators whose kernels read or write beyond memory that is too short, or where values tell them to: their samples are
 taken as they are, but for dtypes and the order in memory."""
-WRITES_CONTIGUOUS = frozenset({"nn.functional.avg_pool3d"})
-"Eager takes the memory of out= for contiguous, and writes beyond that of a tensor which overlaps itself."
+NEEDS_OWN_OUT = frozenset({"nn.functional.avg_pool3d", "linalg.eigh", "linalg.eigvalsh"})
+"""Eager takes the memory of out= for its own: it writes beyond that of a tensor which overlaps itself, or which is also
+read, and no longer has the size that it had."""
 NEVER_ENDS = frozenset({("linalg.matrix_power", -(2**63)), ("matrix_power", -(2**63))})
 "Eager does not come back: it takes the inverse and changes the sign of the least integer, which is itself, over and over."
 VALUES_FROM_NOWHERE = frozenset({
@@ -234,8 +235,9 @@ class Program:
         given = [number for number, value in enumerate(self.real) if isinstance(value, torch.Tensor)]
         made = duplicate(editor.tensors)
         leaves = list(editor.leaves)
+        needs_own = editor.op in UNSAFE or (editor.variant == "out" and editor.op in NEEDS_OWN_OUT)
         for position, tensor in zip(editor.positions, made, strict=True):
-            if given and editor.op not in UNSAFE and self.rng.random() < 0.4:
+            if given and not needs_own and self.rng.random() < 0.4:
                 number = self._alike(given, tensor)
                 editor.edits.append("value of the program")
                 leaves[position] = Slot(number)
@@ -395,7 +397,8 @@ class Editor:
         if not tensors or not _is_usable(result):
             return False
         kinds = ("like", "like", "empty", "other size", "other dtype", "layout", "input", "offset")
-        kind = self.rng.choice([kind for kind in kinds if kind != "layout"] if self.op in UNSAFE | WRITES_CONTIGUOUS else kinds)
+        taboo = ("layout", "input") if self.op in NEEDS_OWN_OUT else ("layout",) if self.op in UNSAFE else ()
+        kind = self.rng.choice([kind for kind in kinds if kind not in taboo])
         self.edits.append(f"out {kind}")
         out = tree_map(lambda leaf: self._out(leaf, kind) if isinstance(leaf, torch.Tensor) else leaf, result)
         leaves, structure = tree_flatten((args, {**kwargs, "out": out}))

@@ -125,6 +125,8 @@ CALLS: dict[str, tuple[Call, list[Tensor]]] = {
     "gradient of distances to nothing, with an odd stride": (
         lambda x, y: torch.autograd.grad(torch.cdist(x.requires_grad_(), y, 1.0).sum(), x),
         [ones(20).as_strided((1, 4, 5), (7, 5, 1)), ones(0, 3, 5)]),
+    "gradient of distances of columns to nothing": (
+        lambda x, y: torch.autograd.grad(torch.cdist(x.requires_grad_(), y, 1.0).sum(), x), [ones(5, 4).T, ones(0, 3, 5)]),
     "no unsigned pivots": (torch.linalg.ldl_solve, [ones(0, 0), ones(0, dtype=torch.uint16), ones(0, 1)]),
     "the widest interval": (lambda x: x.uniform_(0, 65504), [ones(2, dtype=torch.float16)]),
 }  # fmt: skip

@@ -295,12 +295,11 @@ def _check_rows(what: str, x1: TensorSpec, x2: TensorSpec) -> None:
 @rule("_cdist_backward")
 def cdist_backward(grad: TensorSpec, x1: TensorSpec, x2: TensorSpec, p: float, cdist: TensorSpec) -> TensorSpec:
     batch = broadcast_without_choice(x1.shape[:-2], x2.shape[:-2])
-    if not all(map(is_provably_equal, x1.stride, contiguous_strides(x1.shape))) and x1.is_empty:
-        return preserved_copy(x1)  # without elements, x1 counts as contiguous, and keeps its strides
-    if any(is_provably_equal(size, 0) for size in (*batch, *x1.shape[-2:], x2.shape[-2])):
-        # Empty: zeros like x1 made contiguous, which keeps the strides of what counts as contiguous.
-        return preserved_copy(x1) if x1.is_contiguous else x1.like(x1.shape)
-    return x1.like((*batch, *x1.shape[-2:]))
+    usual = x1.like((*batch, *x1.shape[-2:]))
+    is_like_x1 = x1.ndim == usual.ndim and all(map(is_provably_equal, x1.shape + x1.stride, usual.shape + usual.stride))
+    if not is_like_x1 and (grad.is_empty or x1.is_empty):
+        return preserved_copy(x1)  # there is nothing to compute: zeros like x1, without the batch of x2
+    return usual
 
 
 @rule("pdist")
