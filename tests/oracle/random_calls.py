@@ -7,13 +7,16 @@
 
 A program is named by seed and number, and can be made again. What is changed in a sample: dtypes, sizes (0 and 1 among
 them), layouts in memory (permuted, with gaps, expanded, overlapping), which arguments share memory, `requires_grad`,
-numbers, and the tensors that are given as `out=`.
+numbers, and the tensors that are given as `out=`; and the contexts around a program. Beside the operators of the database
+there is what programs do otherwise (`everyday_calls.py`); between two steps, a program may take a view of a value, and at its
+end, gradients of one.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import islice
@@ -25,10 +28,12 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from tests.oracle.cases import OPS, duplicate, seed
 from tests.oracle.compare import tensors_in
+from tests.oracle.everyday_calls import EVERYDAY, GRADIENTS, VIEWS
 
+CALLS: dict[str, Any] = {**OPS, **{name: call for name, call in EVERYDAY.items() if name != GRADIENTS}}
 OPERATORS_IN_A_BLOCK = 6
 PROGRAMS_IN_A_BLOCK = 150
-MOST_STEPS = 3
+LENGTHS = (1,) * 6 + (2,) * 2 + (3,) * 2 + (5, 8)
 SAMPLES_READ, SAMPLES_KEPT = 40, 10
 MOST_ELEMENTS = 20_000
 LARGE = (2**62, 2**63 - 1, -(2**63))
@@ -59,6 +64,7 @@ read, and no longer has the size that it had."""
 NEVER_ENDS = frozenset({("linalg.matrix_power", -(2**63)), ("matrix_power", -(2**63))})
 "Eager does not come back: it takes the inverse and changes the sign of the least integer, which is itself, over and over."
 VALUES_FROM_NOWHERE = frozenset({
+    "grid_sampler_2d",  # by a mode that there is none of
     "empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided", "resize_", "resize_as_",
     "linalg.lstsq", "linalg.lstsq.grad_oriented", "nn.functional.embedding_bag", "uniform", "as_strided", "as_strided_copy",
     "as_strided.partial_views", "linalg.ldl_factor_ex", "geqrf",
@@ -84,6 +90,7 @@ class Step:
     arguments: Any = field(repr=False)
     process: Callable[[Any], Any] = field(repr=False)
     "The part of the result that gradients are taken of."
+    context: str = ""
 
     def filled(self, values: Sequence[Any]) -> Any:
         """Its arguments and keyword arguments, with these values in the slots."""
@@ -91,8 +98,9 @@ class Step:
 
     def run(self, values: Sequence[Any]) -> Any:
         args, kwargs = self.filled(values)
-        result = call_of(self.op, self.variant)(*args, **kwargs)
-        return self._gradients(result, tensors_in((args, kwargs))) if self.variant == "backward" else result
+        with CONTEXTS[self.context]() if self.context else nullcontext():
+            result = call_of(self.op, self.variant)(*args, **kwargs)
+            return self._gradients(result, tensors_in((args, kwargs))) if self.variant == "backward" else result
 
     def _gradients(self, result: Any, tensors: list[torch.Tensor]) -> Any:
         leaves = [tensor for tensor in tensors if tensor.requires_grad]
@@ -104,6 +112,26 @@ class Step:
     def slots(self) -> list[int]:
         leaves = tree_flatten(self.arguments, is_leaf=lambda leaf: isinstance(leaf, Slot))[0]
         return [leaf.number for leaf in leaves if isinstance(leaf, Slot)]
+
+
+@contextmanager
+def _float64_by_default() -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+CONTEXTS: dict[str, Callable[[], Any]] = {
+    "no_grad": torch.no_grad,
+    "inference_mode": torch.inference_mode,
+    "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+    "autocast to float16": lambda: torch.autocast("cpu", dtype=torch.float16, cache_enabled=False),
+    "float64 by default": _float64_by_default,
+}
+"Around all steps of a program, each by itself."
 
 
 def _fill(tree: Any, values: Sequence[Any]) -> Any:
@@ -121,7 +149,7 @@ def _fill(tree: Any, values: Sequence[Any]) -> Any:
 
 def call_of(op: str, variant: str) -> Callable[..., Any]:
     """What is called, by its name, as programs do: a patched function is found by it."""
-    info = OPS[op]
+    info = EVERYDAY[op] if op == GRADIENTS else CALLS[op]
     call = info.op
     if variant == "method" and info.method_variant is not None:
         call = info.method_variant
@@ -145,7 +173,7 @@ class Vocabulary:
     def __init__(self, seed_number: int, block: int, operators: Sequence[str] | None = None) -> None:
         self.seed = seed_number
         self.block = block
-        names = sorted(operators if operators is not None else OPS)
+        names = sorted(operators if operators is not None else CALLS)
         # Each round goes through all operators once, in an order of its own: so all are met equally often.
         in_round = -(-len(names) // OPERATORS_IN_A_BLOCK)
         random.Random(f"{seed_number}/round/{block // in_round}").shuffle(names)
@@ -168,7 +196,7 @@ class Vocabulary:
         return random.Random(f"{self.seed}/{self.block}/{op}/{dtype}").sample(samples, min(SAMPLES_KEPT, len(samples)))
 
     def dtype_for(self, rng: random.Random, op: str) -> torch.dtype:
-        supported = OPS[op].supported_dtypes("cpu")
+        supported = CALLS[op].supported_dtypes("cpu")
         return rng.choice([d for d in (*DTYPES, *COMMON, *COMMON) if d in supported] or [torch.float32])
 
 
@@ -176,7 +204,7 @@ class Vocabulary:
 def _usable_samples(op: str, dtype: torch.dtype) -> list[Any]:
     """Read once for all blocks: making them takes longer than running them."""
     seed()
-    info = OPS[op]
+    info = CALLS[op]
     try:
         samples = list(islice(info.sample_inputs_func(info, "cpu", dtype, False), SAMPLES_READ))
     except Exception:  # the database has no samples of this dtype
@@ -201,10 +229,15 @@ class Program:
         "The tensors that it is given, by the number of their slot: as they are before it runs."
         self.real: list[Any] = []
         self.steps: list[Step] = []
-        self.length = rng.choice((1,) * 3 + tuple(range(1, MOST_STEPS + 1)))
+        self.length = rng.choice(LENGTHS)
+        self.context = rng.choice(tuple(CONTEXTS)) if rng.random() < 0.25 else ""
 
     def next_step(self) -> Step | None:
         """A step that was not run yet; its new inputs are in `inputs`, with a slot each. None if there is no sample."""
+        if self.steps:
+            step = self._gradient_step() if len(self.steps) == self.length - 1 else self._view_step()
+            if step is not None:
+                return step
         op = self.rng.choice(self._vocabulary.operators)
         dtype = self._vocabulary.dtype_for(self.rng, op)
         sample = self._vocabulary.sample(self.rng, op, dtype)
@@ -217,16 +250,36 @@ class Program:
             variant = "function"
         process = sample.output_process_fn_grad if variant == "backward" else _whole
         arguments = self._with_slots(editor)
-        return Step(op, dtype, variant, tuple(editor.edits), arguments, process)
+        return Step(op, dtype, variant, tuple(editor.edits), arguments, process, self.context)
+
+    def _view_step(self) -> Step | None:
+        """Sometimes, a view of a value of the program, for later steps to read and write."""
+        numbers = [number for number, value in enumerate(self.real) if isinstance(value, torch.Tensor) and value.ndim]
+        if not numbers or self.rng.random() < 0.7:
+            return None
+        return self._step_of(self.rng.choice(tuple(VIEWS)), self.rng.choice(numbers))
+
+    def _gradient_step(self) -> Step | None:
+        """Sometimes, gradients of the last value that has some, by all inputs that want one."""
+        tensors = {number: value for number, value in enumerate(self.real) if isinstance(value, torch.Tensor)}
+        leaves = [number for number, value in tensors.items() if value.requires_grad and value.is_leaf]
+        results = [number for number, value in tensors.items() if value.requires_grad and not value.is_leaf]
+        if not leaves or not results or self.rng.random() < 0.3:
+            return None
+        return self._step_of(GRADIENTS, results[-1], *leaves)
+
+    def _step_of(self, op: str, *numbers: int) -> Step:
+        arguments = (tuple(map(Slot, numbers)), {})
+        return Step(op, self.real[numbers[0]].dtype, "function", (), arguments, _whole, self.context)
 
     def _variant(self, op: str) -> str:
         variant = self.rng.choice(VARIANTS)
-        info = OPS[op]
+        info = CALLS[op]
         lacks = {
             "method": info.method_variant is None,
             "inplace": info.inplace_variant is None,
             "out": not info.supports_out or isinstance(info, database.ForeachFuncInfo),
-            "backward": not info.supports_autograd or op in UNSAFE,
+            "backward": not info.supports_autograd or op in UNSAFE or self.context == "inference_mode",
         }
         return "function" if lacks.get(variant) else variant
 
@@ -390,7 +443,7 @@ class Editor:
         args, kwargs = self.arguments()
         try:
             with torch.no_grad():
-                result = OPS[self.op].op(*args, **kwargs)
+                result = CALLS[self.op].op(*args, **kwargs)
         except Exception:
             return False
         tensors = tensors_in(result)

@@ -127,12 +127,21 @@ CALLS: dict[str, tuple[Call, list[Tensor]]] = {
         [ones(20).as_strided((1, 4, 5), (7, 5, 1)), ones(0, 3, 5)]),
     "gradient of distances of columns to nothing": (
         lambda x, y: torch.autograd.grad(torch.cdist(x.requires_grad_(), y, 1.0).sum(), x), [ones(5, 4).T, ones(0, 3, 5)]),
+    "a mask that is cleared by itself": (lambda x: x.__setitem__(x, False), [ones(3, 4, dtype=torch.bool)]),
+    "rows beyond a table without columns": (lambda x: x[[0, 1]], [ones(1, 0)]),
+    "writes beyond a table without columns": (lambda x: x.__setitem__([0, 4], 0), [ones(1, 0)]),
+    "sums beyond a table without columns": (lambda x, y: x.index_add_(0, torch.tensor([0, 4]), y), [ones(1, 0), ones(2, 0)]),
     "no unsigned pivots": (torch.linalg.ldl_solve, [ones(0, 0), ones(0, dtype=torch.uint16), ones(0, 1)]),
     "the widest interval": (lambda x: x.uniform_(0, 65504), [ones(2, dtype=torch.float16)]),
 }  # fmt: skip
 
 REFUSED: dict[str, tuple[Call, list[Tensor]]] = {
     "factors of unsigned integers": (torch.lu_unpack, [ones(3, 3, dtype=torch.uint32), ones(3, dtype=torch.int32)]),
+    "one value for a mask in another order": (lambda x: x.__setitem__(x.T, False), [ones(3, 3, dtype=torch.bool)]),
+    "values for a mask that is written to": (lambda x, y: x.__setitem__(x, y), [ones(3, dtype=torch.bool), ones(3, dtype=torch.bool)]),
+    "one value for an expanded tensor": (lambda x: x.__setitem__(slice(None), 2), [ones(4).expand(3, 4)]),
+    "a tensor of another dtype than the recurrent layer": (
+        lambda x: torch.nn.LSTM(4, 3)(x), [ones(5, 2, 4, dtype=torch.bfloat16)]),
     "pivots beside unsigned integers": (
         lambda x, p: torch.lu_unpack(x, p, unpack_data=False), [ones(3, 3, dtype=torch.uint64), ones(3, dtype=torch.int32)]),
     "pivots beside small complex numbers": (torch.lu_unpack, [ones(3, 3, dtype=torch.complex32), ones(3, dtype=torch.int32)]),

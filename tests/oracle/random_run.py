@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import builtins
 import random
+import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +25,7 @@ from tests.oracle import fx_run, symbolic
 from tests.oracle.cases import Case, duplicate, seed
 from tests.oracle.compare import differences, observe, tensors_in
 from tests.oracle.engines import new_mode
+from tests.oracle.everyday_calls import READS_VALUES
 from tests.oracle.gaps import DATA_DEPENDENT
 from tests.oracle.random_calls import UNSAFE, VALUES_FROM_NOWHERE, Program, Step, Vocabulary
 from tests.oracle.run import _said, _text
@@ -49,8 +51,12 @@ OUTCOMES = {
 }
 SILENT = ("mismatch", "unsound", "wrong", "crash")
 HANDLERS = (RuntimeError, NotImplementedError, IndexError, ValueError, TypeError, AttributeError, OverflowError)
-ABOUT_VALUES = ("is zero and using it on lu_solve", "INTERNAL ASSERT FAILED", "ZeroDivisionError", "allocated size does not match")
-"A matrix that is singular; a divisor that is 0; counts that do not add up; and what eager itself calls a bug of its own."
+ABOUT_VALUES = (
+    "is zero and using it on lu_solve", "INTERNAL ASSERT FAILED", "ZeroDivisionError", "allocated size does not match",
+    "could not create a primitive",
+)  # fmt: skip
+"""A matrix that is singular; a divisor that is 0; counts that do not add up; what eager itself calls a bug of its own; and
+what oneDNN can't do on this processor."""
 NO_MEMORY = ("DefaultCPUAllocator", "can't allocate memory", "not enough memory")
 
 
@@ -176,10 +182,10 @@ def _judge(step: Step, program: Program, fakes: list[Any], mode: Any, real: tupl
         with mode:
             fake_result = step.run(fakes)
     except Exception as error:
-        return _judge_error(step, error, raised)
+        return _judge_error(step, error, raised, program.real)
     if raised is not None:
         return _judge_missed(step, program, raised)
-    found = _differences(result, fake_result, program.real, fakes)
+    found = _differences(result, fake_result, program.real, fakes, counts_writes=step.context != "inference_mode")
     if found and _is_other_path(step, program, fake_result, fakes):
         return Finding("other path", step.op, step.variant, step.edits)
     if found:
@@ -235,8 +241,10 @@ def shown(step: Step, values: Sequence[Any]) -> str:
     return describe((*args, kwargs) if kwargs else args)[:400]
 
 
-def _differences(real: Any, fake: Any, real_values: list[Any], fake_values: list[Any]) -> list[str]:
-    zeros = [0] * len(real_values)
+def _differences(
+    real: Any, fake: Any, real_values: list[Any], fake_values: list[Any], counts_writes: bool = True
+) -> list[str]:
+    zeros = [0 if counts_writes else sys.maxsize] * len(real_values)
     found = [str(each) for each in differences(observe(real, real_values, zeros), observe(fake, fake_values, zeros))]
     if found:
         return found
@@ -244,7 +252,7 @@ def _differences(real: Any, fake: Any, real_values: list[Any], fake_values: list
         *((f"in[{i}]", a, b) for i, (a, b) in enumerate(zip(real_values, fake_values, strict=True))),
         *((f"out[{i}]", a, b) for i, (a, b) in enumerate(zip(tensors_in(real), tensors_in(fake), strict=True))),
     ]
-    for where, a, b in pairs:
+    for where, a, b in pairs if counts_writes else ():  # in inference mode, composite views are views of nothing
         if a.requires_grad != b.requires_grad:
             found.append(f"{where}.requires_grad: real {a.requires_grad}, fake {b.requires_grad}")
         if a._version != b._version:
@@ -256,14 +264,18 @@ def built_in_class(error: BaseException) -> type[BaseException]:
     return next(cls for cls in type(error).__mro__ if vars(builtins).get(cls.__name__) is cls)
 
 
-def _judge_error(step: Step, error: BaseException, raised: BaseException | None, before: Sequence[Step] = ()) -> Finding:
-    """`before`: steps of the same run, any of which may have raised the error."""
-    if fx_run.decides_by_data(error) and any(each.op in DATA_DEPENDENT for each in (*before, step)):
+def _judge_error(
+    step: Step, error: BaseException, raised: BaseException | None, values: Sequence[Any], before: Sequence[Step] = ()
+) -> Finding:
+    """`values`: those of the real run; `before`: steps of the same run, any of which may have raised the error."""
+    if fx_run.decides_by_data(error) and any(each.op in DATA_DEPENDENT or each.op in READS_VALUES for each in (*before, step)):
         return Finding("data-dependent", step.op, step.variant, step.edits)
     if raised is not None:
         wanted = built_in_class(raised)
         if isinstance(error, wanted):
             return Finding("refused", step.op, step.variant, step.edits)
+        if depends_on_values(step, values):
+            return Finding("by values", step.op, step.variant, step.edits)
         cause = f"{wanted.__name__}, not {type(error).__name__}: {_said(raised)[:90]}"
         return Finding("refused otherwise", step.op, step.variant, step.edits, cause, f"{_text(raised)[:200]} / {_text(error)[:200]}")
     return Finding("error", step.op, step.variant, step.edits, _said(error), _text(error))
@@ -395,7 +407,7 @@ def _refused_with_symbols(program: Program, step: Step, raised: BaseException, s
     try:
         run = symbolic.SymbolicRun(whole_case(program, step), **settings)
     except Exception as error:
-        return _judge_error(step, error, raised, program.steps)
+        return _judge_error(step, error, raised, program.real, program.steps)
     if run.env.births:  # a size that data knows is expected to fit
         return Finding("data-dependent", step.op, step.variant, step.edits)
     return _judge_missed(step, program, raised)
@@ -555,8 +567,7 @@ def run_captured(program: Program, announce: Callable[..., None]) -> Iterator[tu
     last = program.steps[-1]
     edits = tuple(edit for step in program.steps for edit in step.edits)
     mode = program.rng.choice(("fake", "fake", "symbolic"))
-    foreseeable = not any(step.op in VALUES_FROM_NOWHERE for step in program.steps)
-    if not foreseeable:
+    if any(step.op in VALUES_FROM_NOWHERE or _writes_to_overlapping_memory(step, program) for step in program.steps):
         return
     verdict = fx_run.examine(case, "understudy", (mode,))[mode]
     outcome = {"rounded": "ok", "refused": "ok"}.get(verdict.outcome, verdict.outcome)
@@ -566,3 +577,14 @@ def run_captured(program: Program, announce: Callable[..., None]) -> Iterator[tu
         yield Finding(outcome, last.op, last.variant, edits), len(program.steps)
     else:
         yield Finding(outcome, case.op, f"{last.variant} {mode}", edits, verdict.cause, verdict.detail[:600]), len(program.steps)
+
+
+def _writes_to_overlapping_memory(step: Step, program: Program) -> bool:
+    """Whether elements of an `out=` share a place: which of them is written last, is up to the kernel."""
+    _, kwargs = step.filled([program.inputs.get(number, value) for number, value in enumerate(program.real)])
+    return any(map(_overlaps_itself, tensors_in(kwargs.get("out"))))
+
+
+def _overlaps_itself(tensor: torch.Tensor) -> bool:
+    length = tensor.untyped_storage().nbytes() // tensor.element_size()
+    return torch.arange(length).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset()).unique().numel() < tensor.numel()

@@ -99,6 +99,7 @@ def _crashed(plan: Plan, place: tuple[int, ...]) -> Any:
 
 def print_report(tally: Any, seconds: float, groups: int) -> None:
     from tests.oracle.cases import OPS
+    from tests.oracle.everyday_calls import EVERYDAY
     from tests.oracle.random_run import OUTCOMES
 
     print(f"{tally.steps} operators in {seconds:.0f} s")
@@ -107,9 +108,11 @@ def print_report(tally: Any, seconds: float, groups: int) -> None:
             print(f"  {tally.counts[outcome]:8d}  {outcome:18s} {meaning}")
     for name, rate in tally.rates().items():
         print(f"  {100 * rate:8.3f} %  {name}")
-    ran = {tuple(key.split()[1:]) for key in tally.coverage if key.startswith("ran ")}
-    names = {name for name, _ in ran}
-    print(f"covered: {len(names)} of {len(OPS)} operators ran; with their variants {len(ran)}")
+    ran = {key.removeprefix("ran ") for key in tally.coverage if key.startswith("ran ")}
+    names = {key.rpartition(" ")[0] for key in ran}
+    everyday = len(names & EVERYDAY.keys())
+    print(f"covered: {len(names & OPS.keys())} of {len(OPS)} operators ran; with their variants {len(ran) - everyday}")
+    print(f"         {everyday} of {len(EVERYDAY)} everyday calls")
     print("  edits: " + ", ".join(f"{k[5:]} {n}" for k, n in tally.coverage.most_common() if k.startswith("edit "))[:1500])
     for key, number in tally.coverage.items():
         if key.startswith("real "):

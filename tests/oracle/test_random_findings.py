@@ -311,3 +311,13 @@ def test_gradients_of_losses_of_different_floats(loss: Call, dtypes: tuple[torch
         fakes, _ = run_on_stand_ins(call, reals, symbolic)
         for fake, real in zip(fakes, call(*(real.clone() for real in reals)), strict=True):
             assert (fake.dtype, [int(step) for step in fake.stride()]) == (real.dtype, list(real.stride()))
+
+
+@pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])
+def test_dtype_of_the_gradient_of_a_number_times_a_complex_one(mode: str) -> None:
+    def call(x: Tensor) -> Tensor:
+        product = x * 1j
+        return torch.autograd.grad(product, x, torch.ones_like(product))[0]
+
+    graph = make_fx(call, tracing_mode=mode)(ones().requires_grad_())
+    assert graph(ones().requires_grad_()).dtype is torch.float32

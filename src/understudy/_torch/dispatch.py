@@ -154,7 +154,7 @@ def is_only_mode(mode: object) -> bool:
     return (
         torch._C._len_torch_dispatch_stack() == (torch._C._get_dispatch_mode(FAKE) is mode)
         and torch._C._len_torch_function_stack() == 0
-        and not any(map(torch.is_autocast_enabled, _CASTING_DEVICES))
+        and not is_autocast_enabled()
         and not has_transforms()
         and not is_recorded_above_autograd()
     )
@@ -176,13 +176,18 @@ def has_only_recorder(mode: object, recorder: object) -> bool:
         and active_recorder() is recorder
         and not has_function_modes("only_records")
         and not torch.nn.modules.module._has_any_global_hook()
-        and not any(map(torch.is_autocast_enabled, _CASTING_DEVICES))
+        and not is_autocast_enabled()
         and not has_transforms()
         and not torch.fx.traceback.has_preserved_node_meta()
     )
 
 
 _CASTING_DEVICES = ("cpu", "cuda", "xpu", "mps", "hpu", "mtia")
+
+
+def is_autocast_enabled() -> bool:
+    """Whether it is enabled for a device of the user's: stand-ins are cast on a key of a backend that has no users."""
+    return any(map(torch.is_autocast_enabled, _CASTING_DEVICES))
 
 
 def can_skip_dispatch_for(mode: object) -> bool:

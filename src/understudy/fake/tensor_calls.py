@@ -50,6 +50,9 @@ NUMBERS = frozenset({int, float, bool, complex})
 SYMBOLIC_DTYPES: dict[type, Any] = {torch.SymInt: torch.int64, torch.SymBool: torch.bool, torch.SymFloat: None}
 """None stands for the default dtype."""
 LIFTED_TYPES = NUMBERS | SYMBOLIC_DTYPES.keys()
+WIDE_DTYPES = {float: torch.float64, complex: torch.complex128}
+"""In which C++ keeps a number that it has wrapped: views and copies do, arithmetic brings it down to the default dtype."""
+COPIES = frozenset({"aten::clone", "aten::_to_copy", "aten::copy"})
 
 # --- values --------------------------------------------------------------------------------------------------
 
@@ -210,11 +213,12 @@ def by_lifted_numbers(mode: FakeTensorMode, func: OpOverload, args: tuple[object
             fake._determined = start_contents(torch.ops.aten.scalar_tensor.default, (value,), {"dtype": dtype}, spec)
             return fake
         with _torch.PastDispatch():
-            real = torch.tensor(value)
+            real = torch.tensor(value, dtype=WIDE_DTYPES.get(type(value)) if keeps_dtype else None)
         fake = make_new(mode, _spec_of_dense(real))
         mode.remember_literal(fake, real)
         return fake
 
+    keeps_dtype = func.is_view or func.name() in COPIES
     lifted = tuple([lift(position, value) for position, value in enumerate(args)])
     return mode.__torch_dispatch__(func, (), lifted, kwargs)
 

@@ -20,7 +20,13 @@ from understudy.ops.registry import record_of
 from understudy.ops.shared.dtypes import INTEGERS
 from understudy.ops.traits.ranges import extremes, has_ranges
 from understudy.ops.traits.values import IndexBound, bounds_of, unread_inputs
-from understudy.ops.traits.writes import counts_own_writes, read_shape, writes_apart, writes_in_order
+from understudy.ops.traits.writes import (
+    counts_own_writes,
+    fills_by_mask,
+    read_shape,
+    writes_apart,
+    writes_in_order,
+)
 from understudy.shapes.node import SymNode
 from understudy.shapes.sizes import assume_nonempty_if_indexed, has_unbacked
 from understudy.spec import (
@@ -55,7 +61,7 @@ def effects_of(call: Call, outcomes: Outcomes, written: tuple[int, ...]) -> tupl
             assume_nonempty_if_indexed(bound.size(call.inputs[bound.target]), call.inputs[bound.index].shape)
     if not written:
         return tuple(effects)
-    if writes_apart.of(call.op) is not None:
+    if writes_apart.of(call.op) is not None and not fills_by_mask(call):
         effects.append(OverlapCheck(call.op, written))
     if pairs := _pairs_in_order(call, outcomes, written):
         effects.append(ElementOrderCheck(call.op, pairs))
@@ -120,7 +126,9 @@ class IndexCheck:
             size = bound.size(inputs[bound.target]._spec)
             wraps_to = -size if bound.wraps else 0
             wrong = most if not most < size else least if not least >= wraps_to else None
-            if wrong is not None and index._spec.numel != 0:
+            if wrong is None or index._spec.numel == 0:
+                continue
+            if bound.is_checked_if_empty or not inputs[bound.target]._spec.is_empty:
                 reason = f"{self.op}: index {wrong} is out of bounds for a dimension of size {size}"
                 shown = ", ".join(str(tensor._spec) for tensor in inputs)
                 raise with_line(bound.error(reason), str(self.op), shown)
@@ -192,7 +200,7 @@ class ElementOrderCheck:
 
 def _pairs_in_order(call: Call, outcomes: Outcomes, written: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
     is_elementwise_out = record_of(call.op).is_pointwise and "out" in call.kwargs
-    if writes_in_order.of(call.op) is None and not is_elementwise_out:
+    if writes_in_order.of(call.op) is None and not is_elementwise_out and not fills_by_mask(call):
         return ()
     inputs = call.inputs
     return tuple(

@@ -148,6 +148,8 @@ def fill_in_place(a: TensorSpec, value: Scalar | complex) -> Same:
 @rule("fill_.Tensor")
 def fill_with_tensor_in_place(a: TensorSpec, value: TensorSpec) -> Same:
     fill_with_tensor(a, value)
+    if a.device == value.device:
+        check_no_overlap("fill_", a)  # the value is copied; one from another device is read, and filled in as a number
     return Same(0)
 
 

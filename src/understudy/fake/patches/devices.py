@@ -43,6 +43,12 @@ def do_not_ask_for_cudnn(original: Function) -> Function:
     return _answer_in_mode(original, False)
 
 
+@patch("torch._C._is_any_autocast_enabled", during=ANY_MODE)
+def ask_for_autocast_of_users(original: Callable[[], bool]) -> Callable[[], bool]:
+    """Recurrent layers take any dtype under autocast, and the dispatch key on which stand-ins are cast looks like it."""
+    return lambda: original() if active_fake_mode() is None else _torch.is_autocast_enabled()
+
+
 def _answer_in_mode(original: Function, answer: bool) -> Function:
     def ask(*args: object, **kwargs: object) -> bool:
         return answer if active_fake_mode() is not None else original(*args, **kwargs)

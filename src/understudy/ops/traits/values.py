@@ -75,6 +75,8 @@ class IndexBound:
     "What eager raises."
     ignored: int | None = None
     "An index that is skipped."
+    is_checked_if_empty: bool = False
+    "Whether eager looks at indices into a target without elements."
 
     def size(self, target: TensorSpec) -> Any:
         if self.dim is None:
@@ -89,19 +91,22 @@ class IndexArgument:
     name: str = "index"
     wraps: bool = False
     error: type[OperatorError] = DimensionError
+    is_checked_if_empty: bool = False
 
     def __call__(self, call: Call) -> Iterator[IndexBound]:
         arguments = named_arguments(call)
         dim = arguments.get("dim", 0)
         index = arguments.get(self.name)
         if isinstance(index, TensorSpec) and isinstance(dim, int):
-            yield IndexBound(position_of(call, self.name), 0, dim, self.wraps, self.error)
+            position = position_of(call, self.name)
+            yield IndexBound(position, 0, dim, self.wraps, self.error, is_checked_if_empty=self.is_checked_if_empty)
 
 
 Bounds = Callable[[Call], Iterator[IndexBound]]
 index_bounds: Trait[Bounds] = Trait("arguments that are indices", of_packets=True)
 
-for _name in ("index_select", "index_add", "index_copy", "index_reduce"):
+index_bounds.register(IndexArgument(is_checked_if_empty=True), "index_select")
+for _name in ("index_add", "index_copy", "index_reduce"):
     index_bounds.register(IndexArgument(), _name, f"{_name}_")
 index_bounds.register(IndexArgument(wraps=True), "index_fill", "index_fill_")
 index_bounds.register(IndexArgument(error=OperatorError), "gather")
@@ -111,18 +116,18 @@ for _name in ("scatter", "scatter_add", "scatter_reduce"):
 
 @index_bounds("take", "put", "put_")
 def of_elements(call: Call) -> Iterator[IndexBound]:
-    yield IndexBound(1, 0, None, wraps=True)
+    yield IndexBound(1, 0, None, wraps=True, is_checked_if_empty=True)
 
 
 @index_bounds("embedding")
 def of_rows(call: Call) -> Iterator[IndexBound]:
-    yield IndexBound(1, 0, 0)
+    yield IndexBound(1, 0, 0, is_checked_if_empty=True)
 
 
 @index_bounds("nll_loss_forward", "nll_loss2d_forward")
 def of_classes(call: Call) -> Iterator[IndexBound]:
     scores = call.inputs[0]
-    yield IndexBound(1, 0, 1 if len(scores.shape) > 1 else 0, ignored=call.args[4])
+    yield IndexBound(1, 0, 1 if len(scores.shape) > 1 else 0, ignored=call.args[4], is_checked_if_empty=True)
 
 
 @index_bounds("index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put")

@@ -11,6 +11,7 @@ import torch
 from understudy import _torch
 from understudy._torch import OpOverload
 from understudy.ops.registry import Trait, hidden_writes, record_of
+from understudy.shapes.sizes import is_provably_equal
 from understudy.spec import TensorSpec
 from understudy.spec.call import Call, flat
 
@@ -24,6 +25,16 @@ writes_apart.mark(
     "cat.out", "gather.out", "take.out", "index_select.out", "kthvalue.values", "masked_select.out", "index_add_",
     "index_copy_", "index_put_", "index_reduce_", "scatter_.src", "scatter_.reduce", "scatter_add_", "scatter_reduce_.two",
 )  # fmt: skip
+
+
+def fills_by_mask(call: Call) -> bool:
+    """Whether eager makes a `masked_fill_` of an `index_put_`: one value is written by one mask."""
+    if call.op is not torch.ops.aten.index_put_.default:
+        return False
+    _, indices, values, *accumulate = call.args
+    given = [index for index in indices if index is not None]
+    return len(given) == 1 and given[0].dtype is torch.bool and is_provably_equal(values.numel, 1) and not any(accumulate)
+
 
 trusts_arguments: Trait[str] = Trait("why its kernel must not be run on arguments that may not fit", of_packets=True)
 trusts_arguments.register(
