@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from types import CodeType
 from typing import Any
@@ -247,6 +248,43 @@ def test_routing_is_balanced(is_inference: bool) -> None:
         hit = (mask.sum(dim=(-1, -2)) > 0).nonzero()
         assert hit.shape == (8, 1)
         assert torch.where(mask[hit[5]].squeeze(0))[1].shape == (1600,)
+
+
+def add_ones(zeros: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+    return zeros.scatter_add_(0, chosen.flatten(), torch.ones_like(chosen.flatten()))
+
+
+COUNTS = {
+    "scatter": lambda chosen: torch.zeros(len(chosen), 3).scatter(1, chosen, 1).long().sum(0).tolist(),
+    "scatter_": lambda chosen: chosen.new_zeros(len(chosen), 3).scatter_(1, chosen, 1).sum(0).numpy().tolist(),
+    "one_hot": lambda chosen: torch.nn.functional.one_hot(chosen, 3).sum((0, 1)).tolist(),
+    "bincount": lambda chosen: torch.bincount(chosen.flatten(), minlength=3).tolist(),
+    "histc": lambda chosen: torch.histc(chosen.float(), bins=3, min=0, max=2).long().tolist(),
+    "scatter_add_": lambda chosen: add_ones(chosen.new_zeros(3), chosen).tolist(),
+    "index_add": lambda chosen: chosen.new_zeros(3).index_add(0, chosen.flatten(), torch.ones(14, dtype=torch.int64)).tolist(),
+    "unique": lambda chosen: chosen.unique(return_counts=True)[1].tolist(),
+}
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_counts_of_tokens_add_up(name: str) -> None:
+    """14 tokens for 3 experts: the rows of all of them are split by their number."""
+    torch.manual_seed(0)
+    for mode in (contextlib.nullcontext(), plausible()):
+        with mode:
+            counts = COUNTS[name](torch.randn(7, 3).topk(2)[1])
+            assert len(torch.randn(14, 4).split(counts)) == 3
+    with plausible():
+        assert sorted(COUNTS[name](torch.randn(7, 3).topk(2)[1])) == [4, 5, 5]
+
+
+def test_rows_with_any_or_all_true() -> None:
+    with plausible():
+        chosen = torch.randint(0, 4, (1024, 2))
+        assert torch.randn(1024)[(chosen == 1).any(-1)].shape == (448,)  # 7 of 16
+        assert torch.randn(1024)[(chosen == 1).all(-1)].shape == (64,)
+        assert (chosen == 1).any()
+        assert not (chosen == 1).all()
 
 
 def test_masks_of_what_was_drawn_have_its_share() -> None:

@@ -32,6 +32,7 @@ from understudy.contexts import contextmanager
 from understudy.errors import ArgumentError
 from understudy.fake.values.ranges import range_of
 from understudy.lines import user_line
+from understudy.ops.shared.dtypes import INTEGERS
 from understudy.ops.traits.ranges import ValueRange
 from understudy.spec import TensorSpec
 
@@ -70,7 +71,8 @@ class Read:
 
 class AnswerPolicy(Protocol):
     def answer(self, read: Read) -> Any:
-        """A number (for `tolist` and `numpy`, the value of every element), or NotImplemented: then the read raises."""
+        """A number (for `tolist` and `numpy`, the value of every element, or the mean of integers), or NotImplemented: then
+        the read raises."""
 
 
 @dataclass(slots=True)
@@ -112,6 +114,8 @@ class Plausible:
         if dtype.is_floating_point or dtype.is_complex:
             number = self._next_loss(read) if read.values.likely is None else float(read.values.likely)
             return complex(number) if dtype.is_complex else number
+        if read.what in ("tolist", "numpy") and read.values.likely is not None:
+            return read.values.likely  # counts add up to what was counted
         return self._integer(read.values)
 
     def _count(self, read: Read) -> int:
@@ -224,14 +228,18 @@ def number_from_program(fake: FakeTensor) -> Number | None:
 
 def answer_item(mode: FakeTensorMode, fake: FakeTensor, what: str = "item") -> Any:
     """The value of a tensor's elements, from its range or from the policy; NotImplemented without a policy."""
+    answer = _ask_for_number(mode, fake, what)
+    return answer if answer is NotImplemented else _to_python_number(answer, fake._spec.dtype)
+
+
+def _ask_for_number(mode: FakeTensorMode, fake: FakeTensor, what: str) -> Any:
     sure = number_from_program(fake)
     if sure is not None:
         return sure
     answers = answers_of(mode)
     if answers is None or fake._spec.is_symbolic:
         return NotImplemented
-    answer = answers.ask(what, fake._spec, range_of(fake))
-    return answer if answer is NotImplemented else _to_python_number(answer, fake._spec.dtype)
+    return answers.ask(what, fake._spec, range_of(fake))
 
 
 def _to_python_number(answer: Any, dtype: torch.dtype) -> Number:
@@ -251,12 +259,22 @@ def answer_values(mode: FakeTensorMode, fake: FakeTensor, what: str) -> torch.Te
     spec = fake._spec
     if spec.is_symbolic or spec.sparse is not None:
         return None
-    number = answer_item(mode, fake, what)
+    number = _ask_for_number(mode, fake, what)
     if number is NotImplemented:
         return None
+    is_mean = spec.dtype in INTEGERS and number != int(number)
     with _torch.PastDispatch():
+        if is_mean and spec.numel * spec.itemsize <= LARGEST_ARRAY:
+            return _integers_with_mean(number, spec)
+        number = _to_python_number(number, spec.dtype)
         whole = torch.full((), number, dtype=spec.dtype, device="cpu").expand(spec.numbers.shape)
         return whole.contiguous() if spec.numel * spec.itemsize <= LARGEST_ARRAY else whole
+
+
+def _integers_with_mean(mean: float, spec: TensorSpec) -> torch.Tensor:
+    """As equal as integers can be that add up to what this mean says: how many tokens each expert has."""
+    sums = torch.arange(spec.numel + 1, dtype=torch.float64, device="cpu").mul(mean).round()
+    return sums.diff().to(spec.dtype).reshape(spec.numbers.shape)
 
 
 def answer_equal(mode: FakeTensorMode, a: FakeTensor, b: FakeTensor) -> Any:

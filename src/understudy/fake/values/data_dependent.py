@@ -20,7 +20,7 @@ from understudy.fake.inputs import handler
 from understudy.fake.realise import convert_sparse, make_new
 from understudy.fake.tensor import FakeTensor
 from understudy.fake.values.answers import answer_item, answer_size, answers_of
-from understudy.fake.values.ranges import range_of
+from understudy.fake.values.ranges import range_of, store_ranges
 from understudy.ops.indexing.advanced import check_masks
 from understudy.ops.nn.losses import ctc_losses
 from understudy.ops.registry import Trait
@@ -37,6 +37,7 @@ from understudy.ops.shared.dtypes import (
     check_cpu_dtype,
     unless_empty,
 )
+from understudy.ops.traits.ranges import counts_of
 from understudy.shapes.sizes import from_torch, has_unbacked, to_torch
 from understudy.shapes.torch_api.names import constrain_range
 from understudy.spec import TensorSpec, broadcast_shapes, contiguous_strides, product, same_shape
@@ -360,12 +361,13 @@ def unique(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> tuple[obj
     distinct = spec.like((count,)) if dim is None else _replace_dim(spec, dim % spec.ndim, count)
     inverse_shape = spec.shape if dim is None else (spec.shape[dim],)
     integers = spec.like((0,), dtype=torch.int64)
+    counted = spec if dim is None else spec.like((spec.shape[dim],))
     is_flat = dim is None or (func.name() == "aten::unique_consecutive" and spec.ndim == 1)
     gives_all = not is_flat and spec.device.type == "cpu"  # even if they were not requested
     results = (
         make_new(mode, distinct),
         make_new(mode, integers.like(inverse_shape) if gives_all or given.get("return_inverse") else integers),
-        make_new(mode, integers.like((count,)) if gives_all or given.get("return_counts") else integers),
+        _make_counts(mode, counted, integers.like((count,)) if gives_all or given.get("return_counts") else integers),
     )
     return results[:2] if func.name() == "aten::_unique" else results
 
@@ -416,7 +418,16 @@ def bincount(mode: FakeTensorMode, func: object, args: Any, kwargs: Any) -> Any:
     if count is NotImplemented:
         return NotImplemented
     dtype = torch.int64 if weights is None else (torch.float32 if weights.dtype is torch.float32 else torch.float64)
-    return make_new(mode, fake._spec.like((count,), dtype=dtype))
+    made = fake._spec.like((count,), dtype=dtype)
+    return _make_counts(mode, fake._spec, made) if weights is None else make_new(mode, made)
+
+
+def _make_counts(mode: FakeTensorMode, counted: TensorSpec, spec: TensorSpec) -> FakeTensor:
+    """How many of the elements are in each of several groups."""
+    made = make_new(mode, spec)
+    if not counted.is_symbolic and not spec.is_symbolic:
+        store_ranges(counts_of(counted, spec.numel), [made], is_written=False)
+    return made
 
 
 def _check_counted(spec: TensorSpec, weights: TensorSpec | None, least: int) -> None:

@@ -22,6 +22,7 @@ from understudy.ops.shared.dtypes import (
     check_can_store,
     check_cpu_dtype,
 )
+from understudy.ops.traits.ranges import Operand, ValueRange, is_finite, round_outwards, value_range
 from understudy.shapes.node import Shape
 from understudy.shapes.sizes import expect_equal
 from understudy.spec import TensorSpec, broadcast_shapes, preserved_copy
@@ -73,6 +74,21 @@ def index_add(spec: TensorSpec, dim: int, index: TensorSpec, source: TensorSpec,
     check_vector("index_add", index)
     _check_source("index_add", spec, dim, index, source, exact=True)
     return spec.like()
+
+
+@value_range("scatter_add", "scatter_add_", "index_add", "index_add_")
+def _add_at(x: Operand, dim: int, index: Operand, source: Operand, *, alpha: float = 1) -> ValueRange | None:
+    each, specs = source.range, (x.spec, index.spec, source.spec)
+    if alpha != 1 or any(spec.is_symbolic or not spec.numel for spec in specs):
+        return None
+    if not is_finite(x.range) or not is_finite(each):
+        return None
+    added = (index if index.spec.ndim == source.spec.ndim else source).spec.numel
+    was, one = x.range.likely, each.likely
+    likely = None if was is None or one is None else was + one * added / x.spec.numel
+    most = index.spec.numel
+    low, high = x.range.low + min(0, each.low * most), x.range.high + max(0, each.high * most)
+    return round_outwards(low, high, False, likely, x.is_float)
 
 
 @rule("index_reduce")

@@ -21,6 +21,7 @@ from understudy.ops.shared.dtypes import (
     UNSIGNED,
     check_cpu_dtype,
 )
+from understudy.ops.traits.ranges import Operand, ValueRange, counts_of, followed_at_any_size, value_range
 from understudy.spec import TensorSpec, common_device, contiguous_strides, same_shape, spec_of
 
 if TYPE_CHECKING:
@@ -136,6 +137,14 @@ def histc(spec: TensorSpec, bins: Any = 100, min: float = 0, max: float = 0) -> 
         raise ArgumentError(f"histc: max must be larger than min, got {max} and {min}")
     check_cpu_dtype("histc", spec, FLOATS)
     return spec.like((bins,))
+
+
+followed_at_any_size.mark("histc")
+
+
+@value_range("histc")
+def _histc(x: Operand, bins: int = 100, *args: object) -> ValueRange | None:
+    return None if x.spec.is_symbolic else counts_of(x.spec, bins)
 
 
 @rule("nonzero_static")

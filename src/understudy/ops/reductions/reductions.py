@@ -384,19 +384,27 @@ def decompose_is_nonzero(x: Tensor) -> bool:
 
 
 @value_range("all", "_is_all_true")
-def _range_of_all(x: Operand, *args: object, **kwargs: object) -> ValueRange:
+def _range_of_all(x: Operand, dim: Any = None, *args: object, **kwargs: object) -> ValueRange:
     found = as_truth(x.range)
     if x.spec.numel == 0:
         return TRUE
-    return found if found.value is not None else truth(float(found.likely is None or found.likely >= 1))
+    if found.value is not None or found.likely is None:
+        return found.expect(1)
+    if dim is None or x.spec.is_symbolic:
+        return truth(float(found.likely >= 1))
+    return truth(found.likely ** _count_along(x, dim))
 
 
 @value_range("any", "_is_any_true")
-def _range_of_any(x: Operand, *args: object, **kwargs: object) -> ValueRange:
+def _range_of_any(x: Operand, dim: Any = None, *args: object, **kwargs: object) -> ValueRange:
     found = as_truth(x.range)
     if x.spec.numel == 0:
         return FALSE
-    return found if found.value is not None else truth(float(found.likely is not None and found.likely > 0))
+    if found.value is not None or found.likely is None:
+        return found.expect(0)
+    if dim is None or x.spec.is_symbolic:
+        return truth(float(found.likely > 0))
+    return truth(1 - (1 - found.likely) ** _count_along(x, dim))
 
 
 @value_range("max", "min", "amax", "amin")
@@ -431,11 +439,17 @@ def _range_of_count_nonzero(x: Operand, dim: Any = None) -> ValueRange | None:
 def _add_up(each: ValueRange, x: Operand, dim: Any) -> ValueRange | None:
     if x.spec.is_symbolic or not is_finite(each):
         return None
-    dims = [dim] if isinstance(dim, int) else dim
-    count = math.prod(x.spec.shape[d] for d in dims) if dims and x.spec.ndim else x.spec.numel
+    count = _count_along(x, dim)
     share = 0.5 if each.likely is None and (each.low, each.high) == (0, 1) else each.likely
     likely = None if share is None else share * count
     return round_outwards(each.low * count, each.high * count, False, likely, x.is_float)
+
+
+def _count_along(x: Operand, dim: Any) -> int:
+    """How many elements become one; of plain sizes."""
+    dims = [dim] if isinstance(dim, int) else dim
+    sizes: list[Any] = [x.spec.shape[d] for d in dims] if dims and x.spec.ndim else [x.spec.numel]
+    return int(math.prod(sizes))
 
 
 NARROW_FLOATS = (torch.float16, torch.float8_e4m3fn, torch.float8_e5m2)

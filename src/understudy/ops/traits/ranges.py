@@ -356,6 +356,11 @@ def _scatter(x: Operand, dim: int, index: Operand, source: object, **kwargs: obj
     return _unite([x.range, of(source)], [1 - share, share])
 
 
+def counts_of(spec: TensorSpec, count: int) -> ValueRange:
+    """How many of the elements are in each of `count` groups."""
+    return ValueRange(0, spec.numel, False, spec.numel / max(count, 1))
+
+
 @value_range("one_hot")
 def _one_hot(x: Operand, count: int = -1) -> ValueRange:
     return truth(1 / count if count > 0 else None)
