@@ -11,8 +11,9 @@ import importlib.util
 import inspect
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -31,6 +32,8 @@ MOST_PARAMETERS = 30_000_000
 SECONDS_TO_FIND = 3
 IMAGE_SIDE = 32
 WORDS = 90
+FLAT_PATCHES = (4, 4)
+"""The patches of all images in one dimension; a grid tells how many each of them has."""
 
 
 class NotCounted(Exception):
@@ -103,48 +106,97 @@ _SMALL: dict[str, Any] = {
     "window_size": 4,
 }  # fmt: skip
 """More names for what makes a model small."""
-_LENGTHS_OF_LISTS = {
+_SMALL_LISTS: dict[str, Callable[[int], list[int]]] = {
     "depths": lambda n: [1] * n, "layer_depths": lambda n: [1] * n, "hidden_sizes": lambda n: [16 * 2**i for i in range(n)],
     "embed_dims": lambda n: [16 * 2**i for i in range(n)], "num_heads": lambda n: [2**i for i in range(n)],
     "num_attention_heads": lambda n: [2**i for i in range(n)], "conv_dim": lambda n: [16] * n, "tdnn_dim": lambda n: [16] * n,
     "encoder_hidden_sizes": lambda n: [16 * 2**i for i in range(n)], "neck_hidden_sizes": lambda n: [16] * n,
 }  # fmt: skip
 """Where a configuration has a list, one of the same length."""
+_KEEPS_WIDTHS = frozenset({
+    "vocab_size", "num_hidden_layers", "n_layer", "num_layers", "encoder_layers", "decoder_layers", "n_layers", "depth",
+    "num_encoder_layers", "num_decoder_layers", "decoder_num_hidden_layers", "encoder_num_hidden_layers", "depths",
+    "layer_depths", "encoder_layerdrop", "decoder_layerdrop", "layerdrop", "apply_spec_augment", "num_labels", "num_queries",
+    "pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id", "image_size", "num_experts", "num_local_experts",
+    "n_routed_experts", "num_experts_per_tok", "max_source_positions", "context_length", "prediction_length",
+})  # fmt: skip
+"""What makes a model small and leaves its parts as wide as they are, so that they fit together."""
 
 
-def _small_config(kind: Any, omitted: str, depth: int = 0) -> Any:
-    default = kind()
+Shrink = Callable[[str, Any], Any]
+"""A smaller value for an attribute of a configuration; None to leave it."""
+
+
+def _small_config(default: Any, shrink: Shrink, depth: int = 0) -> Any:
+    """A configuration like this one, with smaller values. A part keeps what its whole gave it."""
     values: dict[str, Any] = {}
     for name, value in vars(default).items():
-        if hasattr(value, "model_type") and depth < 3:
-            values[name] = _small_config(type(value), omitted, depth + 1)
-        elif isinstance(value, (list, tuple)) and name in _LENGTHS_OF_LISTS:
-            values[name] = _LENGTHS_OF_LISTS[name](len(value))
-        elif name in _SMALL and not isinstance(value, (list, tuple, dict)):
-            values[name] = _SMALL[name]
-    for name, value in _SMALL.items():  # names that are properties for others, as GPT-2's
-        if name not in values and name not in getattr(kind, "attribute_map", {}) and _is_number(default, name):
-            values[name] = value
-    heads, keys = (getattr(default, name, None) for name in ("num_attention_heads", "num_key_value_heads"))
+        is_part = hasattr(value, "model_type") and depth < 3
+        values[name] = _small_config(value, shrink, depth + 1) if is_part else shrink(name, value)
+    others = getattr(type(default), "attribute_map", {})
+    for name in _SMALL:  # names that are properties for others, as GPT-2's
+        if values.get(name) is None and name not in others and isinstance(_read(default, name), (int, float)):
+            values[name] = shrink(name, _read(default, name))
+    heads, keys = (_read(default, name) for name in ("num_attention_heads", "num_key_value_heads"))
     if values.get("num_key_value_heads") and heads == keys:
-        values["num_key_value_heads"] = 4
-    values = {name: float(value) if isinstance(getattr(default, name, None), float) else value for name, value in values.items()}
-    values.pop(omitted, None)
-    return kind(**values)
+        values["num_key_value_heads"] = values.get("num_attention_heads")
+    return type(default)(**{**_given_by_whole(default, depth), **{name: value for name, value in values.items() if value is not None}})
 
 
-def _is_number(default: Any, name: str) -> bool:
+def _given_by_whole(part: Any, depth: int) -> dict[str, Any]:
+    """What a part of a configuration has that is not its default. Lists and tables have an entry for each layer."""
+    given = part.to_diff_dict() if depth else {}
+    names = inspect.signature(type(part).__init__).parameters
+    return {name: value for name, value in given.items() if name in names and not isinstance(value, (list, dict))}
+
+
+def _read(config: Any, name: str) -> Any:
     try:
-        return isinstance(getattr(default, name, None), (int, float))
+        return getattr(config, name, None)
     except Exception:  # a few configurations have attributes that can't be read
-        return False
+        return None
 
 
-def _build_transformers(class_name: str, omitted: str) -> Callable[[], nn.Module]:
-    import transformers
+def _choose_small(config: Any) -> Iterator[Shrink]:
+    """All that makes a model small; more layers, as there may be several kinds of them; its own widths, or parts of them; all
+    but one."""
+    yield _take_small
+    yield lambda name, value: 8 if name == "num_hidden_layers" else _take_small(name, value)
+    yield partial(_divide, 1)
+    yield partial(_divide, 16)
+    yield partial(_divide, 4)
+    names = set(_names_in(config))
+    for omitted in dict.fromkeys(("head_dim", "hidden_size", *_SMALL, *_SMALL_LISTS)):
+        if omitted in names and omitted not in ("num_hidden_layers", "vocab_size"):
+            yield lambda name, value, omitted=omitted: None if name == omitted else _take_small(name, value)
 
-    kind = getattr(transformers, class_name)
-    config = _small_config(kind.config_class, omitted)
+
+def _take_small(name: str, value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return _SMALL_LISTS[name](len(value)) if name in _SMALL_LISTS else None
+    if name not in _SMALL or isinstance(value, dict):
+        return None
+    return float(_SMALL[name]) if isinstance(value, float) else _SMALL[name]
+
+
+def _divide(by: int, name: str, value: Any) -> Any:
+    """Widths and numbers of heads, divided. What there is a number of for its own sake is as small as can be."""
+    if name in _KEEPS_WIDTHS:
+        return _take_small(name, value)
+    if isinstance(value, (list, tuple)):
+        return [_divide(by, name, each) or each for each in value] if all(type(each) is int for each in value) else None
+    is_width = type(value) is int and (value >= 256 or "heads" in name) and not any(word in name for word in ("token", "_id", "position"))
+    return value // by if is_width and by > 1 and value % by == 0 else None
+
+
+def _names_in(config: Any) -> Iterator[str]:
+    yield from (*vars(config), *getattr(type(config), "attribute_map", {}))
+    for part in vars(config).values():
+        if hasattr(part, "model_type"):
+            yield from _names_in(part)
+
+
+def _build_transformers(kind: Any, config: Any) -> Callable[[], nn.Module]:
     for part in (config, getattr(config, "text_config", None), getattr(config, "decoder", None)):
         if hasattr(part, "use_cache"):
             part.use_cache = False
@@ -157,17 +209,21 @@ def _build_transformers(class_name: str, omitted: str) -> Callable[[], nn.Module
 
 
 def _find_transformers(class_name: str) -> Case:
-    """With all that makes it small; or, where that does not fit together, with all but one of them."""
+    """In the first small configuration whose parts fit together."""
     prepare_transformers()
-    end = time.monotonic() + SECONDS_TO_FIND
+    import transformers
+
+    kind = getattr(transformers, class_name)
+    default = kind.config_class()
+    end = time.process_time() + SECONDS_TO_FIND
     reason = ""
-    for omitted in ("", "head_dim", "num_hidden_layers", "hidden_size", *_SMALL):
+    for shrink in _choose_small(default):
         try:
-            build = _build_transformers(class_name, omitted)
+            build = _build_transformers(kind, _small_config(default, shrink))
             return _run_first(build, _transformers_inputs(_make_quickly(build)))
         except Exception as error:
             reason = reason or f"{type(error).__name__}: {str(error)[:400]}"
-        if time.monotonic() > end:
+        if time.process_time() > end:
             break
     raise NotCounted(reason)
 
@@ -175,32 +231,38 @@ def _find_transformers(class_name: str) -> Case:
 def _transformers_inputs(model: Any) -> Iterator[tuple[MakeInputs, Inputs]]:
     parameters = inspect.signature(model.forward).parameters
     fixed = {"use_cache": False} if "use_cache" in parameters else {}
+    required = tuple(name for name, each in parameters.items() if each.default is each.empty and each.kind is each.POSITIONAL_OR_KEYWORD)
     main = model.main_input_name if model.main_input_name in parameters else ""
     kinds = [
-        (main, "decoder_input_ids"), (main,), ("input_ids", "pixel_values"), ("input_ids",), ("pixel_values",),
+        (main, "decoder_input_ids"), (main,), required, ("input_ids", "pixel_values"), ("input_ids",), ("pixel_values",),
         ("input_ids", "bbox"), ("input_ids", "attention_mask"), ("input_values",), ("input_features",),
         ("input_features", "decoder_input_ids"), ("pixel_values", "decoder_input_ids"), ("input_features", "attention_mask"),
-        ("input_ids", "input_features"), ("input_ids", "input_values"), ("inputs_embeds",), ("past_values", "past_time_features",
-        "past_observed_mask"), ("past_values",), ("pixel_values", "input_ids", "bbox"), ("hidden_states",), ("inputs",),
+        ("input_features", "input_features_mask"), ("input_ids", "input_features"), ("input_ids", "input_values"),
+        ("inputs_embeds",), ("past_values", "past_time_features", "past_observed_mask"), ("past_values",),
+        ("pixel_values", "input_ids", "bbox"), ("hidden_states",), ("inputs",),
     ]  # fmt: skip
     for names in dict.fromkeys(kinds):
-        if names[0] and all(name in parameters for name in names):
+        if names and names[0] and all(name in parameters for name in names) and {*required} <= {*names}:
             for make in _sizes_of_inputs(model.config, names):
                 yield make, fixed
 
 
 def _sizes_of_inputs(config: Any, names: tuple[str, ...]) -> Iterator[MakeInputs]:
     """Images and sounds have sizes of which the configuration does not tell all."""
-    if any(name in names for name in ("pixel_values", "pixel_values_videos")):
-        for side in dict.fromkeys((_side_of(config), IMAGE_SIDE, 64)):
-            yield lambda batch, length, side=side: {name: _make_input(config, name, batch, length, side) for name in names}
-    elif any(name in names for name in ("input_values", "input_features")):
-        for steps in (16, 64, 1600, 4000):
-            yield lambda batch, length, steps=steps: {
-                name: _make_input(config, name, batch, length, steps) for name in names
-            }
-    else:
-        yield lambda batch, length: {name: _make_input(config, name, batch, length, 0) for name in names}
+    sizes: Iterable[tuple[int, ...]] = [(0,)]
+    if "grid_thw" in names:
+        sizes = [FLAT_PATCHES]
+    elif any(name in names for name in ("pixel_values", "pixel_values_videos")):
+        sizes = [(side, side) for side in dict.fromkeys((_side_of(config), IMAGE_SIDE, 64, 224))]
+    elif "input_values" in names:
+        longest = _attribute_of(config, "max_length", default=64)
+        sizes = [(16,), (64,), (1600,), (4000,), (1, 1600), (longest, _attribute_of(config, "num_mel_bins", default=16))]
+    elif "input_features" in names:
+        width = _attribute_of(config, "num_mel_bins", "feature_size", "feature_projection_input_dim", "input_dim", default=16)
+        longest = 2 * _attribute_of(config, "max_source_positions", default=8)
+        sizes = [(width, 16), (width, 64), (width, longest), (16, width), (64, width), (1, 64, width), (1600,)]
+    for size in sizes:
+        yield lambda batch, length, size=size: {name: _make_input(config, name, batch, length, size) for name in names}
 
 
 def _side_of(config: Any) -> int:
@@ -219,24 +281,30 @@ def _attribute_of(config: Any, *names: str, default: int) -> int:
     return default
 
 
-def _make_input(config: Any, name: str, batch: int, length: int, size: int) -> torch.Tensor:
+def _make_input(config: Any, name: str, batch: int, length: int, size: tuple[int, ...]) -> torch.Tensor:
+    width = _attribute_of(config, "hidden_size", "d_model", default=32)
     match name:
+        case "grid_thw":
+            return torch.tensor([[1, 4, 4]] * batch)
+        case "pixel_values" | "hidden_states" if size == FLAT_PATCHES:
+            channels, side = _attribute_of(config, "in_channels", "num_channels", default=3), _attribute_of(config, "patch_size", default=8)
+            return torch.randn(batch * 16, channels * _attribute_of(config, "temporal_patch_size", default=1) * side**2)
         case "pixel_values":
-            return torch.randn(batch, _attribute_of(config, "num_channels", "in_channels", default=3), size, size)
-        case "input_values":
-            return torch.randn(batch, size)
-        case "input_features":
-            return torch.randn(batch, _attribute_of(config, "num_mel_bins", "feature_size", default=16), size)
+            return torch.randn(batch, _attribute_of(config, "num_channels", "in_channels", default=3), *size)
+        case "input_values" | "input_features":
+            return torch.randn(batch, *size)
+        case "input_features_mask":
+            return torch.ones(batch, size[-1], dtype=torch.int64)
         case "attention_mask":
             return torch.ones(batch, length, dtype=torch.int64)
         case "past_observed_mask":
             return torch.ones(batch, length)
         case "bbox":
             return torch.zeros(batch, length, 4, dtype=torch.int64)
-        case "inputs_embeds" | "hidden_states" | "inputs":
-            return torch.randn(batch, length, _attribute_of(config, "hidden_size", "d_model", default=32))
         case "past_values":
             return torch.randn(batch, _attribute_of(config, "context_length", default=length))
+        case _ if any(word in name for word in ("embeds", "embeddings", "states", "inputs")):
+            return torch.randn(batch, length, width)
         case _:
             return torch.randint(3, WORDS, (batch, length))
 

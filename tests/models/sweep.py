@@ -1,27 +1,25 @@
 """The sweep over model classes: `python -m tests.models.sweep [--out FILE] [--library L] [names]`.
 
 Each class runs in a process of its own, forked from one that has imported the libraries; one that takes longer than a
-minute is ended. A line of JSON is written for each class, and what stands in the file already is not run again, so that a
-sweep can be stopped and resumed. `--table` prints the table of a file.
+minute and a half is ended. A line of JSON is written for each class, and what stands in the file already is not run again,
+so that a sweep can be stopped and resumed. `--table` prints the table of a file.
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
 import json
-import os
-import signal
 import sys
 import time
 import traceback
 import warnings
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from tests.forks import prepare_forks, run_in_fork
 from tests.models.classes import find_case, list_names
 from tests.models.columns import COLUMNS, Eager
 
@@ -32,69 +30,56 @@ Result = dict[str, Any]
 
 def try_class(name: str, columns: Iterable[str] = COLUMNS) -> Result:
     """All columns of a class, in this process."""
+    return _gather(name, columns, _try_columns(name, columns), "")
+
+
+def run_class(name: str, columns: Iterable[str] = COLUMNS, seconds: float = SECONDS) -> Result:
+    """All columns of a class, in a process of its own."""
+    pieces, ending = run_in_fork(partial(_try_columns, name, columns), seconds)
+    return _gather(name, columns, pieces, ending)
+
+
+def _try_columns(name: str, columns: Iterable[str]) -> Iterator[Result]:
+    """`not counted`, or a piece for eager, and for each column what it said."""
     warnings.simplefilter("ignore")
     start = time.monotonic()
     try:
         eager = Eager(find_case(name))
     except Exception as error:
-        return {"name": name, "not counted": f"{type(error).__name__}: {str(error)[:800]}"}
-    found: dict[str, str] = {}
-    where: dict[str, str] = {}
-    seconds = {"eager": round(time.monotonic() - start, 2)}
+        yield {"not counted": f"{type(error).__name__}: {str(error)[:800]}"}
+        return
+    yield {"column": "eager", "seconds": round(time.monotonic() - start, 2)}
     for column in columns:
         start = time.monotonic()
+        where = ""
         try:
             note = COLUMNS[column](eager)
-            found[column] = f"ok ({note})" if note else "ok"
+            said = f"ok ({note})" if note else "ok"
         except Exception as error:
-            found[column] = f"{type(error).__name__}: {str(error)[:600]}"
-            where[column] = "".join(traceback.format_exception(error, limit=-6))[-3000:]
-        seconds[column] = round(time.monotonic() - start, 2)
-    return {"name": name, "columns": found, "seconds": seconds, "where": where}
+            said = f"{type(error).__name__}: {str(error)[:600]}"
+            where = "".join(traceback.format_exception(error, limit=-6))[-3000:]
+        yield {"column": column, "said": said, "where": where, "seconds": round(time.monotonic() - start, 2)}
 
 
-def run_in_fork(name: str, columns: Iterable[str] = COLUMNS, seconds: float = SECONDS) -> Result:
-    """A class in a process of its own: what it leaves behind is gone, and it can't stop the others."""
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(read)
-        _report(name, columns, write, seconds)
-    os.close(write)
-    with os.fdopen(read) as stream:
-        text = stream.read()
-    _, status = os.waitpid(child, 0)
-    lines = [json.loads(line) for line in text.splitlines()]
-    if lines and "name" in lines[-1]:
-        return dict(lines[-1])
-    ending = "timeout" if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGALRM else f"status {status}"
-    done = {column: said for line in lines for column, said in line.items()}
-    if not done:
-        return {"name": name, "not counted": f"eager: {ending}"}
-    return {"name": name, "columns": {**done, **{column: ending for column in columns if column not in done}}}
-
-
-def _report(name: str, columns: Iterable[str], write: int, seconds: float) -> None:
-    code = 1
-    try:
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.setitimer(signal.ITIMER_REAL, seconds)
-        devnull = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(devnull, 1)
-        os.dup2(devnull, 2)
-        gc.set_threshold(50_000, 20, 100)  # most objects there are belong to the libraries, and stay
-        result = try_class(name, columns)
-        with os.fdopen(write, "w") as stream:
-            stream.write(json.dumps(result) + "\n")
-        code = 0
-    finally:
-        os._exit(code)
+def _gather(name: str, columns: Iterable[str], pieces: Iterable[Result], ending: str) -> Result:
+    """One result of all pieces. Columns that a process did not come to have its ending in their place."""
+    pieces = list(pieces)
+    if not pieces or "not counted" in pieces[0]:
+        return {"name": name, "not counted": f"eager: {ending}" if not pieces else pieces[0]["not counted"]}
+    found = {piece["column"]: piece for piece in pieces}
+    return {
+        "name": name,
+        "columns": {column: found[column]["said"] if column in found else ending for column in columns},
+        "seconds": {column: piece["seconds"] for column, piece in found.items()},
+        "where": {column: piece["where"] for column, piece in found.items() if piece.get("where")},
+    }
 
 
 def preload() -> None:
     """What every class needs, imported before the first fork."""
-    try_class("transformers/LlamaModel", ())
-    try_class("transformers/ViTModel", ())
+    for name in ("transformers/LlamaModel", "transformers/ViTModel"):
+        try_class(name)
+    prepare_forks()
 
 
 def read_results(path: Path) -> dict[str, Result]:
@@ -119,7 +104,8 @@ def write_table(results: Iterable[Result]) -> str:
         cells = [sum(is_right(r["columns"].get(column, "")) for r in group) for group in groups]
         share = 100 * cells[-1] / max(1, len(counted))
         lines.append(f"| {column} | " + " | ".join(map(str, cells)) + f" | {share:.1f}% |")
-    return "\n".join(lines)
+    said = Counter((column, said) for result in counted for column, said in result["columns"].items() if said.startswith("ok ("))
+    return "\n".join([*lines, "", *(f"{column}: {count} {text}" for (column, text), count in said.items())])
 
 
 def list_failures(results: Iterable[Result]) -> str:
@@ -148,13 +134,12 @@ def main() -> None:
             print(json.dumps(try_class(name, columns), indent=1).replace("\\n", "\n"))
         return
     if not options.table:
-        torch.set_num_threads(1)
         options.out.parent.mkdir(parents=True, exist_ok=True)
         preload()
         libraries = tuple(options.library or ("timm", "diffusers", "transformers"))
         names = options.names or [name for name in list_names(libraries) if name not in results]
         for name in names:
-            results[name] = run_in_fork(name, columns)
+            results[name] = run_class(name, columns)
             with options.out.open("a") as file:
                 file.write(json.dumps(results[name]) + "\n")
             said = results[name]

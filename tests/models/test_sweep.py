@@ -5,12 +5,18 @@
 
 from __future__ import annotations
 
+import os
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+
 import pytest
 import torch
 
+from tests.forks import run_in_fork
 from tests.models.classes import Case, NotCounted, find_case, list_names
 from tests.models.columns import COLUMNS, Eager
-from tests.models.sweep import is_right, list_failures, preload, run_in_fork, try_class, write_table
+from tests.models.sweep import is_right, list_failures, preload, run_class, try_class, write_table
 
 pytest.importorskip("transformers")
 
@@ -30,7 +36,7 @@ def test_every_column_of_a_few(name: str) -> None:
 def test_every_column_of_all() -> None:
     """At least 97% of all classes are right in each column; what eager does not run is not counted."""
     preload()
-    results = [run_in_fork(name) for name in list_names()]
+    results = [run_class(name) for name in list_names()]
     counted = [result["columns"] for result in results if "columns" in result]
     assert len(counted) >= LEAST_CLASSES, f"only {len(counted)} of {len(results)} classes run in eager"
     for column in COLUMNS:
@@ -87,12 +93,32 @@ def test_what_is_wrong_is_seen(wrong: str, columns: set[str]) -> None:
 
 
 def test_a_class_that_eager_does_not_construct_is_not_counted() -> None:
-    assert "not counted" in run_in_fork("transformers/NoSuchModel")
+    assert "not counted" in run_class("transformers/NoSuchModel")
 
 
 def test_a_class_that_takes_too_long_is_ended() -> None:
-    result = run_in_fork("transformers/ElectraModel", seconds=0.01)
+    result = run_class("transformers/ElectraModel", seconds=0.01)
     assert "timeout" in str(result)
+
+
+def test_what_a_process_gave_before_it_was_ended_is_kept() -> None:
+    def work(end: Callable[[], object]) -> Iterator[str]:
+        yield "first"
+        end()
+        yield "second"
+
+    assert run_in_fork(lambda: work(lambda: None), 60) == (["first", "second"], "")
+    assert run_in_fork(lambda: work(lambda: time.sleep(60)), 0.2) == (["first"], "timeout")
+    pieces, ending = run_in_fork(lambda: work(partial(os._exit, 3)), 60)
+    assert (pieces, ending[:6]) == (["first"], "status")
+    assert run_in_fork(lambda: work(lambda: 1 / 0), 60)[0] == ["first"]
+
+
+def test_columns_that_a_process_did_not_come_to_have_its_ending(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(COLUMNS, "forward", lambda eager: os._exit(3))
+    found = run_class("transformers/ElectraModel", ["construct", "forward", "train step"])["columns"]
+    assert found["construct"] == "ok"
+    assert found["forward"] == found["train step"] != "ok"
 
 
 def test_the_table_counts() -> None:
