@@ -127,6 +127,22 @@ def test_every_rule_is_of_an_operator_that_exists() -> None:
         assert hasattr(torch.ops.aten, name.removeprefix("aten::")), name
 
 
+def test_sizes_that_follow_from_the_program() -> None:
+    with plausible() as mode:
+        ranks, x = torch.tensor([0, 1, 2, 3]), torch.randn(4)
+        assert (ranks == 2).nonzero().tolist() == [[2]]
+        assert ranks[ranks > 1].tolist() == ranks.masked_select(ranks > 1).tolist() == [2, 3]
+        assert torch.unique(torch.tensor([1, 1, 2]), return_counts=True)[1].tolist() == [2, 1]
+        assert torch.bincount(ranks).tolist() == [1, 1, 1, 1] and torch.bincount(ranks, x).shape == (4,)
+        assert x[ranks > 2].shape == (1,) and x.repeat_interleave(ranks).shape == (6,)
+    assert given(mode) == []
+
+
+def test_a_number_in_a_text() -> None:
+    with plausible():
+        assert f"{torch.randn(3).square().mean()} {torch.tensor(2)}" == "2.5 2"
+
+
 # --- plausible -------------------------------------------------------------------------------------------------------
 
 

@@ -17,6 +17,7 @@ from understudy.report.rehearsal import CATEGORIES, SCHEMA_FILE, Rehearsal, _mak
 from understudy.report.text import fold_modules, write_text
 
 MiB = 1 << 20
+GiB = 1 << 30
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +95,38 @@ def test_phases_have_their_work() -> None:
     assert max(row.peak_bytes for row in found.phases) == found.peak.allocated_bytes
 
 
+def test_the_closure_of_an_optimizer_has_its_phases() -> None:
+    def train() -> None:
+        model = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.Tanh(), torch.nn.Linear(256, 256))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        x = torch.randn(4096, 256)
+
+        def closure() -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            return loss
+
+        for _ in range(2):
+            optimizer.step(closure)
+
+    rehearsal = understudy.rehearse(train)
+    assert {row.phase for row in rehearsal.phases if row.macs} == {"forward", "backward"}
+    assert rehearsal.peak.phase == "backward" and rehearsal.categories["activations"] >= 4096 * 256 * 4
+
+
+def test_batches_of_accumulation_are_inputs() -> None:
+    def train() -> None:
+        model = torch.nn.Linear(256, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(2):
+            for _ in range(2):
+                model(torch.randn(64, 256)).sum().backward()
+            optimizer.step()
+
+    assert understudy.rehearse(train).categories["inputs"] == 64 * 256 * 4
+
+
 def test_operators_without_a_formula_are_listed() -> None:
     def program() -> None:
         torch.linalg.eigh(torch.eye(50) + 1)
@@ -128,6 +161,18 @@ def test_what_does_not_fit_says_by_how_much() -> None:
     assert found.peak.reserved_bytes >= 40 << 30
     assert found.out_of_memory is not None and "test_rehearsal.py" in found.out_of_memory.line
     assert re.search(r"does not fit on T4: 40\.0 of 14\.6 GiB needed, 25\.\d GiB too much", found.headline)
+
+
+def test_the_peak_is_that_of_the_run_whatever_the_program_resets() -> None:
+    def program() -> None:
+        torch.empty(8 * GiB, dtype=torch.uint8, device="cuda")
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        torch.empty(GiB, dtype=torch.uint8, device="cuda")
+        assert torch.cuda.max_memory_reserved() == GiB
+
+    peak = understudy.rehearse(program, device="t4").peak
+    assert peak.reserved_bytes == peak.allocated_bytes == 8 * GiB
 
 
 def test_margin_context_and_budget() -> None:

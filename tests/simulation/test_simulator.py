@@ -195,7 +195,7 @@ def test_streams(two_cards: Machine) -> None:
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     start.record()
     end.record()
-    assert start.elapsed_time(end) == 0.0 and any("events" in note for note in two_cards.notes)
+    assert 0 < start.elapsed_time(end) < 1e5 and any("events" in note for note in two_cards.notes)
     del y
 
 
@@ -211,7 +211,7 @@ def test_streams_and_events_of_any_accelerator(two_cards: Machine) -> None:
     start, end = torch.Event("cuda", enable_timing=True), torch.Event(enable_timing=True)
     start.record()
     end.record(side)
-    assert start.elapsed_time(end) == 0.0
+    assert 1e3 / start.elapsed_time(end) > 0  # programs divide by it
     torch.accelerator.set_stream(side)
     assert torch.cuda.current_stream() == side
 
@@ -346,6 +346,20 @@ def test_a_process_group_of_one(two_cards: Machine) -> None:
     assert torch.cuda.memory_allocated() == pytest.approx(3 * 4 * MiB + 2 * 8_519_680, abs=20_000)
 
 
+def test_a_mesh_starts_the_process_group(two_cards: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1"}.items():
+        monkeypatch.setenv(name, value)
+    try:
+        mesh = init_device_mesh("cuda", (1,))
+        assert torch.distributed.get_backend() == "nccl" and mesh.get_coordinate() in ([0], (0,))
+        assert distribute_tensor(torch.empty(4, 2), mesh, [Shard(0)]).to_local().shape == (4, 2)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
 def test_several_small_things(two_cards: Machine) -> None:
     torch.cuda.nvtx.range_push("a")
     torch.cuda.nvtx.range_pop()
@@ -353,7 +367,11 @@ def test_several_small_things(two_cards: Machine) -> None:
     assert pinned.is_pinned()
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(5, 2)), 2, pin_memory=True)
     assert [batch.cuda().shape[0] for (batch,) in loader] == [2, 2, 1]
-    assert torch.cuda.can_device_access_peer(0, 1) and torch.cuda.utilization() == 0
+    assert torch.cuda.can_device_access_peer(0, 1) and torch.cuda.utilization() == torch.cuda.memory_usage() == 0
+    torch.cuda.set_sync_debug_mode("warn")
+    torch.cuda.profiler.start()
+    torch.cuda.reset_peak_host_memory_stats()
+    assert torch.backends.cuda.is_flash_attention_available()
 
 
 # --- entering and leaving ---------------------------------------------------------------------------------------------------

@@ -415,7 +415,9 @@ class FakeTensor(torch.Tensor):
     __str__ = __repr__
 
     def __format__(self, format_spec: str) -> str:
-        if self._spec.shape or not format_spec:
+        mode = self.fake_mode
+        # Without a format, a number that would be an error, or a new symbol, is not read.
+        if self._spec.shape or not (format_spec or mode.answers is not None or mode.value_of(self) is not None):
             return object.__format__(self, format_spec)  # as on real tensors: only a single number has formats
         return format(self.item(), format_spec)
 

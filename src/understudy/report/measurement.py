@@ -19,7 +19,7 @@ from understudy._torch import OpOverload, native_storage
 from understudy.fake.tensor import FakeTensor
 from understudy.ops.registry import record_of
 from understudy.ops.traits.flops import Work, work_of
-from understudy.report.places import Places, StepPhase
+from understudy.report.places import AFTER_BACKWARD, BETWEEN, SETUP, Places, StepPhase
 from understudy.simulation.storages import (
     AfterCall,
     Listener,
@@ -31,6 +31,8 @@ from understudy.spec.call import Call, flat, map_structure
 
 BLOCK = 512
 """What the allocator of a card rounds up to."""
+INPUT_PHASES = (SETUP, AFTER_BACKWARD, BETWEEN)
+"""In which batches are made; after a backward pass, those of gradient accumulation."""
 
 
 class DeviceTotals:
@@ -261,7 +263,7 @@ class Measurement(Listener):
         self.find_parameters()
         for tensor in flat(FakeTensor, (*args, *(tuple(v.values()) if isinstance(v, dict) else v for v in args)), kwargs):
             record = self.record_of(tensor)
-            if record is not None and record.category is None and record.born.phase in ("setup", "between steps"):
+            if record is not None and record.category is None and record.born.phase in INPUT_PHASES:
                 record.category = "inputs"
 
     def _follow_optimizer(self, optimizer: torch.optim.Optimizer, is_done: bool) -> None:

@@ -161,8 +161,6 @@ class Places:
     # --- where are we
 
     def _find_phase(self) -> str:
-        if self._in_optimizer:
-            return OPTIMIZER
         if self._backward_passes:
             return BACKWARD
         return FORWARD if self.module is not self.outside else self._idle
@@ -183,7 +181,7 @@ class Places:
         self._outer_lines.pop(id(sys._getframe(1)), None)
         self._backward_passes -= 1
         if not self._backward_passes:
-            self._idle = AFTER_BACKWARD
+            self._idle = OPTIMIZER if self._in_optimizer else AFTER_BACKWARD
             if self.on_backward_end is not None:
                 self.on_backward_end()
         self._begin_moment()
@@ -254,8 +252,8 @@ class Places:
             place = self._add_module(module)
         if before is self.outside:
             self.root_calls += 1
-            if not self._backward_passes and not self._in_optimizer:
-                self._idle = FORWARD
+            if not self._backward_passes:
+                self._idle = FORWARD  # also in the closure of an optimizer
             self._begin_moment()
             if self.on_root_call is not None:
                 self.on_root_call(module, args, kwargs)
@@ -329,6 +327,7 @@ class Places:
     def _enter_optimizer(self, optimizer: torch.optim.Optimizer, args: tuple[object, ...], kwargs: object) -> None:
         if getattr(active_fake_mode(), "places", None) is self:
             self._in_optimizer = True
+            self._idle = OPTIMIZER
             if type(optimizer).__module__.startswith("torch.optim") and len(args) < 2 and not kwargs:
                 self.torch_optimizer_line = self._search_line(sys._getframe(1))
             self._begin_moment()

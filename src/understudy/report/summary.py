@@ -160,8 +160,8 @@ def _make_peak(
     allocated, reserved, active, requested = 4 * (totals.peak,)
     fragmentation = 0
     if memory is not None:
-        statistics = memory.allocator.statistics()
-        allocated, reserved, active, requested = (statistics[f"{name}.all.peak"] for name in names)
+        peaks = memory.allocator.peaks()  # of the run: those of torch.cuda's statistics are the program's to reset
+        allocated, reserved, active, requested = (peaks[name] for name in names)
         fragmentation = reserved - allocated
     last = measurement.events[totals.peak_event - 1] if totals.peak_event else None
     return Peak(

@@ -103,6 +103,7 @@ class Allocator:
         self._oversize = {name: counter_pair() for name in ("oversize_allocations", "oversize_segments")}
         (self._oversize_allocations, _), (self._oversize_segments, _) = self._oversize.values()
         self._events = dict.fromkeys(EVENTS, 0)
+        self._peaks_before = dict.fromkeys(COUNTERS, 0)
         self.change_settings(settings)
 
     # requests and frees
@@ -523,7 +524,13 @@ class Allocator:
         found["max_split_size"] = -1 if self._max_split == UNLIMITED else self._max_split
         return dict(sorted(found.items()))
 
+    def peaks(self) -> dict[str, int]:
+        """The most that each figure of both pools has been, also before the program has reset its own."""
+        self._note_peaks()
+        return {name: max(before, getattr(self._small, name).both.peak) for name, before in self._peaks_before.items()}
+
     def reset_peak_statistics(self) -> None:
+        self._peaks_before = self.peaks()
         self._small.has_grown = self._large.has_grown = False
         for small, large in self._counters().values():
             small.peak, large.peak, small.both.peak = small.value, large.value, small.value + large.value

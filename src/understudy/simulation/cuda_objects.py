@@ -1,11 +1,12 @@
 """Objects of torch.cuda, simulated: streams, events, random generators, properties, and the old tensor types.
 
 They take the place of torch's own while a machine is simulated, and know nothing but names and numbers: there is no work
-that a stream could be behind with, and no time between events.
+that a stream could be behind with.
 """
 
 from __future__ import annotations
 
+import time
 import zlib
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -99,7 +100,7 @@ _index_of = device_index
 
 
 class Event:
-    """A point in a stream. Nothing takes time: what is measured between two of them is 0."""
+    """A point in a stream. Its time is that of the simulation itself: programs divide by what passes between two of them."""
 
     def __init__(
         self, device: object = None, *, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False
@@ -107,6 +108,7 @@ class Event:
         """As `torch.Event` takes them."""
         self.enable_timing = enable_timing
         self.stream: Stream | None = None
+        self.milliseconds = 0.0
 
     @property
     def device(self) -> torch.device | None:
@@ -114,6 +116,7 @@ class Event:
 
     def record(self, stream: Stream | None = None) -> None:
         self.stream = torch.cuda.current_stream() if stream is None else stream  # type: ignore[assignment]
+        self.milliseconds = time.perf_counter() * 1e3
 
     def wait(self, stream: Stream | None = None) -> None: ...
 
@@ -129,8 +132,8 @@ class Event:
             raise ValueError("both events have to be made with enable_timing=True")
         if self.stream is None or end_event.stream is None:
             raise ValueError("both events have to be recorded before their time is asked for")
-        machine().note("times between CUDA events are 0: a simulated device takes no time")
-        return 0.0
+        machine().note("times between CUDA events are those of the simulation itself, not of the card")
+        return end_event.milliseconds - self.milliseconds
 
     def __repr__(self) -> str:
         return f"<simulated event of {self.device}>"

@@ -167,7 +167,8 @@ def lacks_amp() -> bool:
     return machine().device_count == 0
 
 
-@answer("torch.cuda.utilization", "torch.cuda.temperature", "torch.cuda.power_draw", "torch.cuda.clock_rate")
+@answer("torch.cuda.utilization", "torch.cuda.memory_usage", "torch.cuda.temperature", "torch.cuda.power_draw",
+        "torch.cuda.clock_rate")  # fmt: skip
 def read_sensor(device: object = None) -> int:
     """torch asks NVML, which knows the real cards."""
     return 0
@@ -187,15 +188,29 @@ def list_processes(device: object = None) -> str:
     return f"GPU:{index}\nprocess {os.getpid():>10d} uses {memory_used(index) / (1 << 20):>12.3f} MB GPU memory"
 
 
-@answer("torch.cuda.cudart")
+@answer("torch.cuda.cudart", "torch.cuda.profiler.cudart")
 def runtime() -> Any:
     """`torch.cuda.mem_get_info` and programs call functions of the CUDA runtime."""
     return objects.CudaRuntime()
 
 
+@answer("torch.cuda.check_error", "torch.cuda.profiler.check_error")
+def ignore_error(number: int) -> None:
+    """No function of the simulated runtime fails; torch compares with a constant of the real one."""
+
+
 @answer("torch.cuda.ipc_collect", "torch.cuda._sleep")
+@driver("_cuda_set_sync_debug_mode")
+@driver("_cuda_resetPeakHostMemoryStats")
+@driver("_cuda_resetAccumulatedHostMemoryStats")
 def do_nothing(*args: object) -> None:
-    """There is nothing to collect or to wait for."""
+    """There is nothing to collect, to wait for or to set."""
+
+
+@driver("_cuda_get_sync_debug_mode")
+def get_sync_debug_mode() -> int:
+    """No synchronisation is reported."""
+    return 0
 
 
 # --- the memo -----------------------------------------------------------------------------------------------------------
@@ -432,7 +447,8 @@ def cudnn_version() -> int:
     return machine().software.cudnn
 
 
-@answer("torch.backends.cudnn.is_available", "torch.backends.cuda.is_built")
+@answer("torch.backends.cudnn.is_available", "torch.backends.cuda.is_built",
+        "torch.backends.cuda.is_flash_attention_available")  # fmt: skip
 def is_built() -> bool:
     """The simulated software has them."""
     return True

@@ -202,9 +202,8 @@ def report_nccl_available(original: Function) -> Function:
     return lambda: True
 
 
-@patch(
-    "torch.distributed.init_process_group", "torch.distributed.distributed_c10d.init_process_group", during=SIMULATION
-)
+@patch("torch.distributed.init_process_group", "torch.distributed.distributed_c10d.init_process_group",
+       "torch.distributed.device_mesh.init_process_group", during=SIMULATION)  # fmt: skip
 def start_without_communication(original: Function) -> Function:
     """NCCL needs devices. torch's fake process group takes every collective, and does nothing."""
 
@@ -227,7 +226,8 @@ def start_without_communication(original: Function) -> Function:
     return init_process_group
 
 
-@patch("torch.distributed.get_backend", "torch.distributed.distributed_c10d.get_backend", during=SIMULATION)
+@patch("torch.distributed.get_backend", "torch.distributed.distributed_c10d.get_backend",
+       "torch.distributed.device_mesh.get_backend", during=SIMULATION)  # fmt: skip
 def report_nccl(original: Function) -> Function:
     """The fake process group stands for NCCL's."""
 

@@ -36,6 +36,16 @@ def test_refused(targets: Any, of_inputs: list[int], of_targets: list[int], mess
         loss(mode.from_tensor(SCORES), mode.from_tensor(targets))
 
 
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_lengths_on_the_cpu(reduction: str) -> None:
+    with FakeTensorMode():
+        scores = torch.randn(6, 2, 5, device="cuda", requires_grad=True)
+        lengths = torch.tensor([6, 5]), torch.tensor([3, 2])
+        losses = torch.nn.functional.ctc_loss(scores, torch.ones(2, 3, device="cuda").long(), *lengths, reduction=reduction)
+        losses.sum().backward()
+    assert losses.shape == ((2,) if reduction == "none" else ()) and losses.device == scores.grad.device == scores.device
+
+
 def test_guards() -> None:
     env = ShapeEnv(duck_shape=False)
     with FakeTensorMode(shape_env=env) as mode:

@@ -174,6 +174,16 @@ def test_kinds_of_work() -> None:
     assert kind(aten.linalg_qr.default, x, made=x) == "unknown"
 
 
+def test_what_moves_nothing() -> None:
+    x = spec(4, 6)
+    for op, args in (
+        (aten._unsafe_view.default, (x, [24])), (aten.empty_like.default, (x,)),
+        (aten.new_empty_strided.default, (x, [24], [1])),
+    ):  # fmt: skip
+        assert work_of(Call.of(op, args, {}), (spec(24),)).bytes_moved == 0
+    assert work_of(Call.of(aten.zeros_like.default, (x,), {}), (x,)).bytes_moved > 0
+
+
 def test_fused_optimizers_count_their_elements() -> None:
     x = spec(1000)
     work = work_of(Call.of(aten._fused_adamw_.default, ([x, x], [x, x], [x, x], [x, x], [], []), {}), ())

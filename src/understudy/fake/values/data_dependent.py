@@ -142,6 +142,14 @@ def _masked_select(mode: FakeTensorMode, x: FakeTensor, mask: FakeTensor) -> Any
     return chosen
 
 
+@answer_from_values("bincount")
+def _bincount(mode: FakeTensorMode, x: FakeTensor, weights: FakeTensor | None = None, minlength: int = 0) -> Any:
+    if not is_known(x) or weights is None:
+        return NotImplemented
+    bins: Any = answer(mode, aten.bincount.default, (x, None, minlength), {})
+    return make_new(mode, bins._spec.like(dtype=_dtype_of_bins(weights)))
+
+
 @answer_from_values("allclose")
 def _allclose(mode: FakeTensorMode, a: FakeTensor, b: FakeTensor, *args: Any, **kwargs: Any) -> Any:
     with mode:
@@ -250,13 +258,16 @@ def _answers_sizes(mode: FakeTensorMode) -> bool:
 def fresh_size(
     mode: FakeTensorMode, func: object, fake: FakeTensor, *question: object, low: int = 0, high: object = None
 ) -> Any:
-    """The data-dependent size of an operator's result on this tensor; NotImplemented if the mode answers none.
+    """The data-dependent size of an operator's result on this tensor; NotImplemented if the mode answers none, or, where a
+    policy answers, if the values are determined: `answer` runs the operator on them.
 
     `question` names what is counted: the same question on the same tensor has the same answer.
     """
     env = mode.shape_env
     most = high if type(high) is int else None
     if mode.answers is not None and not fake._spec.is_symbolic:
+        if is_known(fake):
+            return NotImplemented
         found = fake.recall_size(question)
         if found is None:
             found = answer_size(mode, func, fake, low, most)
@@ -417,8 +428,7 @@ def bincount(mode: FakeTensorMode, func: object, args: Any, kwargs: Any) -> Any:
     count = fresh_size(mode, func, fake, "bins", least, low=least)
     if count is NotImplemented:
         return NotImplemented
-    dtype = torch.int64 if weights is None else (torch.float32 if weights.dtype is torch.float32 else torch.float64)
-    made = fake._spec.like((count,), dtype=dtype)
+    made = fake._spec.like((count,), dtype=_dtype_of_bins(weights))
     return _make_counts(mode, fake._spec, made) if weights is None else make_new(mode, made)
 
 
@@ -428,6 +438,10 @@ def _make_counts(mode: FakeTensorMode, counted: TensorSpec, spec: TensorSpec) ->
     if not counted.is_symbolic and not spec.is_symbolic:
         store_ranges(counts_of(counted, spec.numel), [made], is_written=False)
     return made
+
+
+def _dtype_of_bins(weights: FakeTensor | None) -> torch.dtype:
+    return torch.int64 if weights is None else torch.float32 if weights.dtype is torch.float32 else torch.float64
 
 
 def _check_counted(spec: TensorSpec, weights: TensorSpec | None, least: int) -> None:

@@ -96,6 +96,20 @@ def _is_widened(x: Tensor, dtype: torch.dtype | None) -> bool:
     return x.dtype is torch.float16 and dtype is torch.float32 and _torch.inner_device(x).type == "cuda"
 
 
+@accelerator_path("ctc_loss.Tensor")
+def ctc_loss(
+    log_probs: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor, blank: int = 0, reduction: int = 1,
+    zero_infinity: bool = False,
+) -> Any:  # fmt: skip
+    """Lengths may be on the CPU: C++ reads them, but of subclasses it computes with the tensors as they are."""
+    device = _torch.inner_device(log_probs)
+    lengths = input_lengths, target_lengths
+    if all(_torch.inner_device(tensor) == device for tensor in lengths):
+        return NotImplemented
+    moved = (tensor.to(device) for tensor in lengths)
+    return aten.ctc_loss.Tensor(log_probs, targets, *moved, blank, reduction, zero_infinity)
+
+
 # --- RMS normalisation: one kernel, which keeps its input and a number for each row
 
 

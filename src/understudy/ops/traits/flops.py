@@ -67,7 +67,7 @@ class _PacketTrait(Trait[Any]):
 
 macs: Trait[Formula] = _PacketTrait("multiply-adds")
 operations: Trait[int] = _PacketTrait("operations for each element of the largest operand")
-moves: Trait[bool] = _PacketTrait("moves or makes elements, computes nothing")
+moves: Trait[bool] = _PacketTrait("computes nothing: moves or makes elements, or, where it is False, not even that")
 reads_part: Trait[bool] = _PacketTrait("reads no more elements of its first tensors than it gives or is given")
 
 
@@ -84,8 +84,9 @@ def work_of(call: Call, results: Iterable[TensorSpec]) -> Work:
     record = record_of(call.op)
     if call.op.is_view or record.changes_metadata or not (record.is_mutable or made):
         return Work(VIEWS)
-    if moves.of(call.op) or (record.is_random and not call.inputs):
-        return Work(MOVES, 0, 0, _bytes_moved(call, made))
+    is_move = moves.of(call.op)
+    if is_move is not None or (record.is_random and not call.inputs):
+        return Work(MOVES, 0, 0, 0 if is_move is False else _bytes_moved(call, made))
     cost = operations.of(call.op)
     if cost is None and _is_elementwise(call.op):
         cost = 1
@@ -401,25 +402,29 @@ for _cost, _names in _OPERATIONS.items():
     operations.register(_cost, *_names.split())
 
 _MOVES = """
-    _copy_from _copy_from_and_resize _pin_memory _reshape_alias_copy _reshape_copy _to_copy _unsafe_view alias_copy
-    arange as_strided_copy as_strided_scatter block_diag cat clone col2im constant_pad_nd contiguous copy detach_copy
-    diag_embed diagonal_copy diagonal_scatter diagonal_backward embedding empty empty_like empty_permuted
-    empty_strided eye expand_copy fill flip full full_like gather im2col index index_copy index_fill index_select
-    kaiser_window lift lift_fresh lift_fresh_copy linspace logspace masked_fill masked_scatter masked_select narrow_copy
-    new_empty new_empty_strided new_full new_ones new_zeros one_hot ones ones_like permute_copy pixel_shuffle
-    pixel_unshuffle repeat repeat_interleave reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d
-    replication_pad2d replication_pad3d resize resize_as roll rot90 scalar_tensor scatter select_backward select_copy
-    select_scatter set slice_backward slice_copy slice_scatter split_copy split_with_sizes_copy squeeze_copy stack t_copy
-    take transpose_copy tril tril_indices triu unbind_copy unfold_backward unfold_copy unsqueeze_copy upsample_nearest1d
-    upsample_nearest2d upsample_nearest3d view_as_complex_copy view_as_real_copy view_copy zero zeros zeros_like
-    _foreach_copy _foreach_zero split_with_sizes _efficientzerotensor resize_output _chunk_cat _nested_tensor_from_mask
-    rand randn randint randperm rand_like randn_like randint_like normal uniform bernoulli exponential geometric
-    log_normal cauchy random multinomial record_stream value_selecting_reduction_backward
-    item is_pinned _has_same_storage_numel _version is_nonzero _assert_async _functional_assert_async
-    _unsafe_index _unsafe_masked_index _resize_output _to_dense unsafe_split
-    unsafe_split_with_sizes hann_window hamming_window bartlett_window blackman_window _assert_scalar
-    _assert_tensor_metadata _print _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d
+    _copy_from _copy_from_and_resize _pin_memory _reshape_alias_copy _reshape_copy _to_copy alias_copy arange
+    as_strided_copy as_strided_scatter block_diag cat clone col2im constant_pad_nd contiguous copy detach_copy
+    diag_embed diagonal_copy diagonal_scatter diagonal_backward embedding eye expand_copy fill flip full full_like
+    gather im2col index index_copy index_fill index_select kaiser_window lift_fresh_copy linspace logspace
+    masked_fill masked_scatter masked_select narrow_copy new_full new_ones new_zeros one_hot ones ones_like
+    permute_copy pixel_shuffle pixel_unshuffle repeat repeat_interleave reflection_pad1d reflection_pad2d
+    reflection_pad3d replication_pad1d replication_pad2d replication_pad3d roll rot90 scalar_tensor scatter
+    select_backward select_copy select_scatter slice_backward slice_copy slice_scatter split_copy
+    split_with_sizes_copy squeeze_copy stack t_copy take transpose_copy tril tril_indices triu unbind_copy
+    unfold_backward unfold_copy unsqueeze_copy upsample_nearest1d upsample_nearest2d upsample_nearest3d
+    view_as_complex_copy view_as_real_copy view_copy zero zeros zeros_like _foreach_copy _foreach_zero _chunk_cat
+    _nested_tensor_from_mask rand randn randint randperm rand_like randn_like randint_like normal uniform bernoulli
+    exponential geometric log_normal cauchy random multinomial value_selecting_reduction_backward item is_nonzero
+    _assert_async _functional_assert_async _unsafe_index _unsafe_masked_index _to_dense hann_window hamming_window
+    bartlett_window blackman_window _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d
     _pack_padded_sequence _pad_packed_sequence _cudnn_init_dropout_state _cudnn_rnn_flatten_weight
 """.split()
 moves.mark(*(name for name in _MOVES if name not in operations))
+_MOVES_NOTHING = """
+    _unsafe_view empty empty_like empty_permuted empty_strided lift lift_fresh new_empty new_empty_strided resize
+    resize_as set split_with_sizes _efficientzerotensor resize_output record_stream is_pinned
+    _has_same_storage_numel _version _resize_output unsafe_split unsafe_split_with_sizes _assert_scalar
+    _assert_tensor_metadata _print
+""".split()
+moves.register(False, *_MOVES_NOTHING)
 reads_part.mark("embedding", "index", "index_select", "gather", "take", "masked_select", "embedding_dense_backward")
