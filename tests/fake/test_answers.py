@@ -12,7 +12,12 @@ import pytest
 import torch
 
 from understudy import FakeTensorMode, ShapeEnv, unset_fake_temporarily
-from understudy.errors import ArgumentError, DataDependentOutputException, DynamicOutputShapeException
+from understudy.errors import (
+    ArgumentError,
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    GuardOnDataDependentSymNode,
+)
 from understudy.fake.values.answers import Answers, Read
 from understudy.fake.values.ranges import range_of
 from understudy.ops.traits.ranges import value_range
@@ -99,6 +104,95 @@ def test_a_write_ends_a_range() -> None:
         y[0].normal_()  # a write through a view
         with pytest.raises(DataDependentOutputException):
             bool((y < 4).all())
+
+
+NOTHING: dict[str, Any] = {
+    "tolist": lambda x: x.tolist(),
+    "numpy": lambda x: x.numpy().shape,
+    "a slice": lambda x: torch.randn(3)[3:].tolist(),
+    "nonzero": lambda x: x.nonzero().shape,
+    "mask": lambda x: x[x > 0].shape,
+    "unique": lambda x: x.unique().shape,
+    "repeat_interleave": lambda x: x.repeat_interleave(torch.randint(0, 3, (0,))).shape,
+    "bincount": lambda x: torch.bincount(torch.randint(0, 3, (0,))).tolist(),
+    "equal": lambda x: torch.equal(x, torch.randn(0)),
+}
+
+
+@pytest.mark.parametrize("name", NOTHING)
+def test_tensors_without_elements_need_no_data(name: str) -> None:
+    expected = NOTHING[name](torch.randn(0))
+    with FakeTensorMode():
+        assert NOTHING[name](torch.randn(0)) == expected
+
+
+def preserve_version(x: torch.Tensor) -> None:
+    with torch.autograd._unsafe_preserve_version_counter(x):
+        x.mul_(9)
+
+
+def exchange_data(x: torch.Tensor) -> None:
+    x.data = torch.randn(3)
+
+
+def resize_storage(x: torch.Tensor) -> None:
+    x.untyped_storage().resize_(0)
+    x.untyped_storage().resize_(12)
+
+
+UNCOUNTED: dict[str, Any] = {
+    "data": lambda x: x.data.mul_(9),
+    "data, drawn": lambda x: x.data.normal_(0.0, 1.0),
+    "data, filled": lambda x: x.data.fill_(9),
+    "a part of the data": lambda x: x.data[1:].mul_(9),
+    "exchanged data": exchange_data,
+    "another tensor on the storage": lambda x: torch.empty(0).set_(x.untyped_storage()).mul_(9),
+    "resized storage": resize_storage,
+    "preserved version": preserve_version,
+}
+
+
+@pytest.mark.parametrize("name", UNCOUNTED)
+def test_a_write_that_no_version_counter_tells_of(name: str) -> None:
+    write = UNCOUNTED[name]
+    with FakeTensorMode(shape_env=ShapeEnv()):
+        x = torch.rand(3)
+        assert bool((x < 4).all())
+        write(x)
+        with pytest.raises(GuardOnDataDependentSymNode):
+            bool((x < 4).all())
+        before = x.nonzero().shape[0]
+        assert str(x.nonzero().shape[0]) == str(before)
+        write(x)
+        assert str(x.nonzero().shape[0]) != str(before)
+
+
+def test_aliases_with_counters_of_their_own() -> None:
+    with FakeTensorMode(shape_env=ShapeEnv()):
+        x = torch.rand(3)
+        data = x.data
+        x.uniform_()
+        assert bool((x < 4).all())
+        data.mul_(9)
+        data.mul_(9)
+        with pytest.raises(GuardOnDataDependentSymNode):
+            bool((x < 4).all())
+        y = torch.rand(3)
+        data = y.data
+        before = data.nonzero().shape[0]
+        y.normal_()
+        with pytest.raises(GuardOnDataDependentSymNode):
+            bool((data < 4).all())
+        assert str(data.nonzero().shape[0]) != str(before)
+
+
+def test_a_model_is_converted_without_records() -> None:
+    """Parameters with records are off the hot path."""
+    with FakeTensorMode():
+        layer = torch.nn.Linear(3, 4)
+        layer.weight.data.normal_(0.0, 1.0)
+        assert layer.to(torch.float32).weight._determined is None
+        assert layer.half().weight._determined is None
 
 
 def test_ranges_hold_for_real_values() -> None:

@@ -12,7 +12,8 @@ from torch import Tensor
 
 import understudy
 from tests.fake.sides import on_each_device, with_index
-from understudy import FakeTensorMode, OperatorError, TensorSpec, UnsupportedOperatorException, View
+from understudy import FakeTensorMode, OperatorError, ShapeEnv, TensorSpec, UnsupportedOperatorException, View
+from understudy.errors import GuardOnDataDependentSymNode
 from understudy.infer import engine
 from understudy.ops import registry
 
@@ -138,11 +139,13 @@ def test_errors_in_a_registered_fake_are_the_users() -> None:
 
 @on_each_device
 def test_mutation(device: str) -> None:
+    real = torch.zeros(3)
+    fill(real, 2.0)
     with FakeTensorMode():
         x = torch.zeros(3, device=device)
         view = x[1:]
         assert fill(x, 2.0) is None
-        assert x._version == view._version == 1
+        assert x._version == view._version == real._version
         with pytest.raises(understudy.DataDependentOutputException):
             x.sum().item()
 
@@ -394,3 +397,37 @@ def test_tags_that_say_what_is_returned_need_no_fake_function() -> None:
         x, out = torch.ones(3, 2).t(), torch.empty(4)
         assert torch.ops.tagged_ops.double_(x) is x
         assert torch.ops.tagged_ops.double(x, out=out) is out
+
+
+writes = torch.library.Library("understudy_test_writes", "DEF")
+writes.define("add_one_(Tensor(a!) x) -> Tensor(a!)")
+writes.impl("add_one_", lambda x: x.add_(1), "CPU")
+writes.define("add_one_to_all(Tensor(a!)[] xs) -> ()")
+writes.impl("add_one_to_all", lambda xs: [x.add_(1) for x in xs] and None, "CPU")
+
+
+@torch.library.custom_op("understudy_test::add_one", mutates_args={"x"})
+def add_one(x: Tensor) -> None:
+    x.add_(1)
+
+
+WRITES: dict[str, Any] = {
+    "in place": torch.ops.understudy_test_writes.add_one_,
+    "a list": lambda x: torch.ops.understudy_test_writes.add_one_to_all([x]),
+    "custom_op": add_one,
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_writes_are_counted_and_end_what_is_known(name: str) -> None:
+    real = torch.zeros(3)
+    WRITES[name](real)
+    with FakeTensorMode(shape_env=ShapeEnv()):
+        x = torch.rand(3)
+        assert bool((x < 1.5).all())
+        rows = x.nonzero().shape[0]
+        WRITES[name](x)
+        assert x._version == real._version
+        assert str(x.nonzero().shape[0]) != str(rows)
+        with pytest.raises(GuardOnDataDependentSymNode):
+            bool((x < 1.5).all())

@@ -1,4 +1,5 @@
-"""Indices whose values follow from the program are checked: out of range they are refused, of symbols they make guards."""
+"""Indices whose values follow from the program are checked: out of range they are refused, of symbols they make guards.
+So are other values that the real operator refuses."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ import torch
 from torch.nn import functional
 
 from understudy import FakeTensorMode
-from understudy.errors import DimensionError
+from understudy.errors import DimensionError, OperatorError
 from understudy.shapes.env import ShapeEnv
 
 five = [5]
@@ -27,6 +28,13 @@ OUT_OF_RANGE: dict[str, Callable[[], Any]] = {
     "scatter": lambda: torch.ones(3).scatter(0, torch.tensor(five), 1.0),
     "index_add": lambda: torch.ones(3).index_add(0, torch.tensor(five), torch.ones(1)),
     "index_fill": lambda: torch.ones(3).index_fill(0, torch.tensor(five), 1.0),
+    "embedding with a largest norm": lambda: functional.embedding(
+        torch.tensor(five), torch.ones(3, 2), max_norm=1.0
+    ),
+    "embedding_bag": lambda: functional.embedding_bag(
+        torch.tensor(five), torch.ones(3, 2), torch.tensor([0])
+    ),
+    "multi_margin_loss": lambda: functional.multi_margin_loss(torch.ones(1, 3), torch.tensor(five)),
     "cross_entropy": lambda: functional.cross_entropy(torch.ones(1, 3), torch.tensor(five)),
 }
 IN_RANGE: dict[str, Callable[[], Any]] = {
@@ -136,3 +144,83 @@ def test_what_is_left_out_needs_no_guard() -> None:
     with mode:
         functional.embedding(torch.arange(x.shape[0])[:2], torch.ones(512, 2))
     assert not env.guards
+
+
+# --- values other than indices ------------------------------------------------------------------------------------
+
+REFUSED: dict[str, Callable[[], Any]] = {
+    "//": lambda: torch.ones(3, dtype=torch.int64) // torch.tensor([1, 0, 1]),
+    "// of a number": lambda: 1 // torch.tensor([0]),
+    "// in place": lambda: torch.ones(1, dtype=torch.int64).floor_divide_(torch.tensor([0])),
+    "%": lambda: torch.tensor([1]) % torch.tensor([0]),
+    "% by a plain 0": lambda: torch.randint(0, 5, (3,)) % 0,
+    "fmod": lambda: torch.fmod(torch.tensor([1]), torch.zeros(1, dtype=torch.int64)),
+    "div": lambda: torch.div(torch.tensor([1]), torch.tensor([0]), rounding_mode="trunc"),
+    "_assert_async": lambda: torch._assert_async(torch.arange(3).sum() > 5),
+    "_assert_async with a message": lambda: torch._assert_async(torch.tensor(0), "never"),
+    "_assert_async of two": lambda: torch._assert_async(torch.randn(2)),
+    "multinomial": lambda: torch.multinomial(torch.zeros(2), 1),
+    "bernoulli": lambda: torch.bernoulli(torch.full((2,), 2.0)),
+    "bernoulli_": lambda: torch.randn(2).bernoulli_(torch.tensor(2.0)),
+    "normal": lambda: torch.normal(torch.randn(1), torch.tensor([-1.0])),
+    "poisson": lambda: torch.poisson(-torch.ones(2)),
+    "binary_cross_entropy": lambda: functional.binary_cross_entropy(torch.tensor([2.0]), torch.rand(1)),
+    "masked_scatter": lambda: torch.randn(3).masked_scatter(
+        torch.tensor([True, True, False]), torch.randn(1)
+    ),
+    "sorter": lambda: torch.searchsorted(torch.randn(2), torch.randn(1), sorter=torch.tensor([5, 0])),
+    "one_hot": lambda: functional.one_hot(torch.tensor([1, -1])),
+    "multilabel_margin_loss": lambda: functional.multilabel_margin_loss(
+        torch.randn(1, 3), torch.tensor([[5, -1, 0]])
+    ),
+    "inverse": lambda: torch.linalg.inv(torch.zeros(2, 2)),
+    "cholesky": lambda: torch.linalg.cholesky(-torch.eye(2)),
+    "solve": lambda: torch.linalg.solve(torch.zeros(2, 2), torch.ones(2)),
+    "zero_point": lambda: torch.fake_quantize_per_channel_affine(
+        torch.randn(3, 2), torch.ones(3), torch.full((3,), 300, dtype=torch.int32), 0, 0, 255
+    ),
+}
+TAKEN: dict[str, Callable[[], Any]] = {
+    "// of floats": lambda: torch.tensor([1.0]) // torch.tensor([0.0]),
+    "/": lambda: torch.tensor([1]) / torch.tensor([0]),
+    "//": lambda: torch.tensor([4]) // torch.tensor([2]),
+    "// of nothing": lambda: torch.zeros(0, dtype=torch.int64) // 0,
+    "% by what has no data": lambda: torch.tensor([1]) % torch.randint(1, 5, (1,)),
+    "_assert_async": lambda: torch._assert_async(torch.tensor(1)) or torch.ones(1),
+    "multinomial": lambda: torch.multinomial(torch.ones(2), 1),
+    "inverse": lambda: torch.linalg.inv(torch.eye(2)),
+    "without a sorter": lambda: torch.searchsorted(torch.randn(2), torch.randn(1)),
+    "one_hot": lambda: functional.one_hot(torch.tensor([1, 2])),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_values_that_eager_refuses(name: str) -> None:
+    with pytest.raises((IndexError, RuntimeError)) as real:
+        REFUSED[name]()
+    with FakeTensorMode(), pytest.raises(OperatorError) as ours:
+        REFUSED[name]()
+    assert isinstance(ours.value, real.type)
+    assert "test_known_indices.py" in str(ours.value)
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_values_that_eager_takes(name: str) -> None:
+    real = TAKEN[name]()
+    with FakeTensorMode():
+        fake = TAKEN[name]()
+    assert (fake.shape, fake.stride(), fake._version) == (real.shape, real.stride(), real._version)
+
+
+def test_values_on_other_devices_are_not_tried() -> None:
+    """A GPU divides without complaint."""
+    with FakeTensorMode():
+        assert (
+            torch.ones(1, dtype=torch.int64, device="cuda")
+            // torch.zeros(1, dtype=torch.int64, device="cuda")
+        ).is_cuda
+
+
+def test_refused_where_no_kernel_takes_the_layout() -> None:
+    with FakeTensorMode(), pytest.raises(NotImplementedError, match="real tensors are refused as well"):
+        torch.ones(2).to_sparse().view(2)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from understudy import _torch
-from understudy.fake.values.determined import FilledStorage
+from understudy.fake.values.determined import DeterminedContents, FilledStorage
 from understudy.ops.registry import user_rule
 from understudy.ops.traits.values import LARGEST
 
@@ -70,8 +70,7 @@ def _draw(fake: FakeTensor) -> bool:
     if not (mode.can_skip_dispatch and can_skip_dispatch_for(mode) and _count_write(fake)):
         return False
     if fake._determined is not None:
-        fake._determined.forget()
-        fake._determined = None
+        _forget(fake, fake._determined)
     return True
 
 
@@ -87,10 +86,16 @@ def _fill(fake: FakeTensor, value: object) -> bool:
     if not _count_write(fake):
         return False
     if known.content is None:
-        fake._determined = None
+        _forget(fake, known)
     else:
         known.content = FilledStorage(fake._spec, value)
     return True
+
+
+def _forget(fake: FakeTensor, known: DeterminedContents) -> None:
+    known.forget()
+    if known.counting_mode is None:
+        fake._determined = None
 
 
 def _count_write(fake: FakeTensor) -> bool:

@@ -117,6 +117,7 @@ class FakeTensorMode(_torch.TorchDispatchMode):
         self.crosscheck = crosscheck
         self.cache_enabled = True
         self.epoch = 0
+        self.uncounted_writes = 0
         self._device_facts: Hashable | None = None
         self._facts_number = 0
         # The plan of the latest call, None after a cache miss. Read by modes that observe storages.
@@ -442,14 +443,14 @@ class FakeTensorMode(_torch.TorchDispatchMode):
         """The real value of a tensor whose value is determined, None otherwise."""
         record = fake._determined
         if record is None or record.content is None:
-            return None
+            return determined.empty_value(fake._spec)
         with _torch.PastDispatch():
             return StoragePart(record.content, fake._spec).real().clone()
 
     def value_without_guards(self, fake: FakeTensor) -> torch.Tensor | None:
         """As `value_of`, but None where computing the value would add guards on symbols."""
         record = fake._determined
-        if record is None or record.content is None or (self.shape_env is not None and record.content.has_symbols):
+        if self.shape_env is not None and record is not None and record.content is not None and record.content.has_symbols:
             return None
         return self.value_of(fake)
 

@@ -10,7 +10,7 @@ from understudy import _torch
 from understudy.fake.native import WITHOUT_INDEX, canonical, prepare
 from understudy.fake.templates import make_symbolic
 from understudy.fake.tensor import FakeTensor
-from understudy.fake.values.determined import DeterminedContents
+from understudy.fake.values.determined import DeterminedContents, record_for_alias
 from understudy.shapes.sizes import at_least_one, to_torch
 from understudy.spec import Changed, New, Same, TensorSpec, View
 from understudy.spec.sparse import sparse_on, spec_of_sparse
@@ -231,10 +231,16 @@ def extent_if_nonempty(spec: TensorSpec) -> Any:
 
 def adopt(fake: FakeTensor, other: FakeTensor) -> None:
     """`fake.data = other`: the same tensor object on the other's storage, with the other's metadata."""
+    if other is fake:
+        return
     guard = NoDispatch()
     try:
         _torch.set_native_data(fake, other)
     finally:
         del guard
     fake._spec = other._spec
-    fake._determined = other._determined
+    known = other._determined
+    fake._determined = None if known is None or known.is_empty else known
+    fake._range = None
+    other._determined = record_for_alias(other)
+    fake.fake_mode.uncounted_writes += 1

@@ -14,6 +14,7 @@ from understudy._torch.tensors import RaggedNode
 from understudy.errors import NoDataError
 from understudy.fake import initial_values
 from understudy.fake.native import native
+from understudy.fake.values.determined import is_counted_apart, record_for_alias
 from understudy.patching import ENGINE, STORAGES
 from understudy.spec import TensorSpec
 from understudy.spec.error_context import with_line
@@ -24,20 +25,26 @@ if TYPE_CHECKING:
     from understudy.ops.traits.ranges import ValueRange
 
 
+def count_writes(fake: FakeTensor) -> tuple[int, int]:
+    """Two numbers of which one changes with each write to the tensor: its version counter, and the writes that no version
+    counter tells of (`x.data.add_(1)`)."""
+    return fake._version, fake.fake_mode.uncounted_writes
+
+
 def make_memo(fake: FakeTensor, value: object) -> Any:
-    """A number that was read from a tensor's data, with the version counter. None in inference mode, which counts no
-    writes."""
-    if value is None or torch.is_inference_mode_enabled() or fake.is_inference():
+    """A number that was read from a tensor's data, with its writes so far. None where these are not counted: in inference
+    mode, and for `x.data`."""
+    if value is None or torch.is_inference_mode_enabled() or fake.is_inference() or is_counted_apart(fake):
         return None
-    return value, fake._version, fake.fake_mode.epoch
+    return value, count_writes(fake), fake.fake_mode.epoch
 
 
 def recall(fake: FakeTensor, memo: tuple[object, ...] | None) -> Any:
     """The number of a memo; None once the tensor was written to, or the mode's epoch has changed."""
     if memo is None or fake.is_inference():
         return None
-    value, version, epoch = memo
-    return value if (version, epoch) == (fake._version, fake.fake_mode.epoch) else None
+    value, writes, epoch = memo
+    return value if (writes, epoch) == (count_writes(fake), fake.fake_mode.epoch) else None
 
 
 class SymNumberMemoDescriptor:
@@ -85,8 +92,8 @@ class FakeTensor(torch.Tensor):
 
     _spec: TensorSpec
     _determined: DeterminedContents | None = None
-    _range: tuple[ValueRange, int | None] | None = None
-    """The range of its values where they are not determined, and the version counter for which it holds."""
+    _range: tuple[ValueRange, Any] | None = None
+    """The range of its values where they are not determined, and the writes so far, for which it holds."""
     fake_mode: FakeTensorMode
     real_tensor: torch.Tensor | None = None
     _is_pinned = False
@@ -276,7 +283,10 @@ class FakeTensor(torch.Tensor):
 
     @property
     def data(self) -> torch.Tensor:
-        return _torch.native_data.__get__(self)
+        alias = _torch.native_data.__get__(self)
+        if type(alias) is FakeTensor:
+            alias._determined, alias._range = record_for_alias(self), None
+        return alias
 
     @data.setter
     def data(self, other: torch.Tensor) -> None:
@@ -290,8 +300,7 @@ class FakeTensor(torch.Tensor):
     def untyped_storage(self) -> Any:
         ENGINE.begin_with_modes(STORAGES)
         storage: Any = _torch.hand_out_storage(self)
-        if self._determined is not None:
-            storage.determined = self._determined  # read by `set_`, when another tensor is put on this storage
+        storage.determined = record_for_alias(self)  # read by `set_`, when another tensor is put on this storage
         storage.is_of_fake = True
         if self._spec.device.type == "cpu" and storage.device.type == "meta":  # it was resized, and C++ moved it
             storage.resized_of = weakref.ref(self)

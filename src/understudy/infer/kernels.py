@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache
+from itertools import count
 from typing import Any, NoReturn, cast
 
 import torch
@@ -30,14 +31,13 @@ from understudy.errors import (
 )
 from understudy.ops.registry import record_of
 from understudy.ops.shared.dtypes import (
-    BOOL,
     COMPLEX,
     COMPLEX_HALF,
     FLOAT8,
-    INTEGERS,
     MASKS,
     SMALL_COMPLEX,
     UNSIGNED,
+    WHOLE,
 )
 from understudy.ops.traits.caching import uncacheable
 from understudy.ops.traits.devices import device_of, writes_by_index
@@ -172,6 +172,8 @@ def run_real_kernel(call: Call) -> Any:
     try:
         return run_on_zeros(call)
     except NotImplementedError as error:
+        if _torch.is_builtin_namespace(call.op) and all(spec.device.type == "cpu" for spec in call.inputs):
+            raise translate(NotImplementedError(str(error).splitlines()[0]), call) from error
         raise UnsupportedOperatorException(
             f"{call.op} has neither a rule nor a kernel that could tell: {str(error).splitlines()[0]}",
             func=call.op,
@@ -249,7 +251,6 @@ LARGE_NUMBERS = range(1 << 16, 1 << 50)
 """Integer arguments that, used as sizes, may really allocate memory. Larger ones fail at once."""
 MOST_INT32 = 2**31 - 1
 "Many kernels store numbers as int32. Slices use larger ones for an open end: `x[1:]`."
-WHOLE = INTEGERS | BOOL
 STORED = FLOAT8 | UNSIGNED | COMPLEX_HALF
 STORED_OR_COMPLEX = STORED | COMPLEX | SMALL_COMPLEX
 BUILT_IN = (NotImplementedError, IndexError, ValueError, TypeError, RuntimeError)
@@ -416,9 +417,7 @@ def answer_for_shared(call: Call, inputs: Sequence[Any], outcomes: Outcomes | No
     """What the real operator does with tensors that share memory as these do; None if it is what the outcomes say.
 
     With symbolic sizes, there are guards against small sizes at which it refuses, and its answer is for these sizes only."""
-    current = iter(inputs)  # the plan may come from an environment with other symbols
-    args, kwargs = map_structure(lambda _: next(current)._spec, TensorSpec, (call.args, call.kwargs))
-    call = Call.of(call.op, args, kwargs)
+    call = _with_current_specs(call, inputs)
     if not can_run_eager(call):
         return None
     if not _is_symbolic(call):
@@ -429,8 +428,36 @@ def answer_for_shared(call: Call, inputs: Sequence[Any], outcomes: Outcomes | No
         with_fixed_sizes(call)
         return answer
     if len({_torch.storage_id(tensor) for tensor in inputs}) < len(inputs):
-        exclude_other_answers((args, kwargs), lambda sizes: _is_taken_shared(call, inputs, sizes))
+        exclude_other_answers((call.args, call.kwargs), lambda sizes: _is_taken_shared(call, inputs, sizes))
     return None
+
+
+def _with_current_specs(call: Call, inputs: Sequence[Any]) -> Call:
+    """The call of a plan on these tensors: the plan may come from an environment with other symbols."""
+    current = iter(inputs)
+    args, kwargs = map_structure(lambda _: next(current)._spec, TensorSpec, (call.args, call.kwargs))
+    return Call.of(call.op, args, kwargs)
+
+
+def try_values(call: Call, inputs: Sequence[Any], positions: tuple[int, ...]) -> None:
+    """Raise if the real operator refuses the values of the inputs at these positions; the others are zeros. Nothing is
+    tried if a value is not known."""
+    values = {position: inputs[position].fake_mode.value_without_guards(inputs[position]) for position in positions}
+    if any(value is None for value in values.values()):
+        return
+    call = _with_current_specs(call, inputs)
+    counted = count()
+
+    def make(spec: TensorSpec) -> torch.Tensor:
+        value = values.get(next(counted))
+        return strided_zeros(spec) if value is None else value
+
+    try:
+        run_on_zeros(with_hinted_sizes(call), make)
+    except NOT_RAISED_BY_EAGER:
+        return
+    except BUILT_IN as refusal:
+        raise with_context(refusal, call) from None
 
 
 def _of_first_positions(outcomes: Any, inputs: Sequence[Any]) -> Any:

@@ -15,11 +15,11 @@ import torch
 from understudy import _torch
 from understudy._torch import OpOverload
 from understudy.errors import ArgumentError
-from understudy.infer.kernels import answer_for_shared, can_run_eager
+from understudy.infer.kernels import answer_for_shared, can_run_eager, try_values
 from understudy.ops.registry import record_of
 from understudy.ops.shared.dtypes import INTEGERS
 from understudy.ops.traits.ranges import extremes, has_ranges
-from understudy.ops.traits.values import IndexBound, bounds_of, unread_inputs
+from understudy.ops.traits.values import IndexBound, bounds_of, deciding_inputs, unread_inputs
 from understudy.ops.traits.writes import (
     counts_own_writes,
     fills_by_mask,
@@ -59,6 +59,8 @@ def effects_of(call: Call, outcomes: Outcomes, written: tuple[int, ...]) -> tupl
         effects.append(IndexCheck(call.op, bounds))
         for bound in bounds:
             assume_nonempty_if_indexed(bound.size(call.inputs[bound.target]), call.inputs[bound.index].shape)
+    if (deciding := deciding_inputs(call)) is not None and can_run_eager(call):
+        effects.append(ValueCheck(call, deciding))
     if not written:
         return tuple(effects)
     if writes_apart.of(call.op) is not None and not fills_by_mask(call):
@@ -132,6 +134,18 @@ class IndexCheck:
                 reason = f"{self.op}: index {wrong} is out of bounds for a dimension of size {size}"
                 shown = ", ".join(str(tensor._spec) for tensor in inputs)
                 raise with_line(bound.error(reason), str(self.op), shown)
+
+
+@dataclass(frozen=True, slots=True)
+class ValueCheck:
+    """Raises if the real operator refuses determined values: a divisor of 0, a probability of 2."""
+
+    call: Call
+    deciding: tuple[int, ...]
+
+    def run(self, outcomes: Outcomes, inputs: Sequence[Any]) -> None:
+        if all(inputs[position]._determined is not None for position in self.deciding):
+            try_values(self.call, inputs, self.deciding)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import torch
+
 from understudy.errors import (
     ArgumentError,
     Context,
@@ -33,11 +35,17 @@ class OperatorNotImplemented(OperatorError, NotImplementedError):
     """An error that is a NotImplementedError in eager."""
 
 
+OperatorLinAlgError: Any = type(
+    "OperatorLinAlgError", (OperatorError, torch.linalg.LinAlgError), {"__doc__": "An error that is a LinAlgError in eager."}
+)
+
+
 _BY_BUILTIN: tuple[tuple[type[Exception], type[OperatorError]], ...] = (
     (IndexError, DimensionError),
     (ValueError, ArgumentError),
     (TypeError, OperatorTypeError),
     (NotImplementedError, OperatorNotImplemented),
+    (torch.linalg.LinAlgError, OperatorLinAlgError),
 )
 HINTS: tuple[tuple[type[UnderstudyError], str], ...] = (
     (

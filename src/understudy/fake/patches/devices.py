@@ -211,6 +211,19 @@ def refuse_memory_of_fakes(original: Function) -> Function:
     return to_dlpack
 
 
+@patch("torch._C._autograd._unsafe_set_version_counter", during=ANY_MODE)
+def count_hidden_writes(original: Function) -> Function:
+    """A version counter that is set back hides writes, of which what is known of values would not hear."""
+
+    def set_version_counter(*args: object) -> object:
+        mode = active_fake_mode()
+        if mode is not None:
+            mode.uncounted_writes += 1
+        return original(*args)
+
+    return set_version_counter
+
+
 @patch("torch.UntypedStorage.resize_", during=STORAGES)
 def resize_storages_of_fakes(original: Function) -> Function:
     """C++ refuses storages without memory on the CPU. FSDP frees the memory of parameters this way, and takes it again."""

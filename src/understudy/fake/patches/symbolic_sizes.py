@@ -22,6 +22,7 @@ from understudy.ops.variants import compute_then_copy
 from understudy.patching import ANY_MODE, RECORDING, SYMBOLS, patch
 from understudy.shapes.node import SymNode
 from understudy.spec.call import flat
+from understudy.spec.error_context import with_line
 
 Function = Callable[..., Any]
 
@@ -279,6 +280,8 @@ def take_symbolic_classes(original: Function) -> Function:
 
     def one_hot(tensor: Any, num_classes: Any = -1) -> object:
         mode = active_fake_mode()
+        if type(num_classes) is int and num_classes == -1 and type(tensor) is FakeTensor and mode is not None:
+            num_classes = _count_determined_classes(tensor)
         if type(tensor) is FakeTensor and mode is not None and can_scatter_one_hot(tensor, num_classes):
             return scatter_one_hot(tensor, num_classes)
         if type(num_classes) is int and num_classes <= 0 and num_classes != -1:
@@ -290,6 +293,14 @@ def take_symbolic_classes(original: Function) -> Function:
         return compare_one_hot(tensor, tensor.max().item() + 1 if type(num_classes) is int else num_classes)
 
     return one_hot
+
+
+def _count_determined_classes(tensor: FakeTensor) -> int:
+    """The largest class plus one, if the values are determined; -1 otherwise."""
+    least, most = tensor.extreme_values() or (None, None)
+    if type(least) is int and least < 0:
+        raise with_line(OperatorError("one_hot: class values must be non-negative"), "one_hot", tensor.spec)
+    return most + 1 if type(most) is int else -1
 
 
 @patch("torch.max_pool1d", during=ANY_MODE)

@@ -20,6 +20,7 @@ from understudy.fake.inputs import handler
 from understudy.fake.realise import convert_sparse, make_new
 from understudy.fake.tensor import FakeTensor
 from understudy.fake.values.answers import answer_item, answer_size, answers_of
+from understudy.fake.values.determined import has_no_elements
 from understudy.fake.values.ranges import range_of, store_ranges
 from understudy.ops.indexing.advanced import check_masks
 from understudy.ops.nn.losses import ctc_losses
@@ -70,7 +71,8 @@ def answer(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def is_known(fake: FakeTensor) -> bool:
-    return fake._determined is not None and fake._determined.content is not None
+    is_determined = fake._determined is not None and fake._determined.content is not None
+    return is_determined or has_no_elements(fake._spec)
 
 
 def _compute_on_values(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any, inputs: list[FakeTensor]) -> object:

@@ -43,7 +43,7 @@ MOST_COMPUTED = 1 << 16
 class DeterminedContents:
     """The contents of one storage. `content` is None once undetermined values were written to it."""
 
-    __slots__ = ("content", "extremes", "literal", "watch")
+    __slots__ = ("content", "counting_mode", "extremes", "literal", "watch")
     is_zeros = False
     """Whether these are the contents of a ZeroTensor (`DeterminedZeros`)."""
 
@@ -54,9 +54,18 @@ class DeterminedContents:
         """Of integers in a tensor of symbolic size, without a content: the least, the greatest, and how many there are."""
         self.watch: int | None = None
         """While a range of values goes by it: a number of its own, until the next write."""
+        self.counting_mode: Any = None
+        """The mode to tell of writes, if tensors on the storage have version counters of their own: see
+        `record_for_alias`."""
+
+    @property
+    def is_empty(self) -> bool:
+        return self.content is None and self.watch is None and self.extremes is None
 
     def forget(self) -> None:
         self.content = self.extremes = self.watch = None
+        if self.counting_mode is not None:
+            self.counting_mode.uncounted_writes += 1
 
     def begin_watch(self) -> int:
         """For tensors made for inference, which count no writes: see `ranges.py`."""
@@ -65,6 +74,19 @@ class DeterminedContents:
 
 
 _watches = itertools.count()
+
+
+def record_for_alias(fake: Any) -> DeterminedContents:
+    """The record of a storage for another tensor on it whose writes the version counter of `fake` does not count, such as
+    `fake.data`."""
+    record: DeterminedContents = fake._determined or DeterminedContents(None)
+    record.counting_mode = fake.fake_mode
+    return record
+
+
+def is_counted_apart(fake: Any) -> bool:
+    """Whether its version counter does not count the writes of others to its storage."""
+    return fake._determined is not None and fake._determined.counting_mode is not None
 
 
 class LiteralStorage:
@@ -338,6 +360,18 @@ def _lay_out(real: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
     return fresh.copy_(real)
 
 
+def has_no_elements(spec: TensorSpec) -> bool:
+    return spec.layout is torch.strided and not spec.is_symbolic and 0 in spec.shape
+
+
+def empty_value(spec: TensorSpec) -> torch.Tensor | None:
+    """The value of a tensor without elements, which needs no data; None for others."""
+    if not has_no_elements(spec):
+        return None
+    with _torch.PastDispatch():
+        return torch.empty_strided(*spec.numbers[:2], dtype=spec.dtype, device=CPU)
+
+
 # --- one operator call -----------------------------------------------------------------------------------------
 
 
@@ -398,7 +432,7 @@ def _content(fake: Any) -> Any:
     known = fake._determined
     if known is None:
         return None
-    if known.content is None and known.watch is None and known.extremes is None:
+    if known.is_empty and known.counting_mode is None:
         fake._determined = None  # the hot path need not track it any more
     return known.content
 

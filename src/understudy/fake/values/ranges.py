@@ -2,7 +2,8 @@
 
 Kept beside determined values, for results of which these are not known: masks, single numbers, random ones. A range holds
 until its tensor is written to. A tensor made for inference counts no writes: the record of what its storage holds is
-watched, which all of its aliases share. Without such a record, of a tensor that is written in place only the guess is kept.
+watched, which all of its aliases share. Without such a record, of a tensor that is written in place only the guess is kept;
+nor is more kept of a tensor that others write to uncounted, such as `x.data`.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from typing import Any
 import torch
 
 from understudy import _torch
-from understudy.fake.tensor import FakeTensor
-from understudy.fake.values.determined import CallResult, DeterminedContents, StoragePart
+from understudy.fake.tensor import FakeTensor, count_writes
+from understudy.fake.values.determined import CallResult, DeterminedContents, StoragePart, is_counted_apart
 from understudy.infer.plan import Plan
 from understudy.ops.traits.ranges import Operand, ValueRange, range_of_dtype, single_value, value_range
 from understudy.spec import TensorSpec
@@ -34,7 +35,7 @@ def range_of(fake: FakeTensor) -> ValueRange:
     found, version = fake._range
     if version is None:
         return limits.expect(found.likely)
-    if version != (fake._determined and fake._determined.watch if fake.is_inference() else fake._version):
+    if version != (fake._determined and fake._determined.watch if fake.is_inference() else count_writes(fake)):
         return limits
     low, high = max(found.low, limits.low), min(found.high, limits.high)
     return ValueRange(low, high, found.may_be_nan and limits.may_be_nan, found.likely)
@@ -111,7 +112,8 @@ def store_ranges(values: tuple[ValueRange, ...] | ValueRange, targets: list[Fake
     pairs = zip(values, targets, strict=False) if isinstance(values, tuple) else ((values, targets[-1]),)
     for value, target in pairs:
         if not target.is_inference():
-            target._range = value, target._version + is_written
+            counted, uncounted = count_writes(target)
+            target._range = value, None if is_counted_apart(target) else (counted + is_written, uncounted)
             continue
         if target._determined is None and not is_written:
             target._determined = DeterminedContents(None)

@@ -22,6 +22,7 @@ COMPLEX = frozenset({torch.complex64, torch.complex128})
 INTEGERS = frozenset({torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8})
 UNSIGNED = frozenset({torch.uint16, torch.uint32, torch.uint64})
 BOOL = frozenset({torch.bool})
+WHOLE = INTEGERS | BOOL
 MASKS = frozenset({torch.bool, torch.uint8})
 """Dtypes of indices that choose where they are true."""
 HALVES = frozenset({torch.float16, torch.bfloat16})

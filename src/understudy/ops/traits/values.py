@@ -9,7 +9,7 @@ from typing import Any
 from understudy import _torch
 from understudy.errors import DimensionError, OperatorError
 from understudy.ops.registry import Trait, record_of
-from understudy.ops.shared.dtypes import MASKS
+from understudy.ops.shared.dtypes import MASKS, WHOLE
 from understudy.spec import New, Outcomes, Same, TensorSpec, View
 from understudy.spec.call import Call, flat
 
@@ -119,15 +119,25 @@ def of_elements(call: Call) -> Iterator[IndexBound]:
     yield IndexBound(1, 0, None, wraps=True, is_checked_if_empty=True)
 
 
-@index_bounds("embedding")
+@index_bounds("embedding", "embedding_renorm_")
 def of_rows(call: Call) -> Iterator[IndexBound]:
     yield IndexBound(1, 0, 0, is_checked_if_empty=True)
+
+
+@index_bounds("_embedding_bag", "_embedding_bag_forward_only")
+def of_rows_in_bags(call: Call) -> Iterator[IndexBound]:
+    yield IndexBound(1, 0, 0, error=OperatorError)
 
 
 @index_bounds("nll_loss_forward", "nll_loss2d_forward")
 def of_classes(call: Call) -> Iterator[IndexBound]:
     scores = call.inputs[0]
     yield IndexBound(1, 0, 1 if len(scores.shape) > 1 else 0, ignored=call.args[4], is_checked_if_empty=True)
+
+
+@index_bounds("multi_margin_loss")
+def of_margins(call: Call) -> Iterator[IndexBound]:
+    yield IndexBound(1, 0, -1, error=OperatorError)
 
 
 @index_bounds("index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put")
@@ -160,3 +170,45 @@ def position_of(call: Call, name: str) -> int:
 def bounds_of(call: Call) -> tuple[IndexBound, ...]:
     bounds = index_bounds.of(call.op)
     return () if bounds is None else tuple(bounds(call))
+
+
+# --- other values that operators refuse: determined ones can be tried -------------------------------------------------
+
+Names = Callable[[Call], tuple[str, ...] | None]
+refused_values: Trait[Names] = Trait("arguments whose values decide whether the call is refused", of_packets=True)
+
+
+def _always(*names: str) -> Names:
+    return lambda call: names
+
+
+refused_values.register(_always("self"), "_assert_async", "multinomial", "bernoulli", "poisson", "binary_cross_entropy")
+refused_values.register(_always("info"), "_linalg_check_errors")
+refused_values.register(_always("mask"), "masked_scatter", "masked_scatter_")
+refused_values.register(_always("p"), "bernoulli_")
+refused_values.register(_always("sorter"), "searchsorted")
+refused_values.register(_always("std"), "normal")
+refused_values.register(_always("target"), "multilabel_margin_loss_forward")
+refused_values.register(_always("zero_point"), "fake_quantize_per_channel_affine_cachemask")
+
+
+@refused_values("div", "div_", "floor_divide", "floor_divide_", "fmod", "fmod_", "remainder", "remainder_")
+def _of_whole_divisors(call: Call) -> tuple[str, ...] | None:
+    """Integers can't be divided by 0."""
+    divisor = named_arguments(call).get("other")
+    is_true_division = record_of(call.op).packet.startswith("div") and call.kwargs.get("rounding_mode") is None
+    if is_true_division or not all(spec.dtype in WHOLE for spec in call.inputs) or isinstance(divisor, float):
+        return None
+    return ("other",) if isinstance(divisor, TensorSpec) or divisor == 0 else None
+
+
+def deciding_inputs(call: Call) -> tuple[int, ...] | None:
+    """The positions of the inputs whose values decide whether the call is refused; None if no value does."""
+    find_names = refused_values.of(call.op)
+    names = None if find_names is None else find_names(call)
+    if names is None:
+        return None
+    arguments = named_arguments(call)
+    if any(arguments.get(name) is None for name in names):
+        return None
+    return tuple(position_of(call, name) for name in names if isinstance(arguments[name], TensorSpec))

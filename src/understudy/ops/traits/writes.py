@@ -59,13 +59,13 @@ trusts_arguments.register(
 
 checks_arguments: Trait[bool] = Trait("a private operator whose kernel checks what it is given", of_packets=True)
 checks_arguments.mark(
-    "_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "_cdist_forward", "_chunk_cat", "_histogramdd_bin_edges",
-    "_histogramdd_from_bin_cts", "_histogramdd_from_bin_tensors", "_trilinear", "huber_loss_backward",
-    "mse_loss_backward", "smooth_l1_loss_backward", "soft_margin_loss_backward", "binary_cross_entropy_backward",
-    "_linalg_det", "_linalg_eigh", "_linalg_slogdet", "_linalg_solve_ex", "_linalg_svd", "_log_softmax",
-    "_log_softmax_backward_data", "_prelu_kernel", "_softmax_backward_data", "_scaled_mm",
-    "_scaled_mm_v2", "_softmax", "_unsafe_index", "_unsafe_masked_index", "_unsafe_masked_index_put_accumulate",
-    "unfold_backward",
+    "_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "_assert_async", "_cdist_forward", "_chunk_cat",
+    "_histogramdd_bin_edges", "_histogramdd_from_bin_cts", "_histogramdd_from_bin_tensors", "_trilinear",
+    "huber_loss_backward", "mse_loss_backward", "smooth_l1_loss_backward", "soft_margin_loss_backward",
+    "binary_cross_entropy_backward", "_linalg_check_errors", "_linalg_det", "_linalg_eigh", "_linalg_slogdet",
+    "_linalg_solve_ex", "_linalg_svd", "_log_softmax", "_log_softmax_backward_data", "_prelu_kernel",
+    "_softmax_backward_data", "_scaled_mm", "_scaled_mm_v2", "_softmax", "_unsafe_index", "_unsafe_masked_index",
+    "_unsafe_masked_index_put_accumulate", "unfold_backward",
 )  # fmt: skip
 
 
@@ -120,7 +120,7 @@ gives_zeros: Trait[bool] = Trait("makes a tensor of zeros", of_packets=True)
 gives_zeros.mark("zeros", "new_zeros", "zeros_like")
 
 LISTS_OF_TENSORS = "_foreach_"
-"""For these operators the kernel, not the dispatcher, bumps the version counters."""
+"""How the names of operators on lists of tensors begin."""
 
 CHANCE = "dropout_p"
 """Operators with such an argument draw no random numbers if it is zero, which it is by default."""
@@ -151,8 +151,10 @@ def written_inputs(call: Call) -> tuple[int, ...]:
 
 
 def counts_own_writes(op: OpOverload) -> bool:
-    """Whether its kernel, not the dispatcher, bumps the version counters of what it writes to."""
-    return record_of(op).packet.startswith(LISTS_OF_TENSORS)
+    """Whether its kernel, not the dispatcher, bumps the version counters of what it writes to: operators on lists, and
+    those of other libraries."""
+    record = record_of(op)
+    return record.packet.startswith(LISTS_OF_TENSORS) or not record.is_builtin
 
 
 def is_pure(op: OpOverload, args: tuple[object, ...], kwargs: object) -> bool:
