@@ -72,6 +72,35 @@ def test_no_grad_and_inference() -> None:
     check(f, leaf(3))
 
 
+def triple_gradient(parameter: Any) -> None:
+    parameter.grad.mul_(3)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("above", [False, True])
+def test_hooks_of_parameters_and_inputs_run(mode: str, above: bool) -> None:
+    layers = nn.Sequential(*[nn.Linear(3, 3) for _ in range(4)])
+    for parameter in layers.parameters():
+        parameter.register_hook(lambda gradient: gradient.clamp(-0.1, 0.1))
+    layers[0].weight.register_post_accumulate_grad_hook(triple_gradient)
+
+    def gradients(x: Tensor) -> Any:
+        loss = layers(x).sum()
+        found = torch.autograd.grad(loss, [x, *layers.parameters()], retain_graph=True)
+        loss.backward()
+        accumulated = layers[0].weight.grad
+        layers.zero_grad()
+        x.grad = None
+        return found, accumulated
+
+    x = leaf(2, 3)
+    x.register_hook(lambda gradient: gradient * 5)
+    graph = make_fx(gradients, tracing_mode=mode, pre_dispatch=above)(x)
+    for a, b in zip(*(torch.utils._pytree.tree_leaves(run(x)) for run in (gradients, graph)), strict=True):
+        torch.testing.assert_close(a, b)
+    assert len(layers[0].weight._backward_hooks) == 1
+
+
 def test_hooks_run() -> None:
     def f(x: Tensor) -> Any:
         y = x * 2

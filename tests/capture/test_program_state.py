@@ -10,7 +10,14 @@ import pytest
 import torch
 from torch import nn
 
-from understudy import FakeTensor, make_fx, symbolic_trace
+from understudy import (
+    FakeTensor,
+    MetaTraceError,
+    UnsupportedOperatorException,
+    export,
+    make_fx,
+    symbolic_trace,
+)
 
 X = torch.randn(2, 3)
 TABLES: dict[str, Any] = {}
@@ -212,3 +219,82 @@ def test_what_depends_on_the_inputs_was_collected_on_purpose(mode: str) -> None:
 
     make_fx(program, tracing_mode=mode)(X)
     assert [type(value) for value in seen] == [FakeTensor]
+
+
+# --- buffers to which a module assigns ---------------------------------------------------------------------------
+
+
+class Buffered(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("first", torch.zeros(3))
+        self.register_buffer("second", torch.ones(3))
+
+
+class Mean(Buffered):
+    def forward(self, x: torch.Tensor) -> Any:
+        self.first = 0.9 * self.first + x.mean(0)
+        self.first = self.first + 1
+        return x - self.first
+
+
+class Delays(Buffered):
+    def forward(self, x: torch.Tensor) -> Any:
+        result = x + self.first + 2 * self.second
+        self.second = self.first
+        self.first = x[0].clone()
+        return result
+
+
+class Exchanges(Buffered):
+    def forward(self, x: torch.Tensor) -> Any:
+        self.first, self.second = self.second, self.first
+        return x + self.first
+
+
+class AssignsItself(Buffered):
+    def forward(self, x: torch.Tensor) -> Any:
+        self.first = self.first.detach()
+        self.second = self.second.contiguous()
+        return x + self.first
+
+
+ROUTES: dict[str, Callable[[nn.Module, torch.Tensor], Any]] = {
+    "real": lambda model, x: make_fx(model)(x),
+    "fake": lambda model, x: make_fx(model, tracing_mode="fake")(x),
+    "symbolic": lambda model, x: make_fx(model, tracing_mode="symbolic")(x),
+    "above autograd": lambda model, x: make_fx(model, tracing_mode="fake", pre_dispatch=True)(x),
+    "torch level": lambda model, x: symbolic_trace(model, {"x": x}),
+    "exported": lambda model, x: export(model, (x,)).module(),
+    "decomposed": lambda model, x: export(model, (x,), decompositions=torch.export.default_decompositions()).module(),
+}
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("kind", [Mean, Delays, Exchanges, AssignsItself])
+def test_buffers_that_are_assigned(kind: type[nn.Module], route: str) -> None:
+    program, model = kind(), kind()
+    before = dict(model.named_buffers())
+    graph = ROUTES[route](model, X)
+    assert all(model.get_buffer(name) is buffer for name, buffer in before.items())
+    assert torch.equal(model.get_buffer("first"), torch.zeros(3))
+    for _ in range(3):
+        x = torch.randn(2, 3)
+        torch.testing.assert_close(graph(x), program(x))
+    for name, buffer in graph.named_buffers():
+        torch.testing.assert_close(buffer, program.get_buffer(name))
+
+
+class Grows(Buffered):
+    def forward(self, x: torch.Tensor) -> Any:
+        self.first = torch.cat([self.first, x[0]])
+        return x + 1
+
+
+def test_a_buffer_that_is_assigned_another_shape() -> None:
+    for route in ("torch level", "exported", "decomposed"):
+        with pytest.raises((MetaTraceError, UnsupportedOperatorException), match=r"buffer.*f32\[3\]"):
+            ROUTES[route](Grows(), X)
+    model = Grows()
+    ROUTES["fake"](model, X)
+    assert model.first.shape == (3,)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from understudy.capture.constants import Constants
-from understudy.capture.lazy_state import LazyParameterDict, LazyParameters
+from understudy.capture.lazy_state import LazyParameter, LazyParameterDict, LazyParameters
 from understudy.fake.inputs import LRU_CACHE
 from understudy.fake.mode import FakeTensorMode
 from understudy.fake.tensor import FakeTensor
@@ -26,11 +26,13 @@ from understudy.graph.borrowed_state import (
     ProgramVariables,
     cell_contents,
     depends_on_inputs,
+    has_same_form,
     named_parts,
     names_used_in,
     own_containers,
     unwrap_member,
     values_in,
+    write_assigned,
 )
 from understudy.lines import is_user_file
 
@@ -147,6 +149,9 @@ class LazyBorrowedState(BorrowedState):
         self._lazy.make_fake_on_storage(tensor)
         return super()._stand_in(tensor)
 
+    def _made(self, stand_in: Any) -> torch.Tensor:
+        return stand_in.stand_in() if type(stand_in) is LazyParameter else super()._made(stand_in)
+
     def give_back(self) -> None:
         super().give_back()
         self._lazy.close()
@@ -158,6 +163,8 @@ class BorrowedModules:
     def __init__(self, mode: FakeTensorMode | None) -> None:
         self._mode = mode
         self._borrowed: BorrowedState | None = None
+        self._buffers: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        """If the program really runs: the buffers of modules, and what they were before."""
 
     def borrow(
         self, modules: list[Named], constants: Constants, waiting: Container[int] = (), with_gradients: bool = False
@@ -170,6 +177,8 @@ class BorrowedModules:
         for module, is_root in modules:
             named = named_parts(module) if self._borrowed is None else self._borrowed.borrow_parts(module)
             for path, part in named:
+                if self._borrowed is None and part._buffers:
+                    self._buffers.append((part._buffers, dict(part._buffers)))
                 for name, real, tensor in self._tensors(part):
                     path_of_tensor = f"{path}.{name}" if path else name
                     constants.expect(tensor, real, path_of_tensor if is_root else None)
@@ -187,9 +196,23 @@ class BorrowedModules:
         items = [item for table in tables for item in table.items()]
         return [(name, value, value) for name, value in items if isinstance(value, torch.Tensor)]
 
+    def record_assigned(self) -> None:
+        """Write into buffers what the program has assigned to them: `self.mean = 0.9 * self.mean + 0.1 * x.mean(0)`."""
+        assigned = [
+            (buffer, value)
+            for now, before in self._buffers
+            for name, buffer in before.items()
+            if (value := now.get(name)) is not buffer and buffer is not None and value is not None
+        ]
+        if self._borrowed is not None:
+            assigned = self._borrowed.list_assigned()
+        write_assigned([pair for pair in assigned if has_same_form(*pair)])
+
     def give_back(self) -> None:
         if self._borrowed is not None:
             self._borrowed.give_back()
+        for now, before in self._buffers:
+            now.update(before)
 
 
 class CachesOfModules:

@@ -39,6 +39,7 @@ from understudy.graph import show
 from understudy.graph.borrowed_state import no_collection, refuse_cycles
 from understudy.graph.node_origins import mark_boundary
 from understudy.graph.node_values import convert_to_fakes, set_val
+from understudy.graph.random_state import KeptRandomState
 from understudy.shapes.bindings import bindings_of_input
 from understudy.shapes.env import ShapeEnv
 from understudy.shapes.node import SymNode
@@ -212,7 +213,8 @@ class Capture:
         self.options = options
         self.outer = outer
         self.tracer = PythonKeyTracer()
-        self.tracer.runs_on_data = options.tracing_mode == "real"
+        if options.tracing_mode != "real" and outer is None:
+            self.tracer.random_state = KeptRandomState()
         if outer is not None:
             self.tracer.constants.outer = outer.tracer.constants
         self.fake_mode: FakeTensorMode | None = None
@@ -254,6 +256,8 @@ class Capture:
     def _close(self, inputs: list[Any]) -> None:
         """Remove references to the trace from objects that existed before."""
         OPEN.remove(self.tracer.graph)
+        if self.tracer.random_state is not None:
+            self.tracer.random_state.restore()
         self.tracer.constants.put_back()
         self.tracer.node_meta.close()
         for leaf in inputs:
@@ -396,7 +400,9 @@ class Capture:
             self.tracer.node_meta.module_stack = stack
             with disable_autocast_cache():  # casts cached before the trace have no nodes
                 try:
-                    return _call_program(self.f, args)
+                    result = _call_program(self.f, args)
+                    _call_program(state.record_assigned, ())
+                    return result
                 except Exception as error:
                     add_last_nodes(error, self.tracer.graph)
                     raise

@@ -19,7 +19,7 @@ from understudy.capture.constants import Constants
 from understudy.errors import Context, UnsupportedOperatorException
 from understudy.fake.tensor import FakeTensor
 from understudy.graph.node_values import NodeMeta, set_val
-from understudy.graph.random_state import node_of_generator
+from understudy.graph.random_state import KeptRandomState, node_of_generator
 from understudy.graph.symbol_nodes import SymbolNodes
 from understudy.lines import user_line
 from understudy.patching import RECORDING, Hold, patch_found
@@ -54,7 +54,7 @@ class PythonKeyTracer(torch.fx.Tracer):
         self.known_values: MutableMapping[torch.Tensor, torch.Tensor] = WeakTensorKeyDictionary()
         self.script_object_tracker: MutableMapping[Any, Proxy] = WeakIdKeyDictionary()
         self.generators: dict[int, tuple[torch.Generator, Node]] = {}
-        self.runs_on_data = True
+        self.random_state: KeptRandomState | None = None
         self.parts: list[Any] = []
         self.keep_in_step: Callable[[], None] | None = None
         """Callbacks to run before the next call is recorded."""

@@ -27,6 +27,7 @@ from torch.fx import GraphModule, Node
 from understudy import _torch
 from understudy.capture.make_fx import Capture, Options, TracingMode
 from understudy.capture.repeated_layers.layers import GradientOfReplay, run_every_layer
+from understudy.errors import UnsupportedOperatorException
 from understudy.exporting.functional_forms import FunctionalTable
 from understudy.exporting.functionalisation import functionalise
 from understudy.exporting.inputs import GuardRecord, Inputs, check_requests, guard_code, read_inputs
@@ -43,6 +44,8 @@ from understudy.exporting.signature import (
 )
 from understudy.fake.mode import FakeTensorMode
 from understudy.fake.torch_api import maybe_get_fake_mode
+from understudy.graph.borrowed_state import has_same_form
+from understudy.graph.node_values import spec_of_val
 from understudy.patching import ACCELERATION, EXPORTING, active, patch
 from understudy.shapes.env import ShapeEnv
 
@@ -189,7 +192,7 @@ class Recording:
             remaining = iter(given)
             leaves = [next(remaining) if isinstance(f, (torch.Tensor, torch.SymInt)) else f for f in fakes]
             args, kwargs = _torch.tree_unflatten(leaves, spec)
-            with _copy_assigned_buffers(model), self._record_calls():
+            with _refuse_other_forms(model), self._record_calls():
                 result = model(*args, **kwargs)
             flat, self.out_spec = _torch.tree_flatten(result)
             check_results(flat)
@@ -227,15 +230,17 @@ def _options(table: Table | None) -> Options:
 
 
 @contextmanager
-def _copy_assigned_buffers(model: torch.nn.Module) -> Iterator[None]:
-    """Turn assignments to buffers into writes: `self.count = self.count + 1`."""
-    tables = [(module, dict(module._buffers)) for module in model.modules() if module._buffers]
+def _refuse_other_forms(model: torch.nn.Module) -> Iterator[None]:
+    """Raise if a buffer is assigned a tensor of another shape or dtype: a program can only write to it."""
+    before = dict(model.named_buffers(remove_duplicate=False))
     yield
-    for module, before in tables:
-        for name, tensor in before.items():
-            now = module._buffers.get(name)
-            if now is not tensor and tensor is not None and now is not None:
-                tensor.copy_(now)
+    for path, value in model.named_buffers(remove_duplicate=False):
+        buffer = before.get(path)
+        if buffer is not None and value is not buffer and not has_same_form(buffer, value):
+            raise UnsupportedOperatorException(
+                f"the buffer {path} is {spec_of_val(buffer)}, and forward assigns {spec_of_val(value)} to it: an exported "
+                "program can't change the shape or the dtype of a buffer"
+            )
 
 
 class CallRecorder:

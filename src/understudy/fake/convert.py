@@ -180,6 +180,7 @@ class FakeTensorConverter:
             self._remember_storage(storage, _torch.native_storage(fake))
         if t.requires_grad:
             fake.requires_grad_()
+            _share_hooks(t, fake)
         if type(t) is torch.nn.Parameter:
             fake._is_param = True
         if t.__dict__:
@@ -243,6 +244,8 @@ class FakeTensorConverter:
             fake._is_param = True
         if type(fake) is FakeTensor:
             fake.copy_attributes(t)
+        if t.is_leaf and t.requires_grad:
+            _share_hooks(t, fake)
         if t.is_leaf and t.grad is not None:
             fake.grad = self.from_real_tensor(mode, t.grad)
         return fake
@@ -305,6 +308,14 @@ def _is_whole(t: torch.Tensor) -> bool:
         and not torch.is_inference_mode_enabled()
         and not _torch.has_modes()
     )
+
+
+def _share_hooks(t: Any, fake: Any) -> None:
+    """Give a stand-in the hooks of a leaf (`register_hook`): gradients are what they make of them."""
+    if t._backward_hooks is not None:
+        fake._backward_hooks = t._backward_hooks
+    if t._post_accumulate_grad_hooks is not None:
+        fake._post_accumulate_grad_hooks = t._post_accumulate_grad_hooks
 
 
 def _whole_spec(t: torch.Tensor) -> TensorSpec:

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from understudy import _torch
 from understudy.contexts import contextmanager, run_to_the_end
 from understudy.errors import UnderstudyError
 from understudy.fake.convert import PLAIN_TYPES
@@ -30,6 +31,7 @@ from understudy.fake.mode import FakeTensorMode
 from understudy.fake.tensor import FakeTensor
 from understudy.fake.torch_api import is_fake
 from understudy.lines import is_of_program
+from understudy.shapes.bindings import statically_known_true
 
 
 class SharedSwitch:
@@ -333,6 +335,29 @@ def _add_parts(module: torch.nn.Module, found: dict[int, torch.nn.Module]) -> No
                 _add_parts(part, found)
 
 
+# --- Buffers to which a program assigns: `self.count = self.count + 1` --------------------------------------
+
+Assigned = list[tuple[torch.Tensor, torch.Tensor]]
+"""Buffers, each with the tensor that was put in its place."""
+
+
+def write_assigned(assigned: Assigned) -> None:
+    """Write what was assigned to buffers into the buffers: a graph has no other names for them."""
+    written = {_torch.storage_id(buffer) for buffer, _ in assigned}
+    values = [value.clone() if _torch.storage_id(value) in written else value for _, value in assigned]
+    for (buffer, _), value in zip(assigned, values, strict=True):
+        buffer.copy_(value)
+
+
+def has_same_form(buffer: torch.Tensor, value: torch.Tensor) -> bool:
+    """Whether a value can be written into a buffer and is the same there."""
+    is_strided = buffer.layout is value.layout is torch.strided and not _torch.is_traceable_wrapper_subclass(value)
+    is_alike = (buffer.dtype, buffer.device) == (value.dtype, value.device) and buffer.dim() == value.dim()
+    return is_strided and is_alike and all(
+        statically_known_true(size == own) for size, own in zip(value.shape, buffer.shape, strict=True)
+    )
+
+
 class ModuleOwners:
     """Which thread has put stand-ins into which module. Another thread has to wait: it would take the stand-ins for the
     module's own tensors."""
@@ -428,6 +453,22 @@ class BorrowedState:
                 fake = lent[name] = self._stand_in(value)
                 replaced.append((name, value, fake))
         return lent
+
+    def list_assigned(self) -> Assigned:
+        """The buffers to which the modules have assigned another tensor, and that tensor."""
+        found = []
+        for module, tensors in self.replaced.items():
+            before = self._before.get(module, {}).get("_buffers") or {}
+            for name, real, stand_in in tensors if before else ():
+                value = dict.get(module._buffers, name)
+                if value is not stand_in and isinstance(value, torch.Tensor) and before.get(name) is real:
+                    found.append((self._made(stand_in), value))
+        return [(buffer, value) for buffer, value in found if value is not buffer]
+
+    def _made(self, stand_in: Any) -> torch.Tensor:
+        """The stand-in, if it is one that is made on first access."""
+        tensor: torch.Tensor = stand_in
+        return tensor
 
     def _stand_in(self, tensor: torch.Tensor) -> torch.Tensor:
         return self._mode.from_tensor(tensor, static_shapes=True) if self._is_real(tensor) else tensor

@@ -25,13 +25,31 @@ from understudy.patching import RECORDING, TRACING, patch
 Function = Callable[..., object]
 
 
+class KeptRandomState:
+    """The random state of the process before a trace on stand-ins has changed it."""
+
+    def __init__(self) -> None:
+        self._state: torch.Tensor | None = None
+
+    def keep(self) -> None:
+        if self._state is None:
+            self._state = torch_get_rng_state()
+
+    def restore(self) -> None:
+        """Called at the end of a trace. An interrupt may cause a second call."""
+        if self._state is not None:
+            with _torch.no_modes():
+                torch_set_rng_state(self._state)
+            self._state = None
+
+
 class StateTracer(Protocol):
     """What a tracer of either kind does with these calls."""
 
     generators: dict[int, tuple[torch.Generator, Node]]
     """The generators that the program has made, with their nodes."""
-    runs_on_data: bool
-    """Whether the operators really run: if not, nothing is drawn, and the process keeps its random state."""
+    random_state: KeptRandomState | None
+    """None if the operators really run: the program has then changed the random state."""
 
     def record_state(self, kind: str, target: Any, args: Any, kwargs: Any, result: object) -> tuple[Node, Any]:
         """Add a call; returns its node, and the result as the program gets it."""
@@ -90,13 +108,20 @@ def _record_calls(target: Function, original: Function) -> Function:
         tracer = active_tracer()
         if tracer is None:
             return original(*args, **kwargs)
-        result: object = torch.default_generator if target is torch_manual_seed else None
-        if tracer.runs_on_data or target not in CHANGES_OF_GENERATOR:
-            with _torch.no_modes():
+        result: object = None
+        with _torch.no_modes():
+            if tracer.random_state is not None and target in CHANGES_OF_GENERATOR:
+                tracer.random_state.keep()
+            if not _has_values_of_trace(args):
                 result = original(*args, **kwargs)
         return tracer.record_state("call_function", target, args, kwargs, result)[1]
 
     return call
+
+
+def _has_values_of_trace(args: tuple[object, ...]) -> bool:
+    """Whether a state is one without data: then the call is only recorded."""
+    return any(hasattr(value, "node") for value in args)
 
 
 # --- Random generators that a program makes itself: `torch.Generator().manual_seed(0)` ----------------------
@@ -152,7 +177,7 @@ class RecordedGenerator(NATIVE, metaclass=GeneratorType):
         if tracer is not None and node_of_generator(self, tracer) is None:
             tracer = None
         result: Any = self
-        if tracer is None or tracer.runs_on_data or method != "set_state":  # a state may be a value without data
+        if tracer is None or not _has_values_of_trace(args):
             with _torch.no_modes():
                 result = getattr(NATIVE, method)(self, *args)
         if tracer is None:

@@ -19,12 +19,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
+from understudy import _torch
 from understudy.fake.inputs import find_caching_functions
+from understudy.fake.tensor import FakeTensor
 from understudy.graph.borrowed_state import (
     EVERY_MODULE_HAS,
     KeptContents,
     ProgramVariables,
     depends_on_inputs,
+    has_same_form,
 )
 from understudy.meta.errors import make_unregistered_error
 from understudy.meta.proxies import MetaProxy, read_own
@@ -97,16 +100,26 @@ class AssignedAttributes:
             self._kept.keep(value for name, value in vars(module).items() if name not in EVERY_MODULE_HAS)
         self._variables = ProgramVariables(function, set(map(type, modules)))
 
-    def assigned_buffers(self) -> list[tuple[torch.Tensor, MetaProxy]]:
-        """The buffers to which the program assigned a traced value, and that value."""
-        return [
-            (original, value)
+    def record_assigned_buffers(self, tracer: MetaTracer) -> None:
+        """Record that what the program has assigned to buffers is written into them."""
+        assigned = [
+            (buffer, value if isinstance(value, MetaProxy) else tracer.proxy_of(value))
             for table, before in self._buffers
-            for name, value in table.items()
-            if isinstance(value, MetaProxy) and isinstance(original := before.get(name), torch.Tensor)
+            for name, buffer in before.items()
+            if isinstance(buffer, torch.Tensor)
+            and (value := table.get(name)) is not buffer
+            and isinstance(value, (MetaProxy, torch.Tensor))
         ]
+        own = [tracer.derivation.stand_in(buffer) for buffer, _ in assigned]
+        written = set(map(_torch.storage_id, own))
+        values = [_value_to_write(tracer, value, before, written) for (_, value), before in zip(assigned, own, strict=True)]
+        for (buffer, _), value in zip(assigned, values, strict=True):
+            if value is not None:
+                tracer.create_proxy("call_method", "copy_", (buffer, value), {})
 
     def restore(self) -> None:
+        for table, before in self._buffers:
+            table.update(before)
         for table, before in (*self._buffers, *self._others):
             changed = [name for name, value in table.items() if value is not before.get(name)]
             for name in changed:
@@ -116,6 +129,20 @@ class AssignedAttributes:
                         table[name] = before[name]
         self._kept.restore(_is_traced)
         self._variables.restore(lambda value: _is_traced(value) and not depends_on_inputs(_find_recorded(value)))
+
+
+def _value_to_write(tracer: MetaTracer, value: Any, buffer: Any, written: set[int]) -> Any:
+    """What to write into a buffer, whose stand-in is `buffer`; None if the buffer itself was assigned. `written`: the
+    storages of all buffers that are written to, of which a value may be one."""
+    meta = value._meta
+    if meta is buffer:
+        return None
+    if type(meta) is not FakeTensor:
+        return value
+    if not has_same_form(buffer, meta):
+        raise tracer.make_refusal(f"this value is assigned to a buffer of another form, {buffer._spec}", value)
+    is_alias = _torch.storage_id(meta) in written
+    return tracer.create_proxy("call_method", "clone", (value,), {}) if is_alias else value
 
 
 def modules_in_python(root: torch.nn.Module) -> list[torch.nn.Module]:

@@ -21,6 +21,7 @@ from understudy.fake.tensor import FakeTensor
 from understudy.graph.borrowed_state import no_collection, refuse_cycles
 from understudy.graph.node_origins import locate_error, mark_boundary
 from understudy.graph.node_values import NodeMeta, set_val, snapshot
+from understudy.graph.random_state import KeptRandomState
 from understudy.meta import functions, modules
 from understudy.meta.arguments import CallResults, NodeArguments, SizeNodes
 from understudy.meta.derivation import CALLS, Derivation, RefusedCall, method_call, module_call, override_for
@@ -66,7 +67,7 @@ class MetaTracer(torch.fx.Tracer):
 
     root: torch.nn.Module
     is_over: bool = False
-    runs_on_data: bool = False
+    random_state: KeptRandomState | None = None
     derivation: Derivation
     symbols: SizeNodes
     arguments: NodeArguments
@@ -128,6 +129,8 @@ class MetaTracer(torch.fx.Tracer):
     def _close(self, state: AssignedAttributes, pending: list[Any], were_pending: int) -> None:
         """Remove references to the trace from objects that existed before. An interrupt may cause a second call."""
         state.restore()
+        if self.random_state is not None:
+            self.random_state.restore()
         self.derivation.warn()
         self.node_meta.close()
         self.arguments.forget_tuples()
@@ -148,6 +151,7 @@ class MetaTracer(torch.fx.Tracer):
         self.num_calls: dict[str, int] = {}
         self.tensor_attrs: dict[Any, str] = {}
         self.generators: dict[int, tuple[torch.Generator, Node]] = {}
+        self.random_state = KeptRandomState()
         examples = ExampleInputs(self.root, meta_args, symbolic)
         self._examples = examples
         self.shape_env = examples.env
@@ -180,9 +184,7 @@ class MetaTracer(torch.fx.Tracer):
         args, kwargs = inputs.arguments(function, by_position=entry is not function)
         self._examples.check_names()
         result = _program(entry, args, kwargs)
-        for buffer, value in state.assigned_buffers():
-            if value._meta is not self.derivation.stand_in(buffer):
-                self.create_proxy("call_method", "copy_", (buffer, value), {})
+        state.record_assigned_buffers(self)
         self._end(function, result)
 
     def _end(self, function: Callable[..., object], result: object) -> None:
