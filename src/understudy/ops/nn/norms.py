@@ -18,6 +18,7 @@ from understudy.ops.shared.layouts import looks_channels_last, suggested_strides
 from understudy.shapes.node import Shape
 from understudy.spec import (
     TensorSpec,
+    channels_last_strides,
     elementwise_strides,
     is_channels_last_contiguous,
     preserved_copy,
@@ -247,7 +248,7 @@ def _normalise(
         raise ShapeMismatch(f"batch_norm: {x} has no elements to normalise by")
     dtype = _parameter_dtype(x, weight, bias, mean, var)
     statistics = x.like((channels if training else 0,), dtype=dtype)
-    return _in_format_of(x), statistics, statistics
+    return _in_format_of(x, weight, bias, mean, var), statistics, statistics
 
 
 def _is_enough(parameter: TensorSpec, channels: object) -> bool:
@@ -255,9 +256,19 @@ def _is_enough(parameter: TensorSpec, channels: object) -> bool:
     return bool(parameter.numel >= channels if parameter.device.type == "cpu" else parameter.numel == channels)
 
 
-def _in_format_of(x: TensorSpec) -> TensorSpec:
-    """The CPU kernel checks for contiguous first: with one channel, strides may fit both formats."""
-    return x.like() if x.is_contiguous else x.like(stride=suggested_strides(x.shape, x))
+def _has_format(x: TensorSpec) -> bool:
+    return x.is_contiguous or is_channels_last_contiguous(x.shape, x.stride)
+
+
+def _in_format_of(x: TensorSpec, *parameters: Maybe) -> TensorSpec:
+    """The kernel for contiguous tensors asks of which format they are, first whether it is the usual one: with one channel,
+    or one column, strides may fit both. The other kernel takes the format that the strides suggest."""
+    if all(parameter is None or parameter.is_contiguous for parameter in parameters):
+        if x.is_contiguous:
+            return x.like()
+        if is_channels_last_contiguous(x.shape, x.stride):
+            return x.like(stride=channels_last_strides(x.shape))
+    return x.like(stride=suggested_strides(x.shape, x))
 
 
 def _parameter_dtype(x: TensorSpec, *parameters: Maybe) -> torch.dtype:
@@ -373,7 +384,7 @@ def _gradients(
     on_cpu = x.device.type == "cpu"
     if on_cpu:
         parameter = x.like((x.shape[1],), dtype=_parameter_dtype(x, weight, running))
-        alike = looks_channels_last(x) == looks_channels_last(grad)
+        alike = looks_channels_last(x) == looks_channels_last(grad) and _has_format(grad)
         for_x = _in_format_of(x) if alike else x.like(stride=suggested_strides(x.shape, x))
     else:
         parameter = x.like((x.shape[1],), dtype=weight.dtype if weight is not None else accumulation_dtype(x.dtype))
