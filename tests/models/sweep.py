@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.forks import prepare_forks, run_in_fork
-from tests.models.classes import find_case, list_names
+from tests.models.classes import list_names
 from tests.models.columns import COLUMNS, Eager
+from tests.models.variants import VARIANTS, find_case
 
 SECONDS = 90
 Result = dict[str, Any]
@@ -82,6 +83,10 @@ def preload() -> None:
     prepare_forks()
 
 
+def with_variants(names: Iterable[str]) -> list[str]:
+    return [f"{name}+{variant}" for name in names for variant in VARIANTS]
+
+
 def read_results(path: Path) -> dict[str, Result]:
     if not path.exists():
         return {}
@@ -124,6 +129,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("build/models.jsonl"))
     parser.add_argument("--library", action="append")
     parser.add_argument("--column", action="append")
+    parser.add_argument("--variants", action="store_true", help="of the named classes, run the ways that are not the default")
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--here", action="store_true", help="run the named classes in this process, and show errors whole")
     options = parser.parse_args()
@@ -138,7 +144,7 @@ def main() -> None:
         preload()
         libraries = tuple(options.library or ("timm", "diffusers", "transformers"))
         names = options.names or [name for name in list_names(libraries) if name not in results]
-        for name in names:
+        for name in with_variants(names) if options.variants else names:
             results[name] = run_class(name, columns)
             with options.out.open("a") as file:
                 file.write(json.dumps(results[name]) + "\n")
