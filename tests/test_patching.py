@@ -507,6 +507,27 @@ assert all(vars(owner)[name] is value for (owner, name), value in members.items(
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, timeout=120)
 
 
+def test_the_compiler_of_torch_is_loaded_without_patches() -> None:
+    """It keeps tables of torch's functions. An optimizer loads it when it is first used."""
+    script = """
+import sys, torch
+from understudy import FakeTensorMode
+with FakeTensorMode():
+    parameter = torch.nn.Parameter(torch.ones(2))
+    assert "torch._dynamo" not in sys.modules
+    optimizer = torch.optim.SGD([parameter])
+    parameter.grad = torch.ones(2)
+    optimizer.step()
+    assert "torch._dynamo" in sys.modules and type(torch.tensor([1.0])).__name__ == "FakeTensor"
+known = torch._dynamo.trace_rules.get_torch_obj_rule_map()
+assert torch.tensor in known
+files = [getattr(getattr(function, "__code__", None), "co_filename", "") for function in known]
+assert not [file for file in files if "understudy" in file]
+print(torch.compile(lambda x: x + torch.tensor([1.0, 2.0]), backend="eager", fullgraph=True)(torch.ones(2)).tolist())
+"""
+    assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout == "[2.0, 3.0]\n"
+
+
 def test_every_scope_is_in_the_docs() -> None:
     page = (Path(__file__).parent.parent / "docs" / "how-it-works.md").read_text()
     names = {name for name, value in vars(patching).items() if isinstance(value, patching.Scope)}

@@ -28,12 +28,12 @@ import inspect
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from operator import contains, delitem, getitem
 from types import ModuleType
 from typing import Any, NamedTuple, TypeVar
 
-from understudy.contexts import GuardedExit, guard_exit
+from understudy.contexts import GuardedExit, contextmanager, guard_exit, run_to_the_end
 
 Make = Callable[[Any], Any]
 """From the original to its replacement."""
@@ -273,6 +273,7 @@ class PatchEngine:
         self._with_any_mode = 0
         self._conditions: dict[Scope, Callable[[], object]] = {}
         self._overridden: list[Place] = []
+        self._is_suspended = False
 
     # --- registering -----------------------------------------------------------------------------------------
 
@@ -330,7 +331,7 @@ class PatchEngine:
 
     def _combine_holds(self) -> int:
         wanted = 0
-        for scopes in tuple(self.holds.values()):
+        for scopes in () if self._is_suspended else tuple(self.holds.values()):
             wanted |= scopes
         if not wanted & _ANY_MODE_BIT:
             return wanted
@@ -349,6 +350,18 @@ class PatchEngine:
             with self.lock:
                 self._with_any_mode |= scope.bit
                 self.settle()
+
+    @contextmanager
+    def suspend(self) -> Iterator[None]:
+        """Inside, nothing is patched, in any thread. The lock is not held: to load a package takes long."""
+        with run_to_the_end(lambda: self._set_suspended(False)):
+            self._set_suspended(True)
+            yield
+
+    def _set_suspended(self, is_suspended: bool) -> None:
+        with self.lock:
+            self._is_suspended = is_suspended
+            self.settle()
 
     def _change_prepared(self, before: int, after: int) -> None:
         transition = self._prepared.get((before, after))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import sys
 from collections.abc import Callable
+from importlib.machinery import PathFinder
 from typing import Any, NamedTuple
 
 import torch
@@ -29,7 +30,7 @@ from understudy._torch.modes import (
 )
 from understudy._torch.tensors import DispatchKeySet, NoDispatch, innermost, is_stand_in
 from understudy.contexts import GuardedExit, guard_exit
-from understudy.patching import ANY_MODE, switch
+from understudy.patching import ANY_MODE, ENGINE, switch
 
 
 def hide_from_compiler(function: object) -> None:
@@ -44,6 +45,32 @@ def allow_foreach(kind: Any) -> None:
     for supported in (_foreach_utils._foreach_supported_types, _optimizer._foreach_supported_types):
         if kind not in supported:
             supported.append(kind)
+
+
+class CompilerLoader:
+    """Loads torch's compiler without patches. It makes tables of torch's functions when it is loaded, which optimizers
+    and control-flow operators do when they are first used: replacements in these tables would stay."""
+
+    def find_spec(self, name: str, path: Any = None, target: object = None) -> Any:
+        """The spec of the compiler's package, for a program that imports it. Other packages are left to others."""
+        if name != "torch._dynamo":
+            return None
+        sys.meta_path.remove(self)
+        spec: Any = PathFinder.find_spec(name, path)
+        if spec is not None:
+            load = spec.loader.exec_module
+            vars(spec.loader)["exec_module"] = lambda module: self._load(spec.loader, load, module)
+        return spec
+
+    @staticmethod
+    def _load(loader: object, load: Callable[[object], None], module: object) -> None:
+        del vars(loader)["exec_module"]
+        with ENGINE.suspend():
+            load(module)
+
+
+if "torch._dynamo" not in sys.modules:
+    sys.meta_path.insert(0, CompilerLoader())
 
 
 # --- the stack of modes -----------------------------------------------------------------------------------
