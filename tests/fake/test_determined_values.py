@@ -591,6 +591,18 @@ def test_block_diag_with_a_number_of_another_dtype(small: torch.dtype) -> None:
     assert answer == program()
 
 
+def test_a_copy_to_memory_that_was_empty() -> None:
+    with FakeTensorMode():
+        flags = torch.tensor([1, 0])
+        copied = torch.empty(2, dtype=torch.int64, device="cuda").copy_(flags)
+        assert copied.tolist() == copied.cpu().tolist() == [1, 0]
+        whole = torch.empty(4)
+        view = whole[:2]
+        for target in (view, whole[1:]):  # parts of a storage
+            with pytest.raises(DataDependentOutputException):
+                target.copy_(torch.ones(len(target))).tolist()
+
+
 @pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
 def test_spdiags_of_literal_offsets(layout: torch.layout) -> None:
     def program() -> tuple[object, ...]:

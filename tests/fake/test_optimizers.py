@@ -106,6 +106,14 @@ def test_optimizers_with_one_way_only(name: str, device: str) -> None:
     assert_like_eager(program, device)
 
 
+def test_sparse_gradients_of_a_large_table() -> None:
+    """By what they store: the table itself is larger than what is run on zeros."""
+    with FakeTensorMode():
+        embedding = nn.Embedding(500_000, 300, sparse=True)
+        (embedding(torch.arange(8)) + embedding(torch.arange(8))).sum().backward()
+        assert embedding.weight.grad is not None and embedding.weight.grad._nnz() in (8, 16)
+
+
 def test_an_optimizer_that_reads_values_says_so() -> None:
     with FakeTensorMode():
         weight = torch.randn(4, 4, requires_grad=True)

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils._pytree import tree_map_only
 
 import understudy
 from tests import interrupts
@@ -358,6 +359,77 @@ def test_a_mesh_starts_the_process_group(two_cards: Machine, monkeypatch: pytest
         assert distribute_tensor(torch.empty(4, 2), mesh, [Shard(0)]).to_local().shape == (4, 2)
     finally:
         torch.distributed.destroy_process_group()
+
+
+class Partly(torch.nn.Module):
+    """One of its layers is never used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.unused = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.used(x)
+
+
+def test_parameters_that_are_not_used_and_objects_of_other_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1"}.items():
+        monkeypatch.setenv(name, value)
+    with understudy.simulate("h100", answers="plausible"):
+        torch.distributed.init_process_group("nccl")
+        try:
+            model = torch.nn.parallel.DistributedDataParallel(Partly().cuda(), find_unused_parameters=True)
+            for _ in range(3):
+                model.zero_grad()
+                model(torch.randn(2, 4, device="cuda")).sum().backward()
+            assert [p.grad is None for p in model.parameters()] == [False, False, True, True]
+            gathered, shared = [None], [{"rank": 0}]
+            torch.distributed.all_gather_object(gathered, {"rank": 0})
+            torch.distributed.broadcast_object_list(shared)
+            assert gathered == shared == [{"rank": 0}]
+        finally:
+            torch.distributed.destroy_process_group()
+
+
+class Wrapped(torch.Tensor):
+    """A subclass of a program, on the device of the tensor inside."""
+
+    inner: torch.Tensor
+
+    @staticmethod
+    def __new__(cls: Any, inner: torch.Tensor) -> Any:
+        made: Any = torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype, device=inner.device)
+        made.inner = inner
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
+        args, kwargs = tree_map_only(Wrapped, lambda tensor: tensor.inner, (args, kwargs or {}))
+        return tree_map_only(torch.Tensor, cls, func(*args, **kwargs))
+
+
+def test_subclasses_of_programs_on_a_card(two_cards: Machine) -> None:
+    x = Wrapped(torch.randn(4, 4, device="cuda:1")).requires_grad_()
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        product = x @ x
+    product.sum().backward()
+    assert product.dtype is torch.bfloat16 and x.is_cuda and product.device == torch.device("cuda:1")
+    assert type(x.grad) is Wrapped and x.grad.inner.device == x.device
+
+
+@pytest.mark.parametrize(("dtype", "kernel"), [(torch.float32, "efficient"), (torch.bfloat16, "flash")])
+def test_jagged_tensors_on_a_card(dtype: torch.dtype, kernel: str) -> None:
+    with understudy.simulate("h100") as machine:
+        machine.mode.add_listener(calls := Operators())
+        layer = torch.nn.Linear(64, 64).to("cuda", dtype)
+        rows = [torch.randn(length, 64, dtype=dtype, device="cuda") for length in (3, 5)]
+        x = torch.nested.nested_tensor(rows, layout=torch.jagged)
+        heads = layer(x).unflatten(-1, [4, 16]).transpose(1, 2)
+        attended = torch.nn.functional.scaled_dot_product_attention(heads, heads, heads)
+        attended.values().sum().backward()
+        assert layer.weight.grad is not None and attended.device == torch.device("cuda:0")
+    assert f"_{kernel}_attention_forward" in calls.names
+    assert "addmm" in calls.names and "linear" not in calls.names  # broken up, as in eager
 
 
 def test_several_small_things(two_cards: Machine) -> None:

@@ -41,10 +41,13 @@ from understudy.shapes.node import SymNode
 from understudy.shapes.sizes import expect_sizes, hint_of
 from understudy.spec import Outcomes, Same, TensorSpec, normal
 from understudy.spec.call import Call, flat
+from understudy.spec.sparse import count_bytes
 from understudy.spec.tensor_spec import product
 
 FALLBACK_LIMIT = 64 << 20
 """The largest total size of the inputs, in bytes, with which `by_real_kernel` runs an operator."""
+SPARSE_LIMIT = 1 << 30
+"""The same for sparse inputs: most operators have no rule for them, and gradients of embeddings are large."""
 
 
 class FunctionRunner(Protocol):
@@ -134,11 +137,12 @@ def by_real_kernel(call: Call, runner: FunctionRunner) -> Any:
         )
     if torch.Tag.inplace_view in op.tags:
         raise UnsupportedOperatorException(f"{op} changes metadata in place and has no rule", func=op)
-    size = sum(spec.numel * spec.itemsize for spec in call.inputs)
-    if size > FALLBACK_LIMIT:
+    size = sum(spec.numel * spec.itemsize if spec.sparse is None else count_bytes(spec) for spec in call.inputs)
+    limit = SPARSE_LIMIT if is_sparse_call(call) else FALLBACK_LIMIT
+    if size > limit:
         raise UnsupportedOperatorException(
             f"{op} has no rule, and running it for real on zeros would take {size / 2**20:,.0f} MiB "
-            f"(the limit is {FALLBACK_LIMIT >> 20} MiB)",
+            f"(the limit is {limit >> 20} MiB)",
             func=op,
         )
     return run_real_kernel(call)

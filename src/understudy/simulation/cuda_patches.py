@@ -16,6 +16,7 @@ import torch
 
 from understudy._torch import Device
 from understudy.lines import user_frames
+from understudy.ops.nn.attention_cuda import efficient_takes, find_facts, flash_takes
 from understudy.patching import SIMULATION, patch
 from understudy.simulation import cuda_objects as objects
 from understudy.simulation.catalogue import read_software
@@ -452,6 +453,20 @@ def cudnn_version() -> int:
 def is_built() -> bool:
     """The simulated software has them."""
     return True
+
+
+@answer("torch._C._can_use_flash_attention")
+def can_use_flash_attention(params: Any, debug: bool = False) -> bool:
+    """C++ sees a meta device. Jagged tensors choose their kernel by this."""
+    tensors = params.query, params.key, params.value
+    facts = find_facts(params.query)
+    return flash_takes(*tensors, params.attn_mask, params.enable_gqa, params.dropout, facts)
+
+
+@answer("torch._C._can_use_mem_efficient_attention")
+def can_use_efficient_attention(params: Any, debug: bool = False) -> bool:
+    """As for flash attention."""
+    return efficient_takes(params.query, params.key, params.value, find_facts(params.query))
 
 
 @answer("torch.cuda.nccl.version")

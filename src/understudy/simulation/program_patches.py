@@ -226,6 +226,44 @@ def start_without_communication(original: Function) -> Function:
     return init_process_group
 
 
+@patch("torch.distributed.all_gather_object", "torch.distributed.distributed_c10d.all_gather_object", during=SIMULATION)
+def gather_own_object(original: Function) -> Function:
+    """Objects travel as bytes, which nobody has sent: each of the processes is taken to have what this one has."""
+
+    def all_gather_object(object_list: list[Any], obj: object, group: object = None) -> None:
+        if machine().has_process_group:
+            object_list[:] = [obj] * len(object_list)
+        else:
+            original(object_list, obj, group)
+
+    return all_gather_object
+
+
+@patch("torch.distributed.gather_object", "torch.distributed.distributed_c10d.gather_object", during=SIMULATION)
+def gather_own_object_on_one(original: Function) -> Function:
+    """As `all_gather_object`."""
+
+    def gather_object(obj: object, object_gather_list: list[Any] | None = None, *args: object, **kwargs: object) -> None:
+        if not machine().has_process_group:
+            original(obj, object_gather_list, *args, **kwargs)
+        elif object_gather_list is not None:
+            object_gather_list[:] = [obj] * len(object_gather_list)
+
+    return gather_object
+
+
+@patch("torch.distributed.broadcast_object_list", "torch.distributed.distributed_c10d.broadcast_object_list",
+       during=SIMULATION)  # fmt: skip
+def keep_own_objects(original: Function) -> Function:
+    """As `all_gather_object`."""
+
+    def broadcast_object_list(object_list: list[Any], *args: object, **kwargs: object) -> None:
+        if not machine().has_process_group:
+            original(object_list, *args, **kwargs)
+
+    return broadcast_object_list
+
+
 @patch("torch.distributed.get_backend", "torch.distributed.distributed_c10d.get_backend",
        "torch.distributed.device_mesh.get_backend", during=SIMULATION)  # fmt: skip
 def report_nccl(original: Function) -> Function:

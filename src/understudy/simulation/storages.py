@@ -32,7 +32,7 @@ What listeners are told, in the order of one operator call:
 - Births outside of operators (conversions of real tensors, copies, loaded checkpoints) come without an operator around them.
 - What inference does to find an answer is not heard of: stand-ins on which a decomposition performs, the global tensors on
   which DTensor computes the sharding of its results. So the first run of a program is told as the second.
-- A composite operator that comes whole, as in inference mode, is broken up: its parts are heard of.
+- A composite operator that comes whole, as in inference mode or from a jagged tensor, is broken up: its parts are heard of.
 - `on_birth` and `before_operator` may raise. `on_events` may take births that it refuses out of the list, and return an
   error (out of memory) that is raised when all have heard of the rest: the operator's caller gets it, and the storage was
   not born. `after_operator` is not called for an operator that raised.
@@ -64,6 +64,7 @@ from understudy.fake.mode import FakeTensorMode
 from understudy.fake.tensor import FakeTensor
 from understudy.infer.cache import UnusualArgument
 from understudy.infer.plan import FIRST_ITSELF, ONE_NEW, Plan
+from understudy.ops.traits.autocast import has_cuda_kernel
 from understudy.patching import OBSERVATION, combine, patch
 from understudy.simulation.allocator_parts import UNLIMITED
 from understudy.simulation.plain_writes import IN_PLACE, PlainWrites
@@ -72,7 +73,6 @@ from understudy.spec.call import Call
 from understudy.spec.sparse import count_bytes
 
 native_storage = _torch.native_storage
-in_inference_mode = torch.is_inference_mode_enabled
 dispatch = FakeTensorMode.__torch_dispatch__
 META = torch.device("meta")
 STAND_INS = (FakeTensor,)
@@ -342,7 +342,7 @@ class ObservedMode(FakeTensorMode):
         if kind := _kinds.get(id(func), UNSEEN):
             if kind == UNSEEN:
                 kind = _kinds[id(func)] = _find_kind(func)
-            if kind == COMPOSITE and in_inference_mode():
+            if kind == COMPOSITE:
                 with self:
                     return func.decompose(*args, **(kwargs or {}))
             if kind == MAY_WRITE:
@@ -551,7 +551,7 @@ _kinds: dict[int, int] = {}
 
 def _find_kind(func: object) -> int:
     """COMPOSITE, if eager breaks it up on every device; MAY_WRITE, if C++ writes in place where no mode is active."""
-    if isinstance(func, _torch.OpOverload) and _torch.is_decomposed_by_autograd(func):
+    if isinstance(func, _torch.OpOverload) and _torch.is_decomposed_by_autograd(func) and not has_cuda_kernel.of(func):
         return COMPOSITE
     return MAY_WRITE if id(func) in IN_PLACE else USUAL
 

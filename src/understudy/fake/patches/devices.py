@@ -12,7 +12,7 @@ from understudy import _torch
 from understudy._torch import active_fake_mode
 from understudy.fake.inputs import is_real
 from understudy.fake.kernels import autocast
-from understudy.fake.native import canonical, on_first_device
+from understudy.fake.native import WITHOUT_INDEX, canonical, native, on_first_device
 from understudy.fake.tensor import FakeTensor
 from understudy.patching import ABSENT_DEVICES, ANY_MODE, ENGINE, STORAGES, patch
 from understudy.spec.call import flat
@@ -114,6 +114,31 @@ def report_simulated_cuda(original: Any) -> Any:
         return original.__get__(tensor) if meant is None else meant.type == "cuda"
 
     return property(is_cuda)
+
+
+WRAPPER_OPTIONS = (
+    "strides", "storage_offset", "memory_format", "dtype", "layout", "device", "pin_memory", "requires_grad",
+    "dispatch_sizes_strides_policy", "dispatch_device", "dispatch_layout", "_extra_dispatch_keys",
+)  # fmt: skip
+"""Of `torch.Tensor._make_wrapper_subclass`, after the class and the sizes."""
+
+
+@patch("torch.Tensor._make_wrapper_subclass", during=ABSENT_DEVICES)
+def make_wrappers_on_stand_in_devices(original: Function) -> Any:
+    """Jagged tensors and subclasses of programs are given the device of the tensor inside: C++ would end the process when
+    autograd asks for its guard, and does not find the dispatch key of autocast."""
+
+    def make_wrapper(cls: object, size: object, *args: object, **kwargs: Any) -> Any:
+        options = {**dict(zip(WRAPPER_OPTIONS, args, strict=False)), **kwargs}
+        device = options.get("device")
+        if active_fake_mode() is None or device is None or torch.device(device).type in WITHOUT_INDEX:
+            return original(cls, size, *args, **kwargs)
+        keys = options.get("_extra_dispatch_keys")
+        options["device"] = native(torch.device(device))
+        options["_extra_dispatch_keys"] = _torch.STAND_IN_KEYS if keys is None else keys | _torch.STAND_IN_KEYS
+        return original(cls, size, **options)
+
+    return staticmethod(make_wrapper)
 
 
 # --- tensors made of data -------------------------------------------------------------------------------------------------

@@ -415,13 +415,21 @@ def freeze_arguments(plan: Plan, args: Any, kwargs: Any, inputs: list[Any]) -> t
         content = _content(fake)
         if content is not None:
             depth = max(depth, content.depth)
-        elif unread is None or plan.written or position >= unread:
+        elif unread is None or position >= unread or (plan.written and not _is_all_of_storage(fake)):
             _stop_tracking_parameters(inputs)
             return None
     has_symbols = bool(inputs) and inputs[0].fake_mode.shape_env is not None
     if unread is None or (has_symbols and _has_unbacked_numbers(args, kwargs)):
         return None
     return *map_structure(_part, torch.Tensor, (tuple(args), dict(kwargs))), depth + 1
+
+
+def _is_all_of_storage(fake: Any) -> bool:
+    """Whether what is written to a tensor is all that there is in its storage, and no other tensor could tell of more."""
+    spec = fake._spec
+    if getattr(fake, "_is_param", False) or spec.offset or not spec.is_contiguous:
+        return False
+    return _torch.native_storage(fake).nbytes() == spec.numel * spec.itemsize and not _torch.has_other_tensors(fake)
 
 
 def _has_unbacked_numbers(args: Any, kwargs: Any) -> bool:
@@ -473,6 +481,7 @@ def update_contents(
     if plan.written:
         for position in plan.written:
             fake = inputs[position]
+            fake._determined = fake._determined or DeterminedContents(None)
             fake._determined.content = CallResult(event, position, fake._spec)
         return
     is_literal = bool(inputs) and all(fake._determined is not None and fake._determined.literal for fake in inputs)

@@ -238,14 +238,14 @@ def attention(
     _check_devices(query=query, key=key, value=value)
     if not _fused_attention_takes(query, key, value, is_causal, attn_mask):
         return NotImplemented
-    facts = _facts(query)
+    facts = find_facts(query)
     if _cudnn_takes(query, key, value, attn_mask, dropout_p, enable_gqa, facts):
         return _cudnn(query, key, value, attn_mask, dropout_p, is_causal, scale)
-    if not (is_causal and query.shape[2] != key.shape[2]) and _flash_takes(
+    if not (is_causal and query.shape[2] != key.shape[2]) and flash_takes(
         query, key, value, attn_mask, enable_gqa, dropout_p, facts
     ):
         return _flash(query, key, value, dropout_p, is_causal, scale)
-    if _efficient_takes(query, key, value, facts):
+    if efficient_takes(query, key, value, facts):
         return _efficient(query, key, value, attn_mask, dropout_p, is_causal, scale)
     return NotImplemented
 
@@ -282,7 +282,7 @@ FIRST_WITH_FLASH = (8, 0)
 FIRST_WITH_BFLOAT16 = (8, 0)
 
 
-def _facts(tensor: torch.Tensor) -> DeviceFacts:
+def find_facts(tensor: torch.Tensor) -> DeviceFacts:
     """The facts of the simulated device that a tensor is on."""
     facts = _torch.simulated_facts(tensor)
     return facts if isinstance(facts, DeviceFacts) else RECENT_CARD
@@ -336,7 +336,7 @@ def _cudnn(
     )[0]
 
 
-def _flash_takes(
+def flash_takes(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, enable_gqa: bool,
     dropout_p: float, facts: DeviceFacts,
 ) -> bool:  # fmt: skip
@@ -376,7 +376,7 @@ def _flash(
     return out[..., :width] if missing else out
 
 
-def _efficient_takes(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, facts: DeviceFacts) -> bool:
+def efficient_takes(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, facts: DeviceFacts) -> bool:
     is_old = facts.kind == "cuda" and facts.capability < FIRST_WITH_BFLOAT16
     dtypes = (torch.float16, torch.float32) if is_old else (*HALF, torch.float32)
     multiple = _head_multiple(query.dtype, facts)

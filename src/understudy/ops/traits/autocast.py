@@ -130,6 +130,10 @@ def _has_channels_last(x: Tensor) -> bool:
     return x.dim() in (4, 5) and not x.is_contiguous() and x.is_contiguous(memory_format=CHANNELS_LAST[x.dim() - 4])
 
 
+has_cuda_kernel: Trait[bool] = Trait("composite in builds for the CPU only")
+has_cuda_kernel.mark("_fused_rms_norm")
+
+
 class FusedRMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, normalized_shape: tuple[int, ...], weight: Tensor | None, eps: float | None) -> Tensor:
