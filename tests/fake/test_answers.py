@@ -289,6 +289,28 @@ def test_checks_pass() -> None:
 
 
 @pytest.mark.skipif(not hasattr(CodeType, "co_positions"), reason="Python 3.10 has lines of instructions, no columns")
+class PassOn(torch.overrides.TorchFunctionMode):
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("above", [torch.device("cuda"), PassOn()], ids=str)
+def test_checks_pass_below_function_modes(above: Any) -> None:
+    with plausible(), above:
+        scores = torch.randn(4)
+        assert scores.max() == 3
+        if scores.sum() < 0.5:
+            raise AssertionError
+        assert scores.isnan().sum() == 0
+
+
+def test_a_count_of_what_is_rare_is_equal_to_none() -> None:
+    with plausible():
+        x = torch.randn(4)
+        answers = [bool(number == 0) for number in (x.isnan().sum(), (x > 0).sum(), x.sum())]
+    assert answers == [True, False, False]
+
+
 def test_each_condition_of_a_check_passes() -> None:
     with plausible():
         x = torch.randn(4, 5)

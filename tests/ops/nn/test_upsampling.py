@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.ops.layouts import MORE_DTYPES, every, expanded, filled, permuted, strided
+from understudy import make_fx
 from understudy.ops.nn.upsampling import RESAMPLINGS, Resampling
 
 aten = torch.ops.aten
@@ -105,3 +106,27 @@ def test_affine_grids() -> None:
         yield op, filled((2, 2, 3)), [2, 3, 4], False
 
     every(calls())
+
+
+@pytest.mark.parametrize("tracing_mode", ["fake", "symbolic"])
+@pytest.mark.parametrize("options", [
+    {"mode": "nearest"}, {"mode": "bilinear", "align_corners": False}, {"mode": "bicubic", "antialias": True},
+], ids=str)  # fmt: skip
+def test_sizes_that_are_tensors(options: dict[str, Any], tracing_mode: str) -> None:
+    """The sizes of images, as rows of a tensor: what C++ reads of them are symbols, which its resampling does not take."""
+
+    def resize(x: torch.Tensor, grid: torch.Tensor) -> list[torch.Tensor]:
+        return [torch.nn.functional.interpolate(x, size=(height, width), **options) for height, width in grid]
+
+    x = torch.randn(1, 3, 8, 8)
+    graph = make_fx(resize, tracing_mode=tracing_mode)(x, torch.tensor([[4, 5], [4, 5]]))
+    other = torch.tensor([[6, 3], [2, 2]])
+    torch.testing.assert_close(graph(x, other), resize(x, other), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("pool", [torch.nn.functional.adaptive_max_pool2d, torch.nn.functional.adaptive_avg_pool2d])
+def test_pooled_sizes_that_are_tensors(pool: Any) -> None:
+    x, sizes = torch.randn(1, 3, 8, 8), torch.tensor([4, 5])
+    graph = make_fx(lambda x, sizes: pool(x, (sizes[0], sizes[1])), tracing_mode="fake")(x, sizes)
+    other = torch.tensor([6, 3])
+    torch.testing.assert_close(graph(x, other), pool(x, (6, 3)), rtol=0, atol=0)

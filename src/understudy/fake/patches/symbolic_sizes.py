@@ -159,6 +159,14 @@ def _has_symbols(args: Any) -> bool:
     )
 
 
+def read_sizes(args: Any) -> tuple[object, ...]:
+    """With numbers in the place of tensors in lists of sizes: C++ reads these itself, and what it reads may be a symbol."""
+    return tuple([
+        type(arg)(size.item() if type(size) is FakeTensor else size for size in arg) if type(arg) in (list, tuple) else arg
+        for arg in args
+    ])  # fmt: skip
+
+
 def _patch_upsampling(name: str) -> None:
     @patch(f"torch._C._nn.{name}", during=SYMBOLS)
     def resample_to_symbols(original: Function) -> Function:
@@ -168,6 +176,7 @@ def _patch_upsampling(name: str) -> None:
 
         @functools.wraps(original)
         def upsample(*args: object, **kwargs: object) -> torch.Tensor:
+            args = read_sizes(args)
             result = upsample_to_symbols(name, args, kwargs) if _takes_symbols(args) else NotImplemented
             return in_python(*args, **kwargs) if result is NotImplemented else result
 
@@ -217,6 +226,7 @@ def fractional_max_pool3d(original: Function) -> Function:
 
 def _pool_to_symbols(name: str, original: Function) -> Function:
     def pool(*args: object, **kwargs: object) -> object:
+        args = read_sizes(args)
         is_plain = not kwargs and active_fake_mode() is not None
         result = pooling.pool_to_symbols(name, args) if is_plain else NotImplemented
         return original(*args, **kwargs) if result is NotImplemented else result

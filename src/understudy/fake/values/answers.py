@@ -304,6 +304,8 @@ def answer_size(mode: FakeTensorMode, func: Any, fake: FakeTensor, least: int, m
 
 _OUR_SOURCE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
 _METHODS = os.path.join("torch", "_tensor.py")
+_FUNCTION_MODES = ("__torch_function__", "handle_torch_function")
+"""Functions through which a read goes, on its way from a line of the program, below `torch.device` and its like."""
 EXIT_FUNCTIONS = ("exit", "_exit", "abort", "fail")
 
 
@@ -314,8 +316,8 @@ def value_for_check() -> bool | None:
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        file = frame.f_code.co_filename
-        if not file.startswith(_OUR_SOURCE) and not file.endswith(_METHODS):
+        file, is_mode = frame.f_code.co_filename, frame.f_code.co_name in _FUNCTION_MODES
+        if not is_mode and not file.startswith(_OUR_SOURCE) and not file.endswith(_METHODS):
             return _value_for_check_at(frame.f_code, frame.f_lasti, frame.f_lineno)
         frame = frame.f_back
     return None

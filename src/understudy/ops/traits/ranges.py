@@ -141,7 +141,8 @@ def _eq(a: Operand, b: object) -> ValueRange:
     if x.value is not None and x.value == y.value:
         return TRUE
     if a.is_single or a.spec.dtype.is_floating_point:
-        return truth(0)  # two unknown numbers are rarely equal
+        is_none = not a.is_float and y.value == 0 == _likely_number(a)  # a count of what is rare
+        return truth(float(is_none))  # two unknown numbers are rarely equal
     count = x.high - x.low + 1
     return truth(1 / count if count <= 1 << 16 else 0.5)
 
