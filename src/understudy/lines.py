@@ -105,6 +105,17 @@ def user_line() -> str:
     return shown if library is None else f"{shown}, in {describe_line(library.f_code.co_filename, library.f_lineno)}"
 
 
+def is_inside_torch(package: str) -> bool:
+    """Whether the user's innermost line has called this package of torch, which is still running."""
+    start = os.path.join(_NOT_THE_USERS[0], package, "")
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not is_user_file(frame.f_code.co_filename):
+        if frame.f_code.co_filename.startswith(start):
+            return True
+        frame = frame.f_back
+    return False
+
+
 def is_in_package() -> bool:
     """Whether the code that called torch belongs to an installed package."""
     own, library = frames_to_show()

@@ -156,6 +156,13 @@ def test_bypasses_are_counted_by_reason() -> None:
     assert bypasses["inplace view"] == 2
 
 
+def test_calls_that_need_tensors_are_counted() -> None:
+    torch.tensor(2).item()
+    assert FakeTensorMode.cache_info().bypasses["answered from tensors, not from specs"] == 1
+    torch.arange(3).nonzero()
+    assert FakeTensorMode.cache_info().bypasses["data-dependent output"] == 1
+
+
 def test_data_dependent_calls_are_not_cached() -> None:
     x = torch.empty(3)
     for _ in range(2):

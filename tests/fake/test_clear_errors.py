@@ -252,3 +252,10 @@ def test_the_line_of_a_guard(package: ModuleType) -> None:
         package.attend(mode.from_tensor(torch.empty(2, 3), source="x"), mode.from_tensor(torch.empty(3, 5), source="w"))
     lines = [guard.line for guard in env.guards]
     assert all("test_clear_errors.py" in line and "vision_of_others" in line for line in lines)
+
+
+def test_checks_of_distributions_can_be_switched_off() -> None:
+    with FakeTensorMode():
+        with pytest.raises(DataDependentOutputException, match="validate_args=False"):
+            torch.distributions.Normal(torch.randn(3), torch.rand(3), validate_args=True)
+        assert torch.distributions.Normal(torch.randn(3), torch.rand(3), validate_args=False).sample().shape == (3,)

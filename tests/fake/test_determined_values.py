@@ -668,3 +668,36 @@ def test_sparse_tensors_of_determined_values(layout: str) -> None:
     with FakeTensorMode():
         fake = program()
     assert (fake.layout, fake.shape, fake._nnz()) == (real.layout, real.shape, real._nnz())
+
+
+@pytest.mark.filterwarnings("ignore:Sparse:UserWarning")
+def test_values_of_sparse_tensors_are_not_followed() -> None:
+    """They share memory with what they are made of."""
+    with FakeTensorMode():
+        values = torch.tensor([3.0, 4.0])
+        sparse = torch.sparse_coo_tensor([[0, 1], [2, 0]], values, (2, 3))
+        values.zero_()
+        with pytest.raises(DataDependentOutputException):
+            sparse.to_dense().tolist()
+
+
+@pytest.mark.filterwarnings("ignore:Sparse:UserWarning")
+@pytest.mark.parametrize("convert", ["to_sparse_coo", "to_sparse_csr", "to_sparse_csc"])
+@pytest.mark.parametrize("layout", ["coo", "csr", "csc"])
+def test_sparse_tensors_convert_with_their_entries(layout: str, convert: str) -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return getattr(x, convert)()
+
+    real = getattr(torch.eye(3), f"to_sparse_{layout}")()
+    mode = FakeTensorMode()
+    converted, fake = program(real), program(mode.from_tensor(real))
+    assert (fake.layout, fake.shape, fake._nnz()) == (converted.layout, converted.shape, converted._nnz())
+    assert fake.to_dense().shape == (3, 3)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse:UserWarning")
+def test_sparse_tensors_are_cleared_in_place() -> None:
+    with FakeTensorMode():
+        sparse = torch.sparse_coo_tensor([[0, 1], [2, 0]], [3.0, 4.0], (2, 3))
+        assert sparse.zero_() is sparse and sparse._nnz() == 0
+        assert sparse.sparse_resize_((4, 5), 2, 0).to_dense().shape == (4, 5)

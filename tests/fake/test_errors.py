@@ -489,6 +489,12 @@ def test_quantised_results_are_refused(quantise: Callable[[torch.Tensor], Any]) 
         quantise(torch.randn(2, 3))
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+def test_nested_results_are_refused() -> None:
+    with FakeTensorMode(), pytest.raises(UnsupportedFakeTensorException, match=r"use layout=torch\.jagged"):
+        torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(4, 3)])
+
+
 def test_a_missing_kernel_is_a_not_implemented_error() -> None:
     with pytest.raises(NotImplementedError):
         torch.ones(3, dtype=torch.int64).softmax(0)

@@ -130,6 +130,7 @@ def test_get_plain_tensors(mode: FakeTensorMode) -> None:
     out: list[object] = [1]
     assert get_plain_tensors(nested, out=out) is out
     assert out[0] == 1 and all(x is y for x, y in zip(out[1:], [a, b, c, a], strict=True))
+    assert get_plain_tensors(a, out=[])[0] is a
 
 
 @pytest.mark.parametrize(

@@ -306,7 +306,7 @@ def test_a_branch_that_was_checked(mode: FakeTensorMode) -> None:
 def test_a_size(env: ShapeEnv, mode: FakeTensorMode) -> None:
     x = stand_in(mode)
     with mode:
-        n = labels(x)[0].item()
+        n = x.long()[0, 0].item()
         torch._check_is_size(n)
         assert n >= 0
         assert torch.empty(n, 3).shape[0] == n
@@ -488,3 +488,24 @@ def test_losses_of_targets_whose_lengths_are_data() -> None:
         torch.testing.assert_close(ours, real)
     with pytest.raises(RuntimeError, match="are no lengths for the batch"), mode:
         program(*fakes[:3], torch.ones(2, dtype=torch.int64) * torch.randint(1, 3, (2,)))
+
+
+BOUNDED: dict[str, Any] = {
+    "drawn": (lambda: torch.randint(3, 7, ()).item(), 3, 6),
+    "a place": (lambda: torch.randn(5).argmax().item(), 0, 4),
+    "counted": (lambda: (torch.randn(5) > 0).sum().item(), 0, 5),
+    "a list": (lambda: torch.randint(0, 4, (3,)).tolist()[1], 0, 3),
+}
+
+
+@pytest.mark.parametrize("name", BOUNDED)
+def test_numbers_have_the_bounds_that_the_program_tells(name: str) -> None:
+    draw, least, most = BOUNDED[name]
+    env = ShapeEnv()
+    with FakeTensorMode(shape_env=env):
+        number = draw()
+        assert bool(number >= least) and bool(number <= most)
+        with pytest.raises(GuardOnDataDependentSymNode):
+            bool(number > least)
+        assert torch.randn(most, 2)[:number].shape == (number, 2)
+    assert not env.runtime_asserts

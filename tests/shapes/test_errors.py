@@ -233,3 +233,9 @@ def test_shapes_that_do_not_fit_are_told_with_the_sizes_at_hand() -> None:
     with pytest.raises(RuntimeError) as caught, mode:
         x + torch.zeros(5, 16)
     assert "of these shapes (batch = 4, seq = 6) are refused as well" in str(caught.value)
+
+
+def test_symbols_of_two_environments() -> None:
+    a, b = (FakeTensorMode(shape_env=ShapeEnv()).from_tensor(torch.ones(4), source=name) for name in "ab")
+    with pytest.raises(GuardOnDataDependentSymNode, match=r"belongs to another ShapeEnv(.|\n)*with one mode"):
+        bool(a.shape[0] < b.shape[0])

@@ -141,3 +141,8 @@ def test_dimensions_from_the_end() -> None:
     mode = FakeTensorMode(shape_env=ShapeEnv())
     x = mode.from_tensor(torch.randn(4, 8), source="x", symbolic_context={-1: "seq"})
     assert str(x.spec) == "f32[4, seq]@cpu"
+
+
+def test_names_of_dimensions_need_an_environment() -> None:
+    with pytest.raises(ValueError, match=r"has no ShapeEnv to own them: FakeTensorMode\(shape_env=ShapeEnv\(\)\)"):
+        FakeTensorMode().from_tensor(torch.ones(2), symbolic_context=dims("batch"))

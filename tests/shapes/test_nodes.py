@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch.fx.experimental.sym_node import SymNode as TorchSymNode
 
-from understudy import ShapeEnv
+from understudy import FakeTensorMode, ShapeEnv
 from understudy.shapes.decisions import Decisions
 from understudy.shapes.node import SymNode
 
@@ -136,6 +136,15 @@ def test_operators_of_rules(name: str) -> None:
     result, expected = RULES[name](a, b), RULES[name](*EXAMPLE)
     found = result.hint if type(result) is SymNode else result
     assert found == expected
+
+
+def test_divmod_of_sizes() -> None:
+    env = ShapeEnv()
+    with FakeTensorMode(shape_env=env):
+        a, b = symbols(env)
+        assert divmod(a, 3)[0].node is (a // 3).node and divmod(a, b)[1].node is (a % b).node
+        assert divmod(100, b)[0].node is (100 // b).node
+    assert not env.guards
 
 
 def test_equal_values_are_the_same_node() -> None:

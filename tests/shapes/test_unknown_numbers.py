@@ -17,7 +17,7 @@ def numbers(count: int) -> tuple[ShapeEnv, FakeTensorMode, list[Any]]:
     env = ShapeEnv()
     mode = FakeTensorMode(shape_env=env)
     with mode:
-        return env, mode, torch.randint(0, 9, (count,)).tolist()
+        return env, mode, torch.empty(count, dtype=torch.int64).tolist()
 
 
 def worth(env: ShapeEnv, size: Any, values: dict[Any, int]) -> int:

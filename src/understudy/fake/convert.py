@@ -53,6 +53,11 @@ class _ConversionRequest:
 
 def _is_static(mode: FakeTensorMode, t: torch.Tensor, wanted: bool | None, context: object) -> bool:
     """Whether its sizes stay numbers; those of a parameter do, unless a context says otherwise."""
+    if mode.shape_env is None and isinstance(context, (tuple, list, dict)):
+        raise ValueError(
+            f"from_tensor: symbolic_context={context!r:.80} makes symbols of sizes, and this mode has no ShapeEnv to own "
+            "them: FakeTensorMode(shape_env=ShapeEnv())"
+        )
     static = mode.static_shapes if wanted is None else wanted
     return static or mode.shape_env is None or (isinstance(t, torch.nn.Parameter) and not context)
 

@@ -281,6 +281,7 @@ class FakeTensorMode(_torch.TorchDispatchMode):
             for source in TENSOR_SOURCES:
                 answer = source(self, func, args, kwargs)
                 if answer is not NotImplemented:
+                    cache.bypass("answered from tensors, not from specs")
                     return answer
         question = None
         if plan is None and self._can_replay and key is not None:
@@ -293,6 +294,7 @@ class FakeTensorMode(_torch.TorchDispatchMode):
                 answer = data_dependent.answer(self, func, args, kwargs)
                 if answer is NotImplemented:
                     raise
+                cache.bypass("data-dependent output")
                 return answer
             self._cache_plan(call, key, plan, question)
         else:

@@ -187,6 +187,11 @@ def realise(mode: FakeTensorMode, outcomes: Any, inputs: list[FakeTensor]) -> An
 
 def change_spec(fake: FakeTensor, spec: TensorSpec) -> None:
     """Change the metadata of a tensor in place, as `t_`, `resize_` and out= do; its storage grows if necessary."""
+    if spec.sparse is not None:  # another number of entries, say
+        if spec.shape != fake._spec.shape:
+            adopt(fake, make_new(fake.fake_mode, spec))
+        fake._spec = spec
+        return
     if spec.is_symbolic or fake._spec.is_symbolic:
         adopt(fake, make_view(fake.fake_mode, fake, spec))
         return

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 def count_writes(fake: FakeTensor) -> tuple[int, int]:
     """Two numbers of which one changes with each write to the tensor: its version counter, and the writes that no version
     counter tells of (`x.data.add_(1)`)."""
-    return fake._version, fake.fake_mode.uncounted_writes
+    # The descriptor for memos, a name of torch's, may be used by other classes.
+    return fake._version, getattr(fake.fake_mode, "uncounted_writes", 0)
 
 
 def make_memo(fake: FakeTensor, value: object) -> Any:

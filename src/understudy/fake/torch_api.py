@@ -80,9 +80,10 @@ def _inner(wrapper: torch.Tensor) -> list[Any]:
 
 
 def get_plain_tensors(subclass: Any, *, out: list[object]) -> list[Any]:
-    """All tensors inside a wrapper subclass that are no wrappers themselves."""
-    for part in _inner(subclass):
-        if _torch.is_traceable_wrapper_subclass(part):
+    """All tensors inside a wrapper subclass that are no wrappers themselves; a tensor that is none, itself."""
+    is_wrapper = _torch.is_traceable_wrapper_subclass(subclass)
+    for part in _inner(subclass) if is_wrapper else (subclass,):
+        if is_wrapper:
             get_plain_tensors(part, out=out)
         else:
             out.append(part)

@@ -86,11 +86,21 @@ def by_refusal(call: Call, runner: FunctionRunner) -> Any:
         raise DataDependentOutputException(
             f"{call.op} is data-dependent: it reads values, and these tensors have none", func=call.op
         )
-    if record_of(call.op).has_dynamic_shape:
+    if record_of(call.op).has_dynamic_shape and not _keeps_entries(call):
         raise DynamicOutputShapeException(
             f"the size of what {call.op} returns depends on values, and these tensors have none", func=call.op
         )
     return NotImplemented
+
+
+def _keeps_entries(call: Call) -> bool:
+    """Whether it converts a sparse tensor to a layout with the same entries: only blocks, and entries that occur twice,
+    depend on where they are."""
+    if not is_sparse_call(call) or record_of(call.op).packet not in ("_to_sparse", "_to_sparse_csr", "_to_sparse_csc"):
+        return False
+    spec = call.inputs[0]
+    has_blocks = bool(spec.sparse.block) or call.kwargs.get("blocksize") is not None
+    return spec.sparse.is_coalesced and not has_blocks and spec.ndim == spec.sparse.sparse_dim + spec.sparse.dense_dim
 
 
 def by_composite(call: Call, runner: FunctionRunner) -> Any:

@@ -47,7 +47,7 @@ from understudy.shapes.sizes import from_torch, to_torch
 from understudy.spec import Changed, New, Outcomes, Same, TensorSpec, Value, View
 from understudy.spec.alternatives import Sizes, exclude_other_answers
 from understudy.spec.call import Call, flat, map_structure
-from understudy.spec.error_context import translate, with_context
+from understudy.spec.error_context import MissingKernel, translate, with_context
 from understudy.spec.sparse import is_sparse, sparse_on, spec_of_sparse
 
 META = torch.device("meta")
@@ -173,7 +173,7 @@ def run_real_kernel(call: Call) -> Any:
         return run_on_zeros(call)
     except NotImplementedError as error:
         if _torch.is_builtin_namespace(call.op) and all(spec.device.type == "cpu" for spec in call.inputs):
-            raise translate(NotImplementedError(str(error).splitlines()[0]), call) from error
+            raise MissingKernel(f"{call.op}: {str(error).splitlines()[0]}", func=call.op) from error
         raise UnsupportedOperatorException(
             f"{call.op} has neither a rule nor a kernel that could tell: {str(error).splitlines()[0]}",
             func=call.op,

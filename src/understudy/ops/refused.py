@@ -1,4 +1,4 @@
-"""Rules that raise, each with its reason: the result has a data-dependent size, or is quantised."""
+"""Rules that raise, each with its reason: the result has a data-dependent size, is quantised, or nested."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ for _name, _size in DYNAMIC_SIZES.items():
     rule(_name)(_refusal(_name, _size))
 
 
-# --- Operators that return quantised tensors: they raise, because specs have no quantiser ---------------
+# --- Operators that return quantised or nested tensors: they raise, because specs have no quantiser and no ragged sizes ---
 
 QUANTISING = (
     "quantize_per_tensor", "quantize_per_tensor.tensor_qparams", "quantize_per_tensor.tensors",
@@ -49,14 +49,24 @@ QUANTISING = (
 )  # fmt: skip
 
 
-def _refuse(name: str) -> None:
+NO_QUANTISER = (
+    "quantised tensors carry a quantiser that has no stand-in; torch.fake_quantize_per_tensor_affine and "
+    "torch.ops.quantized_decomposed compute with plain tensors"
+)
+NESTING = (
+    "_nested_tensor_from_tensor_list", "_nested_tensor_from_mask", "_nested_from_padded", "_nested_view_from_buffer",
+    "_nested_view_from_buffer_copy", "_nested_from_padded_and_nested_example",
+)  # fmt: skip
+NO_RAGGED_SIZES = "nested tensors of strided layout have no stand-in: use layout=torch.jagged, or a padded tensor"
+
+
+def _refuse(name: str, reason: str) -> None:
     @rule(name)
     def refuse(*_: object, **__: object) -> NoReturn:
-        raise UnsupportedFakeTensorException(
-            f"{name.partition('.')[0]}: quantised tensors carry a quantiser that has no stand-in; "
-            "torch.fake_quantize_per_tensor_affine and torch.ops.quantized_decomposed compute with plain tensors"
-        )
+        raise UnsupportedFakeTensorException(f"{name.partition('.')[0]}: {reason}")
 
 
 for _name in QUANTISING:
-    _refuse(_name)
+    _refuse(_name, NO_QUANTISER)
+for _name in NESTING:
+    _refuse(_name, NO_RAGGED_SIZES)

@@ -397,6 +397,11 @@ def make_error(env: ShapeEnv, asked: Question) -> GuardOnDataDependentSymNode:
     question = f"whether {asked}" if is_condition else f"the value of {asked}"
     born = "; ".join(f"{symbol.name} was made by {env.births[symbol]}" for symbol in unbacked)
     line = user_line()
+    if strangers := sorted(s.name for s in symbols if s not in env.births and s not in env.hints):
+        return GuardOnDataDependentSymNode(
+            f"the program needs to know {question}, and {', '.join(strangers)} belongs to another ShapeEnv",
+            context=Context("a decision on sizes", str(asked), line, "convert all inputs with one mode"),
+        )
     made = GuardOnDataDependentSymNode(
         f"the program needs to know {question}, and that is data-dependent: {born}",
         context=Context(

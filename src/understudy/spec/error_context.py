@@ -21,7 +21,7 @@ from understudy.errors import (
     UnderstudyError,
     UnsupportedOperatorException,
 )
-from understudy.lines import is_in_package, user_line
+from understudy.lines import is_in_package, is_inside_torch, user_line
 from understudy.shapes.node import SymNode
 from understudy.spec import TensorSpec
 from understudy.spec.call import Call, describe, flat
@@ -33,6 +33,10 @@ class OperatorTypeError(OperatorError, TypeError):
 
 class OperatorNotImplemented(OperatorError, NotImplementedError):
     """An error that is a NotImplementedError in eager."""
+
+
+class MissingKernel(UnsupportedOperatorException, OperatorNotImplemented):
+    """No kernel of torch takes such tensors: not in eager either."""
 
 
 OperatorLinAlgError: Any = type(
@@ -59,6 +63,7 @@ HINTS: tuple[tuple[type[UnderstudyError], str], ...] = (
         "symbols; elsewhere, use an operator with a fixed size (torch.where, nonzero_static, multiplication by the mask)",
     ),
     (FakeTensorDeviceMismatchError, "move one of them with .to(device)"),
+    (MissingKernel, "real tensors are refused as well: convert them to a layout or a dtype that has a kernel"),
     (
         UnsupportedOperatorException,
         "register what it returns: torch.library.register_fake, or understudy.rule for a pure rule on specs",
@@ -85,7 +90,15 @@ IN_PACKAGES: tuple[tuple[type[UnderstudyError], str], ...] = (
 """Hints for errors in the code of installed packages, which users can't change."""
 
 
+IN_DISTRIBUTIONS = (
+    "torch.distributions checks the values of its arguments, which are not known without data: pass validate_args=False, or "
+    "call torch.distributions.Distribution.set_default_validate_args(False)"
+)
+
+
 def hint_for(error: UnderstudyError) -> str:
+    if isinstance(error, DataDependentOutputException) and is_inside_torch("distributions"):
+        return IN_DISTRIBUTIONS
     if is_in_package():
         for kind, hint in IN_PACKAGES:
             if isinstance(error, kind) and not isinstance(error, FakeTensorDeviceMismatchError):

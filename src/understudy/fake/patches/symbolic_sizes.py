@@ -339,6 +339,18 @@ def say_symbols_have_no_function(original: None) -> Callable[..., object]:
     return _torch.no_torch_function
 
 
+@patch("torch.SymInt.__divmod__", "torch.SymFloat.__divmod__", during=SYMBOLS, is_new=True)
+def divide_with_rest(original: None) -> Callable[..., object]:
+    """`divmod(x.shape[0], 8)`: torch's numbers have `//` and `%`, and not this one."""
+    return lambda number, divisor: (number // divisor, number % divisor)
+
+
+@patch("torch.SymInt.__rdivmod__", "torch.SymFloat.__rdivmod__", during=SYMBOLS, is_new=True)
+def divide_by_symbol_with_rest(original: None) -> Callable[..., object]:
+    """The same with a symbol as the divisor."""
+    return lambda divisor, number: (number // divisor, number % divisor)
+
+
 @patch("torch._VF._pad_packed_sequence", during=ANY_MODE)
 def pad_packed_sequence(original: Function) -> Function:
     """C++ reads the batch sizes from memory."""

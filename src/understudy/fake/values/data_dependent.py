@@ -7,6 +7,7 @@ environment, the size is an unbacked symbol.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
@@ -38,7 +39,7 @@ from understudy.ops.shared.dtypes import (
     check_cpu_dtype,
     unless_empty,
 )
-from understudy.ops.traits.ranges import counts_of
+from understudy.ops.traits.ranges import counts_of, range_of_dtype
 from understudy.shapes.sizes import from_torch, has_unbacked, to_torch
 from understudy.shapes.torch_api.names import constrain_range
 from understudy.spec import TensorSpec, broadcast_shapes, contiguous_strides, product, same_shape
@@ -247,9 +248,17 @@ def symbolic_item(mode: FakeTensorMode, func: OpOverload, fake: FakeTensor) -> A
         elif dtype.is_complex:
             return NotImplemented
         else:
-            fake.item_memo = memo = env.create_unbacked_symint(what=what)
+            low, high = _bounds_of_item(fake)
+            fake.item_memo = memo = env.create_unbacked_symint(low=low, high=high, what=what)
         return memo if fake.item_memo is None else fake.item_memo
     return fake.item_memo
+
+
+def _bounds_of_item(fake: FakeTensor) -> tuple[int | None, int | None]:
+    """What the program tells of an integer: `argmax` is a place, a sum of a mask counts, `randint` has bounds."""
+    found, limits = range_of(fake), range_of_dtype(fake._spec.dtype)
+    low = None if found.low <= limits.low else math.ceil(found.low)
+    return low, None if found.high >= limits.high else math.floor(found.high)
 
 
 def _answers_sizes(mode: FakeTensorMode) -> bool:

@@ -86,7 +86,8 @@ def record_for_alias(fake: Any) -> DeterminedContents:
 
 def is_counted_apart(fake: Any) -> bool:
     """Whether its version counter does not count the writes of others to its storage."""
-    return fake._determined is not None and fake._determined.counting_mode is not None
+    known = getattr(fake, "_determined", None)
+    return known is not None and known.counting_mode is not None
 
 
 class LiteralStorage:

@@ -31,7 +31,8 @@ unread_inputs.register(
 def is_determined(call: Call, outcomes: Outcomes) -> bool:
     """Whether the values of a call's results are determined by those of its inputs, and few enough to be tracked."""
     record = record_of(call.op)
-    if any(spec.is_symbolic for spec in (*call.inputs, *specs_in(outcomes))):
+    # A sparse tensor shares memory with the tensors that it is made of: what is written to them is not followed.
+    if any(spec.is_symbolic or spec.sparse is not None for spec in (*call.inputs, *specs_in(outcomes))):
         return False
     if record.is_random or undetermined.of(call.op) is not None:
         return False
