@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.export import ExportedProgram
 
 import understudy
 from tests.exporting.models import leaves_of
 from tests.exporting.programs import CASES, Case
+from understudy.exporting.signature import ExportError
 
 SIZES = ((4, 6), (3, 6), (7, 6))
 WRITING = ("CountsCalls", "AssignsBuffer", "BatchNormInTraining", "WritesInput", "KeyValueCache")
@@ -167,3 +169,24 @@ def test_numbers_that_are_computed_from_sizes_stay_symbols(mode: str, scale: flo
     for shape in ((2, 3, 8, 10), (2, 3, 6, 20), (2, 3, 11, 4)):
         x = torch.randn(shape)
         torch.testing.assert_close(program.module()(x), model(x), atol=1e-5, rtol=1e-5)
+
+
+class Named(nn.Module):
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.add_module(name, nn.Linear(3, 3))
+
+    def forward(self, x: Any) -> Any:
+        return next(self.children())(x)
+
+
+@pytest.mark.parametrize("name", ["class", "None", 'q"); print("', "a\\b", "two\nlines", "graph", "code", "meta"])
+def test_paths_that_code_can_not_have_are_refused(name: str) -> None:
+    with pytest.raises(ExportError, match="can't be the path of a parameter"):
+        understudy.export(Named(name), (torch.randn(2, 3),))
+
+
+@pytest.mark.parametrize("name", ["a-b", "with space", "1", "self", "é", "x_"])
+def test_unusual_paths_that_code_can_have(name: str) -> None:
+    x, model = torch.randn(2, 3), Named(name)
+    assert torch.equal(understudy.export(model, (x,)).module()(x), model(x))

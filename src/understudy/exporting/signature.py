@@ -8,9 +8,10 @@
 
 from __future__ import annotations
 
+import keyword
 import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -65,7 +66,9 @@ class ModelState:
                 if isinstance(value, torch.Tensor):
                     attributes.setdefault(id(value), (f"{prefix}{name}", value))
         parameters: dict[str, torch.Tensor] = dict(model.named_parameters(remove_duplicate=False))
-        return cls(parameters, dict(model.named_buffers(remove_duplicate=False)), temporary, attributes)
+        buffers: dict[str, torch.Tensor] = dict(model.named_buffers(remove_duplicate=False))
+        _check_paths([*parameters, *buffers])
+        return cls(parameters, buffers, temporary, attributes)
 
     @property
     def is_on_stand_ins(self) -> bool:
@@ -241,6 +244,22 @@ def _argument(node: Node, leaf: object) -> Any:
 
 CONSTANTS = (int, float, bool, str, type(None))
 """What inputs and results may be besides tensors and symbols."""
+
+
+def _check_paths(paths: Iterable[str]) -> None:
+    """Raise for parameters and buffers whose paths torch could not write into the code of a program."""
+    for path in paths:
+        parts = path.split(".")
+        is_taken = hasattr(GraphModule, parts[0]) or parts[0] == "meta"
+        if is_taken or any(keyword.iskeyword(part) or not UNWRITABLE.isdisjoint(part) for part in parts):
+            raise ExportError(
+                f"{path!r} can't be the path of a parameter or buffer of an exported program: torch writes it into code, "
+                "where a keyword, a quote, a backslash, the end of a line, or a name that every graph module has "
+                "(graph, code, meta) means something else. Rename it, or use make_fx, which gives it a safe name"
+            )
+
+
+UNWRITABLE = frozenset('"\\\n\r')
 
 
 def check_leaves(names: Sequence[str], leaves: Sequence[object]) -> None:
