@@ -366,3 +366,28 @@ def test_the_state_of_the_process(program: Any) -> None:
 def test_a_random_state_that_is_not_put_back_is_not_in_the_graph() -> None:
     traced = symbolic_trace(lambda x: checkpoint(torch.sin, x, use_reentrant=False), {"x": x34})
     assert [node.op for node in traced.graph.nodes] == ["placeholder", "call_function", "output"]
+
+
+def test_the_gradient_of_a_checkpoint() -> None:
+    def program(x: Tensor) -> Any:
+        x = x.detach().requires_grad_()
+        y = checkpoint(lambda a: (a.sin() * a).exp(), x, use_reentrant=False)
+        return torch.autograd.grad(y.sum(), x)
+
+    run_both(program, symbolic_trace(program, {"x": x34}), x=x34)
+
+
+def test_graphs_with_regions_are_traced_again_and_pickled() -> None:
+    def program(x: Tensor) -> Any:
+        with torch.autocast("cpu", torch.bfloat16):
+            y = x @ x.t()
+            with torch.autocast("cpu", enabled=False), torch.no_grad():
+                z = x @ x.t()
+        return y, z
+
+    traced = symbolic_trace(program, {"x": x34})
+    for again in (symbolic_trace(traced, {"x": x34}), pickle.loads(pickle.dumps(traced))):
+        run_both(program, again, x=x34)
+        products = [node for node in again.graph.nodes if node.name.startswith("matmul")]
+        assert [node.meta["val"].dtype for node in products] == [torch.bfloat16, torch.float32]
+    assert not torch.is_autocast_enabled("cpu")

@@ -297,6 +297,7 @@ def mark_above_autograd(mode: object) -> None:
 set_grad_enabled: Callable[[bool], None] = torch._C._set_grad_enabled
 enter_autocast: Any = torch.amp.autocast_mode._enter_autocast
 exit_autocast: Any = torch.amp.autocast_mode._exit_autocast
+handle_torch_function: Any = torch.overrides.handle_torch_function
 
 
 def is_transformed() -> bool:

@@ -106,8 +106,8 @@ def _record_calls(target: Function, original: Function) -> Function:
     @functools.wraps(original)
     def call(*args: object, **kwargs: Any) -> Any:
         tracer = active_tracer()
-        if tracer is None:
-            return original(*args, **kwargs)
+        if tracer is None:  # a checkpoint may put back the state of a program while a call of it is tried out
+            return None if _has_values_of_trace(args) else original(*args, **kwargs)
         result: object = None
         with _torch.no_modes():
             if tracer.random_state is not None and target in CHANGES_OF_GENERATOR:

@@ -51,17 +51,22 @@ class Regions:
         self._autocasts: list[Node] = []
         self._before: dict[int, tuple[Any, Node]] = {}
         """By context manager: the node of the grad mode before it."""
-        self.handlers: dict[Any, Callable[..., None]] = {
+        self.handlers: dict[Any, Callable[..., Any]] = {
             _torch.enter_autocast: self._enter_autocast,
             _torch.exit_autocast: self._exit_autocast,
             _torch.set_grad_enabled: self._set_grad_enabled,
         }
 
-    def _enter_autocast(self, *options: object) -> None:
-        """`torch.autocast` has entered already."""
+    def _enter_autocast(self, *options: object) -> Any:
+        """`torch.autocast` has entered already. The code of a graph, which is traced again or read from a pickle, calls
+        the function itself."""
+        is_called = sys._getframe(2).f_code is _torch.handle_torch_function.__code__
         self._autocasts.append(self._tracer.append_call(_torch.enter_autocast, options, {}))
+        return _torch.enter_autocast(*options) if is_called else None
 
-    def _exit_autocast(self) -> None:
+    def _exit_autocast(self, *entered: object) -> None:
+        if entered:
+            _torch.exit_autocast(*entered)
         self._tracer.append_call(_torch.exit_autocast, (self._autocasts.pop(),), {})
 
     def _set_grad_enabled(self, enabled: bool) -> None:
