@@ -123,6 +123,16 @@ def test_several_models_have_their_names_in_the_program() -> None:
     assert "(whole program)" in str(found)
 
 
+def test_modules_of_a_list_are_named_by_their_place_in_it() -> None:
+    def program() -> None:
+        blocks, x = torch.nn.ModuleList(torch.nn.Linear(4, 4) for _ in range(3)), torch.randn(2, 4)
+        for block in blocks:
+            x = block(x)
+
+    paths = {row.path for row in understudy.rehearse(program).modules}
+    assert {"blocks.0", "blocks.1", "blocks.2"} <= paths and not any(path.startswith("block_") for path in paths)
+
+
 def test_a_loss_beside_one_model_is_a_module_of_its_own() -> None:
     def train() -> None:
         net, criterion = Part(32), torch.nn.MSELoss()

@@ -385,6 +385,8 @@ def test_parameters_that_are_not_used_and_objects_of_other_processes(monkeypatch
             assert [p.grad is None for p in model.parameters()] == [False, False, True, True]
             gathered, shared = [None], [{"rank": 0}]
             torch.distributed.all_gather_object(gathered, {"rank": 0})
+            torch.distributed.all_gather([lengths := torch.zeros(2, device="cuda")], torch.tensor([3.0, 4.0], device="cuda"))
+            assert lengths.tolist() == [3.0, 4.0]
             torch.distributed.broadcast_object_list(shared)
             assert gathered == shared == [{"rank": 0}]
         finally:

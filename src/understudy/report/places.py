@@ -373,7 +373,7 @@ def _find_name(root: torch.nn.Module, frames: list[FrameType]) -> str | None:
         for name, value in [*variables.items(), *attributes.items()]:
             if value is root:
                 return name
-            if type(value) in (list, tuple):
+            if type(value) in (list, tuple, torch.nn.ModuleList):
                 for index, entry in enumerate(value):
                     if entry is root:
                         return f"{name}.{index}"

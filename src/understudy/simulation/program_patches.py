@@ -226,6 +226,23 @@ def start_without_communication(original: Function) -> Function:
     return init_process_group
 
 
+@patch("torch.distributed.all_gather", "torch.distributed.distributed_c10d.all_gather", during=SIMULATION)
+def gather_own_values(original: Function) -> Function:
+    """Nobody sends anything: each of the processes is taken to have the values of this one. The tensors to fill are often
+    zeros, which would be taken for what was gathered."""
+
+    def all_gather(tensor_list: list[torch.Tensor], tensor: torch.Tensor, *args: object, **kwargs: object) -> Any:
+        work = original(tensor_list, tensor, *args, **kwargs)
+        if machine().has_process_group:
+            with machine().mode.pause(), torch.no_grad():
+                for gathered in tensor_list:
+                    if gathered.shape == tensor.shape:
+                        gathered.copy_(tensor)
+        return work
+
+    return all_gather
+
+
 @patch("torch.distributed.all_gather_object", "torch.distributed.distributed_c10d.all_gather_object", during=SIMULATION)
 def gather_own_object(original: Function) -> Function:
     """Objects travel as bytes, which nobody has sent: each of the processes is taken to have what this one has."""
