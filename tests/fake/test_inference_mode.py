@@ -80,6 +80,15 @@ def test_the_mode_entered_inside(name: str) -> None:
 
 
 @on_each_device
+@pytest.mark.parametrize("p", [0.0, 0.5])
+def test_dropout_that_is_off_gives_its_input(device: str, p: float) -> None:
+    with FakeTensorMode(), torch.inference_mode():
+        x = torch.randn(3, device=device)
+        assert F.dropout(x, p, training=False) is x
+        assert (F.dropout(x, p, training=True) is x) == (p == 0)
+
+
+@on_each_device
 def test_inference_tensors(device: str) -> None:
     with FakeTensorMode():
         outside = torch.randn(3, device=device, requires_grad=True)

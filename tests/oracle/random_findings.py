@@ -131,6 +131,8 @@ CALLS: dict[str, tuple[Call, list[Tensor]]] = {
     "rows beyond a table without columns": (lambda x: x[[0, 1]], [ones(1, 0)]),
     "writes beyond a table without columns": (lambda x: x.__setitem__([0, 4], 0), [ones(1, 0)]),
     "sums beyond a table without columns": (lambda x, y: x.index_add_(0, torch.tensor([0, 4]), y), [ones(1, 0), ones(2, 0)]),
+    "exponents that are written to": (
+        lambda x, y: torch.ldexp(x, y.view(()), out=y), [ones(5, 1, dtype=torch.int16), ones(1)]),
     "no unsigned pivots": (torch.linalg.ldl_solve, [ones(0, 0), ones(0, dtype=torch.uint16), ones(0, 1)]),
     "the widest interval": (lambda x: x.uniform_(0, 65504), [ones(2, dtype=torch.float16)]),
 }  # fmt: skip
@@ -142,6 +144,8 @@ REFUSED: dict[str, tuple[Call, list[Tensor]]] = {
     "one value for an expanded tensor": (lambda x: x.__setitem__(slice(None), 2), [ones(4).expand(3, 4)]),
     "a tensor of another dtype than the recurrent layer": (
         lambda x: torch.nn.LSTM(4, 3)(x), [ones(5, 2, 4, dtype=torch.bfloat16)]),
+    "more padding than half of a dilated kernel": (
+        lambda x: torch.nn.functional.max_pool2d(x, 3, 2, 2, dilation=2), [ones(1, 2, 6, 6)]),
     "pivots beside unsigned integers": (
         lambda x, p: torch.lu_unpack(x, p, unpack_data=False), [ones(3, 3, dtype=torch.uint64), ones(3, dtype=torch.int32)]),
     "pivots beside small complex numbers": (torch.lu_unpack, [ones(3, 3, dtype=torch.complex32), ones(3, dtype=torch.int32)]),

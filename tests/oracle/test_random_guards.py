@@ -39,6 +39,10 @@ ELSEWHERE: dict[str, tuple[Call, list[Tensor], list[Tensor]]] = {
         [ones(2, 3), ones(2, 3, dtype=torch.int64)], [ones(2, 0), ones(2, 0, dtype=torch.int64)]),
     "a transposed kernel that makes nothing": (
         lambda x, w: torch.nn.functional.conv_transpose1d(x, w, padding=1), [ones(1, 2, 2), ones(2, 2, 2)], [ones(1, 2, 1), ones(2, 2, 2)]),
+    "points between bools": (lambda x: torch.linspace(0, 1, x.shape[0], dtype=torch.bool), [ones(1)], [ones(3)]),
+    "more positions than 8 bits count": (
+        lambda x: torch.nn.functional.max_pool3d(x.permute(0, 4, 1, 2, 3), 2),
+        [ones(2, 4, 4, 4, 2, dtype=torch.int8)], [ones(2, 7, 7, 7, 2, dtype=torch.int8)]),
     "the largest of nothing": (lambda x: torch.renorm(x, torch.inf, 0, 1.0), [ones(2, 2)], [ones(2, 0)]),
     "one of no categories": (lambda x: torch.multinomial(x, 1, replacement=True), [ones(2)], [ones(0)]),
     "a part whose place is data": (

@@ -24,6 +24,7 @@ from understudy.ops.traits.writes import (
     counts_own_writes,
     fills_by_mask,
     read_shape,
+    reads_before,
     writes_apart,
     writes_in_order,
 )
@@ -217,11 +218,13 @@ def _pairs_in_order(call: Call, outcomes: Outcomes, written: tuple[int, ...]) ->
     if writes_in_order.of(call.op) is None and not is_elementwise_out and not fills_by_mask(call):
         return ()
     inputs = call.inputs
+    harmless = reads_before.of(call.op) or ()
     return tuple(
         (target, read)
         for target in written
         for read in range(len(inputs))
         if read != target
+        and read not in harmless
         and (resizes_inputs(outcomes) or _may_be_out_of_order(_as_read(call.op, read, inputs[read]), inputs[target]))
     )
 

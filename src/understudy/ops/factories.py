@@ -12,7 +12,14 @@ from understudy import _torch
 from understudy.errors import ArgumentError, DtypeError, ShapeMismatch
 from understudy.ops.registry import rule
 from understudy.ops.shared.batching import BatchLevel, batching_rule
-from understudy.ops.shared.dtypes import check_can_store, check_dtype, check_made_tensor
+from understudy.ops.shared.dtypes import (
+    COMPLEX,
+    FLOATS,
+    INTEGERS,
+    check_can_store,
+    check_dtype,
+    check_made_tensor,
+)
 from understudy.ops.variants import check_no_overlap
 from understudy.shapes.node import Shape, Size, Sizes
 from understudy.shapes.sizes import is_provably_equal
@@ -477,6 +484,8 @@ def symbolic_linspace(
     if not are_numbers or options.get("out") is not None:
         return NotImplemented
     dtype = torch.get_default_dtype() if dtype is None else dtype
+    if dtype not in FLOATS | INTEGERS | COMPLEX:
+        return NotImplemented  # there is a kernel for a single point, and none for more
     counted = dtype if dtype.is_floating_point or dtype.is_complex else torch.get_default_dtype()
     places = torch.arange(steps, dtype=torch.int64, **options)
     step = (end - start) / torch.sym_max(steps - 1, 1)

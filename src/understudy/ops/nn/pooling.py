@@ -8,6 +8,7 @@ specialise a symbol. They are called without C++: the mode is called directly, b
 from __future__ import annotations
 
 import functools
+import math
 import operator
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -93,10 +94,8 @@ def _pooled_shape(
         raise ArgumentError(
             f"{what}: kernel {kernel}, stride {stride} and dilation {dilation} must be positive"
         )
-    if any(
-        pad < 0 or pad > (step * (size - 1) + 1) // 2
-        for pad, size, step in zip(padding, kernel, dilation, strict=True)
-    ):
+    reach = kernel if spatial > 1 else (dilation[0] * (kernel[0] - 1) + 1,)
+    if any(pad < 0 or pad > width // 2 for pad, width in zip(padding, reach, strict=True)):
         raise ArgumentError(f"{what}: padding {padding} is negative or more than half of the kernel {kernel}")
     lead = x.shape[: x.ndim - spatial]
     if lead[-1] == 0:
@@ -108,6 +107,15 @@ def _pooled_shape(
     if any(count < 1 for count in counts):
         raise ShapeMismatch(f"{what}: the result of {x} would have sizes {counts}")
     return (*lead, *counts)
+
+
+SMALL_INTEGERS = frozenset({torch.int8, torch.uint8, torch.int16})
+
+
+def _check_positions(what: str, x: TensorSpec) -> None:
+    """Channels last, the kernel counts positions in the dtype of the numbers."""
+    if looks_channels_last(x) and math.prod(x.shape[2:]) > torch.iinfo(x.dtype).max:
+        raise ArgumentError(f"{what}: channels last, {x} has more positions than its dtype can count")
 
 
 def _register_max_pool(spatial: int) -> None:
@@ -122,6 +130,8 @@ def _register_max_pool(spatial: int) -> None:
         shape = _pooled_shape(name, x, spatial, kernel_size, stride, padding, dilation, ceil_mode)
         if spatial == 3 and x.ndim == 4 and looks_channels_last(x) and x.device.type == "cpu":
             raise ArgumentError(f"{name}: {x} is in the channels-last format of 2-D images")
+        if spatial == 3 and x.ndim == 5 and x.dtype in SMALL_INTEGERS and x.device.type == "cpu":
+            _check_positions(name, x)
         keeps = _keeps_format(x, spatial, True)
         return _place_result(x, shape, keeps), _place_result(x, shape, keeps, torch.int64)
 

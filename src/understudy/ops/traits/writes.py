@@ -91,6 +91,9 @@ read_shape: Trait[Callable[[int, TensorSpec], TensorSpec]] = Trait(
     "how its kernel sees an input (by position) when it compares the order of elements", of_packets=True
 )
 
+reads_before: Trait[tuple[int, ...]] = Trait("inputs (by position) that it has read before it writes", of_packets=True)
+reads_before.register((1,), "ldexp", "ldexp_")
+
 
 @read_shape("addr", "addr_")
 def _see_column(position: int, spec: TensorSpec) -> TensorSpec:
