@@ -150,3 +150,23 @@ def test_a_generator_from_outside_is_seeded_while_tracing() -> None:
 def test_real_data_is_not_given_away() -> None:
     with FakeTensorMode(), pytest.raises(NoDataError, match="is a stand-in and has no data"):
         torch.randn(3).__dlpack__()
+
+
+def test_composite_views_in_inference_mode_count_their_own_writes() -> None:
+    with FakeTensorMode():
+        x = torch.zeros(2, 3)
+        with torch.inference_mode():
+            x.t().add_(1)
+            x.T.add_(1)
+        assert x._version == 1
+        assert x.tolist() == [[2.0] * 3] * 2
+
+
+def test_writes_through_data_count_in_a_graph() -> None:
+    def write(x: torch.Tensor) -> torch.Tensor:
+        x.data.mul_(2)
+        return x
+
+    x = torch.ones(3)
+    assert write(x)._version == 0
+    assert make_fx(write)(torch.ones(3))(x)._version == 1

@@ -48,6 +48,11 @@ COMPOSITES: dict[str, Callable[[str], Any]] = {
     "assign": lambda d: r(d, 5, 4).__setitem__(slice(0, 2), 1.0),
     "embedding": lambda d: F.embedding(torch.zeros(2, 3, dtype=torch.int64, device=d), r(d, 5, 4)),
     "gru": lambda d: torch.nn.GRU(4, 3).to(d)(r(d, 5, 2, 4)),
+    "repeat_interleave, by a tensor": lambda d: torch.repeat_interleave(
+        r(d, 3, 2), torch.tensor([1, 2, 3], device=d), 0, output_size=6
+    ),
+    "factors of complex matrices": lambda d: torch.linalg.lu_factor(torch.eye(3, dtype=torch.complex64, device=d)),
+    "symmetric factors": lambda d: torch.linalg.ldl_factor(torch.eye(3, dtype=torch.complex64, device=d)),
     "repeat_interleave": lambda d: r(d, 3, 2).repeat_interleave(2, 0),
     "meshgrid": lambda d: torch.meshgrid(r(d, 3), r(d, 2), indexing="ij"),
     "unflatten": lambda d: r(d, 6, 2).unflatten(0, (2, 3)),

@@ -133,6 +133,10 @@ CALLS: dict[str, tuple[Call, list[Tensor]]] = {
     "sums beyond a table without columns": (lambda x, y: x.index_add_(0, torch.tensor([0, 4]), y), [ones(1, 0), ones(2, 0)]),
     "exponents that are written to": (
         lambda x, y: torch.ldexp(x, y.view(()), out=y), [ones(5, 1, dtype=torch.int16), ones(1)]),
+    "an expanded tensor moved onto itself": (
+        lambda x: x.__setitem__(slice(1, None), x[:-1]), [ones(1, dtype=torch.int32).expand(4)]),
+    "conjugates of real numbers, for inference": (
+        lambda x: torch.inference_mode()(torch.conj_physical)(x), [ones(3)]),
     "no unsigned pivots": (torch.linalg.ldl_solve, [ones(0, 0), ones(0, dtype=torch.uint16), ones(0, 1)]),
     "the widest interval": (lambda x: x.uniform_(0, 65504), [ones(2, dtype=torch.float16)]),
 }  # fmt: skip
@@ -146,6 +150,9 @@ REFUSED: dict[str, tuple[Call, list[Tensor]]] = {
         lambda x: torch.nn.LSTM(4, 3)(x), [ones(5, 2, 4, dtype=torch.bfloat16)]),
     "more padding than half of a dilated kernel": (
         lambda x: torch.nn.functional.max_pool2d(x, 3, 2, 2, dilation=2), [ones(1, 2, 6, 6)]),
+    "a copy between expanded tensors": (lambda x, y: x.copy_(y), [ones(4).expand(3, 4), ones(4).expand(3, 4)]),
+    "large unsigned integers, shifted": (lambda x: x >> 1, [ones(3, dtype=torch.uint64)]),
+    "large unsigned integers, shifted in place": (lambda x: x.__ilshift__(1), [ones(3, dtype=torch.uint16)]),
     "pivots beside unsigned integers": (
         lambda x, p: torch.lu_unpack(x, p, unpack_data=False), [ones(3, 3, dtype=torch.uint64), ones(3, dtype=torch.int32)]),
     "pivots beside small complex numbers": (torch.lu_unpack, [ones(3, 3, dtype=torch.complex32), ones(3, dtype=torch.int32)]),

@@ -85,15 +85,43 @@ def sweep(plan: Plan, count: int) -> Iterator[Any]:
             yield _crashed(plan, tuple(place))
 
 
+def _run_alone(pipe: Connection, plan: Plan, block: int, number: int) -> None:
+    from tests.oracle.random_calls import Vocabulary
+    from tests.oracle.random_run import run_programs
+
+    vocabulary = Vocabulary(plan.seed, block, plan.operators)
+    pipe.send(run_programs(plan.kind, vocabulary, [number], lambda number, on_stand_ins: None))
+
+
+def _tally_alone(plan: Plan, block: int, number: int) -> Any:
+    """What comes of a program in a process of its own; None if that one ends, too."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_run_alone, args=(theirs, plan, block, number), daemon=True)
+    process.start()
+    theirs.close()
+    try:
+        return ours.recv() if ours.poll(SECONDS_PER_PROGRAM) else None
+    except EOFError:
+        return None
+    finally:
+        process.kill()
+        process.join()
+        ours.close()
+
+
 def _crashed(plan: Plan, place: tuple[int, ...]) -> Any:
     from tests.oracle.random_run import Finding, Tally
 
     tally = Tally()
     where = f"{plan.seed}/{place[0]}/{place[1]}"
+    if place[2] and (alone := _tally_alone(plan, place[0], place[1])) is not None:
+        alone.coverage[f"ended at {where}, which ends no process by itself: memory was overwritten before it"] += 1
+        return alone
     if place[2]:
         tally.add(Finding("crash", "?", "", (), "the process died, or did not come back", where), 1, where)
     else:
-        tally.coverage[f"real kernels that took the process with them: {where}"] += 1
+        tally.coverage[f"ended in a real kernel: {where}"] += 1
     return tally
 
 
@@ -115,8 +143,8 @@ def print_report(tally: Any, seconds: float, groups: int) -> None:
     print(f"         {everyday} of {len(EVERYDAY)} everyday calls")
     print("  edits: " + ", ".join(f"{k[5:]} {n}" for k, n in tally.coverage.most_common() if k.startswith("edit "))[:1500])
     for key, number in tally.coverage.items():
-        if key.startswith("real "):
-            print(f"  {number} {key}")
+        if key.startswith("ended "):
+            print(f"  {number} process {key}")
     for group, number in tally.groups.most_common(groups):
         print(f"{number} × {' | '.join(group)}\n      {tally.examples[group]}")
 

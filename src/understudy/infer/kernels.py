@@ -10,7 +10,7 @@ raised.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import cache
 from itertools import count
@@ -351,7 +351,8 @@ def _is_rare(call: Call) -> bool:
 
 
 def run_on_zeros_or_ones(call: Call, new_maker: Callable[[], Callable[[TensorSpec], torch.Tensor]]) -> Outcomes:
-    """Run on zeros, then on ones: kernels may reject zeros (as a divisor, say). If both fail, raise the error for zeros.
+    """Run on zeros, then on ones and on identities: kernels may reject zeros (as a divisor, say) and singular matrices. If
+    all fail, raise the error for zeros.
 
     `new_maker()` returns the function that makes the tensors of one run.
     """
@@ -361,16 +362,18 @@ def run_on_zeros_or_ones(call: Call, new_maker: Callable[[], Callable[[TensorSpe
         raise
     except BUILT_IN as error:
         refusal = error
-    make = new_maker()
-    try:
-        return run_on_zeros(call, lambda spec: _with_ones(make(spec)))
-    except BUILT_IN:
-        raise refusal from None
+    for fill in (_with_ones, _with_identities):
+        make = new_maker()
+        with suppress(*BUILT_IN):
+            return run_on_zeros(call, lambda spec, make=make, fill=fill: fill(make(spec)))
+    raise refusal from None
 
 
 def _is_unusual_call(call: Call) -> bool:
     """Dtypes that are for storing numbers, complex, whole or mixed; no elements; tensors to write to."""
     inputs = call.inputs
+    if copies_alike(call):
+        return False
     record = record_of(call.op)
     dtypes = {spec.dtype for spec in inputs}
     if record.has_out or call.kwargs.get("dtype") in STORED or not dtypes.isdisjoint(STORED_OR_COMPLEX):
@@ -385,6 +388,11 @@ def _is_unusual_call(call: Call) -> bool:
     if numbers and not record.is_view and any(isinstance(part, int) and abs(part) > MOST_INT32 for part in numbers):
         return True
     return any(_is_empty_by_hints(spec) if spec.is_symbolic else 0 in spec.shape for spec in inputs)
+
+
+def copies_alike(call: Call) -> bool:
+    """Whether a tensor is copied into one of the same layout: if they share memory, eager does nothing at all."""
+    return call.op is torch.ops.aten.copy_.default and call.inputs[0] is call.inputs[-1]
 
 
 def _is_symbolic(call: Call) -> bool:
@@ -405,6 +413,12 @@ def _has_fractions(numbers: list[complex], dtypes: set[torch.dtype]) -> bool:
 
 def strided_zeros(spec: TensorSpec) -> torch.Tensor:
     return strided_on(spec, CPU, zero=True)
+
+
+def _with_identities(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.ndim >= 2:
+        tensor.diagonal(dim1=-2, dim2=-1).fill_(1)
+    return tensor
 
 
 def _with_ones(tensor: torch.Tensor) -> torch.Tensor:

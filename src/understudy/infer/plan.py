@@ -15,7 +15,7 @@ import torch
 from understudy import _torch
 from understudy._torch import OpOverload
 from understudy.errors import ArgumentError
-from understudy.infer.kernels import answer_for_shared, can_run_eager, try_values
+from understudy.infer.kernels import answer_for_shared, can_run_eager, copies_alike, try_values
 from understudy.ops.registry import record_of
 from understudy.ops.shared.dtypes import INTEGERS
 from understudy.ops.traits.ranges import extremes, has_ranges
@@ -28,6 +28,7 @@ from understudy.ops.traits.writes import (
     writes_apart,
     writes_in_order,
 )
+from understudy.ops.variants import check_no_overlap
 from understudy.shapes.node import SymNode
 from understudy.shapes.sizes import assume_nonempty_if_indexed, has_unbacked
 from understudy.spec import (
@@ -66,6 +67,8 @@ def effects_of(call: Call, outcomes: Outcomes, written: tuple[int, ...]) -> tupl
         return tuple(effects)
     if writes_apart.of(call.op) is not None and not fills_by_mask(call):
         effects.append(OverlapCheck(call.op, written))
+    if copies_alike(call) and any(type(step) is int and step == 0 for step in call.inputs[0].stride):
+        effects.append(ExpandedCopyCheck())
     if pairs := _pairs_in_order(call, outcomes, written):
         effects.append(ElementOrderCheck(call.op, pairs))
     if len(call.inputs) > 1 and _may_mind_shared_memory(call.op) and can_run_eager(call):
@@ -183,6 +186,16 @@ class OverlapCheck:
                 if inputs[read] is inputs[target] or _overlap(specs[read], specs[target]):
                     reason = f"{self.op}: what is written to, {specs[target]}, shares memory with {specs[read]}"
                     raise with_line(ArgumentError(reason), str(self.op), ", ".join(map(str, specs)))
+
+
+@dataclass(frozen=True, slots=True)
+class ExpandedCopyCheck:
+    """Raises for a copy into an expanded tensor, unless it is of the same elements, which eager leaves as they are."""
+
+    def run(self, outcomes: Outcomes, inputs: Sequence[Any]) -> None:
+        target, source = inputs
+        if _torch.storage_id(target) != _torch.storage_id(source):
+            check_no_overlap("copy_", target._spec)
 
 
 @dataclass(frozen=True, slots=True)

@@ -158,10 +158,22 @@ def nan_to_num(a: TensorSpec, *_: object, **__: object) -> TensorSpec:
     return preserved_copy(a)
 
 
-@rule("_conj_physical", "conj_physical")
+@rule("_conj_physical")
 def conj_physical(a: TensorSpec) -> TensorSpec:
     check_dtype("conj_physical", a.dtype, "bifc", a.device)
     return preserved_copy(a)
+
+
+@rule("conj_physical")
+def conj_physical_of_complex(a: TensorSpec) -> TensorSpec | Same:
+    """Arrives whole in inference mode; others than complex numbers it gives back."""
+    return conj_physical(a) if a.is_complex else Same(0)
+
+
+@rule("conj_physical_")
+def conj_physical_in_place(a: TensorSpec) -> Same:
+    conj_physical(a)
+    return Same(0)
 
 
 @rule("deg2rad.out", "rad2deg.out")

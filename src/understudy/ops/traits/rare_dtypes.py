@@ -21,13 +21,13 @@ not_on_unsigned: Trait[bool] = Trait("elementwise, and refuses large unsigned in
 not_on_unsigned.mark(
     *"abs add addcmul bitwise_left_shift bitwise_not bitwise_right_shift clamp clamp_max clamp_min fmax fmin fmod gcd "
     "ge gt heaviside lcm le logical_and logical_not logical_or logical_xor lt max maximum min minimum neg relu remainder "
-    "rsub sgn sign sub threshold threshold_backward".split()
+    "rsub sgn sign sub threshold threshold_backward __lshift__ __rshift__ __ilshift__".split()
 )
 
 not_made: Trait[frozenset[torch.dtype]] = Trait("dtypes that it refuses to make, or to write to", of_packets=True)
 not_made.register(RARE, "arange", "linspace", "random", "bernoulli", "masked_fill")
 not_made.register(FLOAT8, "rand", "randn", "randint", "uniform", "normal", "exponential")
-not_made.register(UNSIGNED, "eye")
+not_made.register(UNSIGNED, "eye", "__irshift__")
 
 
 def refuse_rare(call: Call) -> None:
@@ -36,7 +36,8 @@ def refuse_rare(call: Call) -> None:
     dtype = call.kwargs.get("dtype") if given is None else given.dtype
     if dtype not in RARE or _is_elsewhere(call, given):
         return
-    name = call.op.overloadpacket.__name__.removesuffix("_")
+    name = call.op.overloadpacket.__name__
+    name = name if name.endswith("__") else name.removesuffix("_")
     is_refused = name in not_made and dtype in not_made.by_name(name)
     record = record_of(call.op)
     if given is not None and record.is_pointwise and not record.is_composite:
