@@ -363,10 +363,13 @@ def run_on_zeros_or_ones(call: Call, new_maker: Callable[[], Callable[[TensorSpe
     except BUILT_IN as error:
         refusal = error
     for fill in (_with_ones, _with_identities):
-        make = new_maker()
         with suppress(*BUILT_IN):
-            return run_on_zeros(call, lambda spec, make=make, fill=fill: fill(make(spec)))
+            return run_on_zeros(call, _filled_by(fill, new_maker()))
     raise refusal from None
+
+
+def _filled_by(fill: Callable[[torch.Tensor], torch.Tensor], make: Callable[[TensorSpec], torch.Tensor]) -> Any:
+    return lambda spec: fill(make(spec))
 
 
 def _is_unusual_call(call: Call) -> bool:
