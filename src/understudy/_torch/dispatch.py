@@ -363,9 +363,13 @@ def check_assigned_data(check: Callable[[Tensor, Any], None]) -> Any:
 
 SPARE_WRAPPER, SPARE_MODE = "TESTING_ONLY_GenericWrapper", "TESTING_ONLY_GenericMode"
 """Dispatch keys of high priority that torch reserves for its own tests. The second is not set for contiguous tensors."""
-_spare: Any = [torch._C._parse_dispatch_key(name) for name in (SPARE_WRAPPER, SPARE_MODE)]
+SPARE_STATIC = "DeferredInit"
+"""A dispatch key above autograd that torch reserves for another package; on stand-ins with plain sizes."""
+_spare: Any = [torch._C._parse_dispatch_key(name) for name in (SPARE_WRAPPER, SPARE_MODE, SPARE_STATIC)]
 SYMBOLIC_KEYS = DispatchKeySet(_spare[0])
 SCATTERED_KEYS = SYMBOLIC_KEYS | DispatchKeySet(_spare[1])
+STATIC_KEYS = DispatchKeySet(_spare[2])
+RECIPE_KEYS = SCATTERED_KEYS | STATIC_KEYS
 native_call: Callable[[Any], Callable[..., Any]] = operator.attrgetter("_op")
 """The C++ function of an operator, without its Python `__call__`."""
 
@@ -374,11 +378,23 @@ def key_without_spare(op: object, key: object, args: object, kwargs: object) -> 
     """The dispatch key of a higher-order operator without the spare keys."""
     if key not in _SPARE:
         return key
-    keys = _ops._compute_keyset(args, kwargs, op.non_fallthrough_keys - SCATTERED_KEYS - SPARE_AUTOCAST_KEYS)
+    keys = _ops._compute_keyset(args, kwargs, op.non_fallthrough_keys - RECIPE_KEYS - SPARE_AUTOCAST_KEYS)
     return keys.highestPriorityTypeId()
 
 
 _SPARE = (*_spare, DispatchKey.AutocastIPU)
+
+
+def can_skip_composites_for(mode: object) -> bool:
+    """Whether nobody observes a composite operator on stand-ins of `mode`, nor the operators inside it."""
+    return (
+        _count_dispatch_modes() == (_dispatch_mode(FAKE) is mode)
+        and _excluded_keys().raw_repr() & _OBSERVED_KEYS == _AUTOCAST_OFF_KEYS
+        and count_function_modes() == 0
+        and _transform() is None
+        and not (_is_profiled() or _is_traced() or _is_included(_PRE_DISPATCH))
+        and _forward_ad._current_level < 0
+    )
 
 
 def composites_are_observed() -> bool:

@@ -20,7 +20,7 @@ from understudy.fake import patches as _patches  # noqa: F401  (registers them)
 from understudy.fake.convert import FakeTensorConverter
 from understudy.fake.inputs import accept_inputs
 from understudy.fake.kernels import autocast
-from understudy.fake.native import canonical, prepare
+from understudy.fake.native import canonical, in_inference_mode, is_grad_enabled, prepare
 from understudy.fake.realise import adopt, make_new, make_view, realise
 from understudy.fake.templates import make_symbolic
 from understudy.fake.tensor import FakeTensor
@@ -232,7 +232,10 @@ class FakeTensorMode(_torch.TorchDispatchMode):
             plan = run_effects(plan, flat_exact(FakeTensor, args, kwargs or {}))
         if (answer := plan.kind) == ONE_NEW:
             spec = plan.spec
-            fake = make_wrapper(FakeTensor, *(spec.prepared or prepare(spec)))
+            arguments = spec.prepared_no_grad
+            if arguments is None or is_grad_enabled() or in_inference_mode():
+                arguments = spec.prepared or prepare(spec)
+            fake = make_wrapper(FakeTensor, *arguments)
             fake._spec = spec
             fake.fake_mode = self
             return fake

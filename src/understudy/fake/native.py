@@ -25,6 +25,9 @@ MOST_DEVICES = 126
 _lock = threading.Lock()
 on_first_device: list[Callable[[], object]] = []
 """Called when a device that this machine lacks is first named, to set up what such devices need."""
+on_first_recipe: list[Callable[[], object]] = []
+"""Called before the first stand-in that carries the key of recipes is made."""
+is_grad_enabled, in_inference_mode = torch.is_grad_enabled, torch.is_inference_mode_enabled
 _native: dict[torch.device, torch.device] = {CPU: CPU, META: META}
 _canonical: dict[torch.device, torch.device] = {CPU: CPU, META: META, torch.device("cpu:0"): CPU}
 
@@ -73,7 +76,13 @@ def native(device: torch.device) -> torch.device:
 
 
 def prepare(spec: TensorSpec) -> tuple[object, ...]:
-    """The arguments that make a wrapper for this spec, memoised on the spec."""
+    """The arguments that make a wrapper for this spec, memoised on the spec as `prepared`.
+
+    `prepared_no_grad` are those where no gradient is recorded: the wrapper carries a dispatch key on which composite
+    operators are remembered (`fake/kernels/recipes.py`). Where gradients are recorded, each operator has to be dispatched,
+    and without the key C++ does not ask. Only stand-ins with plain sizes and three dimensions or more carry it, as
+    activations have: most of those that a backward pass or an optimizer makes have fewer.
+    """
     device = native(spec.device)
     stride: Any = spec.stride
     offset: Any = spec.offset
@@ -82,7 +91,21 @@ def prepare(spec: TensorSpec) -> tuple[object, ...]:
         offset = None
         stride = None if stride == contiguous_strides(spec.shape) else stride
     arguments: tuple[Any, ...] = (spec.shape, stride, offset, None, spec.dtype, torch.strided, device)
-    if spec.device.type not in WITHOUT_INDEX:
+    is_native = spec.device.type in WITHOUT_INDEX
+    if len(spec.shape) >= 3 and spec.dtype.is_floating_point and not spec.is_symbolic:
+        keys = _torch.STATIC_KEYS if is_native else _torch.STATIC_KEYS | _torch.STAND_IN_KEYS
+        spec.prepared_no_grad = (*arguments, False, False, None, False, False, keys)
+        while on_first_recipe:
+            on_first_recipe.pop()()
+    if not is_native:
         arguments = (*arguments, False, False, None, False, False, _torch.STAND_IN_KEYS)
     spec.prepared = arguments
+    return arguments
+
+
+def wrapper_arguments(spec: TensorSpec) -> Any:
+    """The arguments that make a wrapper for this spec in the current grad mode."""
+    arguments = spec.prepared_no_grad
+    if arguments is None or is_grad_enabled() or in_inference_mode():
+        arguments = spec.prepared or prepare(spec)
     return arguments

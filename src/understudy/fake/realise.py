@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from understudy import _torch
-from understudy.fake.native import WITHOUT_INDEX, canonical, prepare
+from understudy.fake.native import WITHOUT_INDEX, canonical, in_inference_mode, prepare, wrapper_arguments
 from understudy.fake.templates import make_symbolic
 from understudy.fake.tensor import FakeTensor
 from understudy.fake.values.determined import DeterminedContents, record_for_alias
@@ -39,7 +39,6 @@ def make_sparse(mode: FakeTensorMode, spec: TensorSpec) -> FakeTensor:
 # --- Dense stand-ins ----------------------------------------------------------------------------------------
 
 make_wrapper = _torch.make_wrapper
-in_inference_mode = torch.is_inference_mode_enabled
 make_subclass = _torch.make_subclass
 give_storage = _torch.give_storage
 NoDispatch = _torch.NoDispatch
@@ -52,7 +51,7 @@ def make_new(mode: FakeTensorMode, spec: TensorSpec) -> FakeTensor:
     elif spec.is_symbolic:
         fake = make_symbolic(spec)
     else:
-        fake = make_wrapper(FakeTensor, *(spec.prepared or prepare(spec)))
+        fake = make_wrapper(FakeTensor, *wrapper_arguments(spec))
     fake._spec = spec
     fake.fake_mode = mode
     if spec.conj:
@@ -78,7 +77,7 @@ def make_view(mode: FakeTensorMode, base: FakeTensor, spec: TensorSpec, expects_
         if spec.is_symbolic:
             fake = make_symbolic(spec, base, expects_operators)
         else:
-            fake = make_wrapper(FakeTensor, *(spec.prepared or prepare(spec)))
+            fake = make_wrapper(FakeTensor, *wrapper_arguments(spec))
             give_storage(fake, base)
     except RuntimeError:  # the storage was marked when it was handed out, or was resized
         fake = _make_view_of_marked_storage(base, spec, expects_operators)
@@ -117,7 +116,7 @@ def remake(mode: FakeTensorMode, spec: TensorSpec, base: FakeTensor | None) -> F
         if spec.is_symbolic:
             fake = make_symbolic(spec, base, expects_operators=False)
         else:
-            fake = make_wrapper(FakeTensor, *spec.prepared)
+            fake = make_wrapper(FakeTensor, *wrapper_arguments(spec))
             if base is not None:
                 give_storage(fake, base)
     except RuntimeError:  # as in `make_view`
@@ -140,7 +139,7 @@ def _make_view_of_marked_storage(base: FakeTensor, spec: TensorSpec, expects_ope
             if spec.is_symbolic:
                 fake = make_symbolic(spec, base, expects_operators)
             else:
-                fake = make_wrapper(FakeTensor, *(spec.prepared or prepare(spec)))
+                fake = make_wrapper(FakeTensor, *wrapper_arguments(spec))
                 give_storage(fake, base)
     except RuntimeError:  # C++ moved a resized storage to the meta device, and refuses it
         fake = _make_view_without_dispatch(base, spec)

@@ -103,6 +103,7 @@ class Cache:
     def clear(self) -> None:
         with self._lock:
             self.plans.clear()
+            self.recipes.clear()
             self.shared.clear()
             self.hits = self.misses = 0
             self.bypasses.clear()

@@ -74,7 +74,7 @@ class TensorSpec:
     """Shape, stride, offset, dtype, device, layout and the conj and neg bits of a tensor.
 
     `sparse` holds what a sparse layout adds (see `SparseParts`), None for strided tensors.
-    `prepared` is a memo of the layer that makes tensors from specs, and not part of the identity.
+    `prepared` and `prepared_no_grad` are memos of the layer that makes tensors from specs, and not part of the identity.
     """
 
     __slots__ = (
@@ -89,6 +89,7 @@ class TensorSpec:
         "neg",
         "offset",
         "prepared",
+        "prepared_no_grad",
         "shape",
         "sparse",
         "stride",
@@ -104,6 +105,7 @@ class TensorSpec:
     neg: bool
     sparse: Any
     prepared: Any
+    prepared_no_grad: Any
     is_symbolic: bool
     _numel: Any
     _contiguous: bool | None
@@ -131,7 +133,7 @@ class TensorSpec:
         self.shape, self.stride, self.offset = shape, stride, offset
         self.dtype, self.device, self.layout = dtype, device, layout
         self.conj, self.neg, self.sparse = conj, neg, sparse
-        self.prepared = None
+        self.prepared = self.prepared_no_grad = None
         self.is_symbolic = any(type(size) is not int for size in (*shape, *stride, offset))
         self._numel = None
         self._contiguous = None

@@ -1,12 +1,14 @@
-"""Recorded decompositions of composite operators on symbolic sizes.
+"""Recorded decompositions of composite operators.
 
-C++ decomposes `matmul`, `linear`, attention and others into simpler operators, and branches on the sizes: hundreds of
-comparisons for one `matmul`, each a call into Python. For the same specs the decomposition is always the same: the list
-of simple operators is the recipe of the call. Stand-ins with symbolic sizes carry a spare dispatch key above autograd,
-on which the kernels of this file are registered; they look for a recipe first.
+C++ decomposes `matmul`, `linear`, attention and others into simpler operators, and branches on the sizes: where they are
+symbolic, hundreds of comparisons for one `matmul`, each a call into Python. For the same specs the decomposition is always
+the same: the list of simple operators is the recipe of the call. Stand-ins with symbolic sizes, and those with plain sizes
+that are made where no gradient is recorded, carry a spare dispatch key above autograd, on which the kernels of this file
+are registered; they look for a recipe first.
 
-A recipe is replayed through the dispatcher, so that autograd and every mode see the same operators. Where no other mode
-is active, no gradient is recorded and the result is a new tensor, only that tensor is made.
+Where no other mode is active, no gradient is recorded and the result is a new tensor, only that tensor is made. Otherwise
+the recipe is replayed through the dispatcher (symbolic sizes), or C++ runs (plain sizes): autograd and every mode see the
+same operators.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import torch
 
 from understudy import _torch
 from understudy._torch import Device
+from understudy.fake.native import on_first_recipe
 from understudy.fake.realise import make_new
 from understudy.fake.templates import make_symbolic, on_first_symbol
 from understudy.fake.tensor import FakeTensor
@@ -29,7 +32,7 @@ from understudy.infer.kernels import answer_for_shared
 from understudy.infer.shared import SharedPlans, SharedQuestion
 from understudy.ops.registry import hidden_writes, record_of
 from understudy.ops.shared.decompositions import decomposed_kernel, decomposition
-from understudy.ops.traits.caching import has_recipe, has_recipe_if_strided, needs_recipe
+from understudy.ops.traits.caching import has_recipe, has_recipe_if_static, has_recipe_if_strided, needs_recipe
 from understudy.shapes.patterns import Pattern
 from understudy.shapes.sizes import from_torch, to_torch
 from understudy.spec import TensorSpec
@@ -142,8 +145,7 @@ NONE = Recipe([], -1)
 
 
 def _make_kernel(op: Any) -> Callable[..., Any]:
-    is_attention = op is torch.ops.aten.scaled_dot_product_attention.default
-    state = _attention_backends if is_attention else None  # C++ branches on these settings as well
+    state = _find_state(op)
     needs_recipe_always = needs_recipe.of(op) is not None
     run = decomposed_kernel(op, decomposition.of(op))
 
@@ -160,6 +162,8 @@ def _make_kernel(op: Any) -> Callable[..., Any]:
             if state is not None:
                 key.append(state())
             mode = _mode_of(tensors)
+            if _torch.composites_are_observed():
+                raise NoRecipe
             recipe = mode._cache.recipes.get(tuple(key))
         except (NoRecipe, UnusualArgument, TypeError):
             recipe = NONE
@@ -179,6 +183,43 @@ def _make_kernel(op: Any) -> Callable[..., Any]:
         return run(*args, **kwargs)
 
     return kernel
+
+
+def _make_static_kernel(op: Any) -> Callable[..., Any]:
+    """For plain sizes, which C++ decomposes quickly: a recipe is used only where nothing but its result has to be made."""
+    state = _find_state(op)
+    run = decomposed_kernel(op, None)
+
+    def kernel(*args: object, **kwargs: object) -> object:
+        if is_grad_enabled() or count_dispatch_modes() > 1:
+            return run(*args, **kwargs)
+        tensors: list[FakeTensor] = []
+        key: list[Any] = [op, None if state is None else state()]
+        try:
+            _add_to_key(key, tensors, args)
+            if kwargs:
+                key.extend(kwargs)
+                _add_to_key(key, tensors, kwargs.values())
+            mode = _mode_of(tensors)
+        except (NoRecipe, UnusualArgument, TypeError):
+            return run(*args, **kwargs)
+        if not (mode.can_skip_dispatch and _torch.can_skip_composites_for(mode)):
+            return run(*args, **kwargs)
+        key.append(mode._facts_number)
+        full = tuple(key)
+        recipe = mode._cache.recipes.get(full)
+        if recipe is None:
+            return _record_recipe(mode, run, args, kwargs, tensors, full, None)
+        if recipe.spec is not None:
+            return recipe.make_result(mode, tensors)
+        return tensors[recipe.result] if recipe.is_identity else run(*args, **kwargs)
+
+    return kernel
+
+
+def _find_state(op: Any) -> Callable[[], tuple[bool, ...]] | None:
+    """What C++ branches on besides the arguments of this operator."""
+    return _attention_backends if op is torch.ops.aten.scaled_dot_product_attention.default else None
 
 
 def _needs_each_operator(args: tuple[object, ...]) -> bool:
@@ -217,15 +258,14 @@ def _add_to_key(key: list[object], tensors: list[FakeTensor], values: Any) -> No
 
 
 def _mode_of(tensors: list[FakeTensor]) -> FakeTensorMode:
-    """The mode of these tensors. Raises `NoRecipe` if there are several, or if something else observes composite
-    operators."""
+    """The mode of these tensors. Raises `NoRecipe` if there are several, or if its cache is not used."""
     if not tensors:
         raise NoRecipe
     mode = tensors[0].fake_mode
     for tensor in tensors:
         if tensor.fake_mode is not mode:
             raise NoRecipe
-    if not mode._can_replay or _torch.composites_are_observed():
+    if not mode._can_replay:
         raise NoRecipe
     return mode
 
@@ -261,7 +301,7 @@ def _record_recipe(
 ) -> object:  # fmt: skip
     with OperatorLog() as log:
         result = run(*args, **kwargs)
-    if not mode.shape_env.suppresses_guards:  # replaying the recipe would not record the guards that it needs
+    if mode.shape_env is None or not mode.shape_env.suppresses_guards:  # replaying the recipe would not record the guards that it needs
         recipe = mode._cache.recipes[key] = _make_recipe(log.calls, tensors, result)
         if question is not None:
             mode._shared.share_answer(question, partial(_generalise_recipe, mode._shared), recipe)
@@ -408,6 +448,7 @@ def _localise_argument(shared: SharedPlans, value: Any) -> Any:
 # --- registration -------------------------------------------------------------------------------------------------
 
 _libraries: list[Any] = []
+_static_libraries: list[Any] = []
 _registering = threading.Lock()
 
 
@@ -423,6 +464,15 @@ def register_kernels() -> None:
             for name, function in decomposition.items():
                 if name not in has_recipe and name not in has_recipe_if_strided:
                     _libraries[0].impl(name, _decomposed_kernel(_torch.operator_named(name), function))
+
+
+def register_static_kernels() -> None:
+    """Called once, when the first stand-in that carries their key is made."""
+    with _registering:
+        if not _static_libraries:
+            _static_libraries.extend(_torch.kernel_libraries(_torch.SPARE_STATIC))
+            for name in has_recipe_if_static:
+                _static_libraries[0].impl(name, _make_static_kernel(_torch.operator_named(name)))
 
 
 def _decomposed_kernel(op: Any, function: Callable[..., object]) -> Callable[..., object]:
@@ -443,3 +493,4 @@ def _decomposed_kernel(op: Any, function: Callable[..., object]) -> Callable[...
 
 
 on_first_symbol.append(register_kernels)
+on_first_recipe.append(register_static_kernels)

@@ -34,7 +34,7 @@ def decomposed_kernel(op: Any, function: Function | None) -> Function:
             result = function(*args, **kwargs)
             if result is not NotImplemented:
                 return result
-        with _torch.below(_torch.SCATTERED_KEYS):
+        with _torch.below(_torch.RECIPE_KEYS):
             return op(*args, **kwargs)
 
     return kernel

@@ -22,6 +22,12 @@ for name in ("add", "sub", "mul", "div", "lerp", "addcmul", "addcdiv"):
     ignores_floats.mark(name, f"{name}_", f"_foreach_{name}", f"_foreach_{name}_")
 ignores_floats.mark("_fused_sgd_", "_fused_adagrad_", "_fused_adam_", "_fused_adamw_")
 
+has_recipe_if_static: Trait[bool] = Trait("composite of several operators, which are remembered for plain sizes")
+has_recipe_if_static.mark(
+    "linear", "matmul", "scaled_dot_product_attention", "einsum", "tensordot", "repeat_interleave.self_int", "dropout",
+    "batch_norm",
+)  # fmt: skip
+
 has_recipe: Trait[bool] = Trait("composite whose operators are remembered for symbolic sizes")
 """C++ decomposes them on every device, depending only on their arguments (and on the enabled backends of attention)."""
 has_recipe.mark(
