@@ -60,11 +60,12 @@ def any_number() -> Any:
 # --- classes checked by isinstance ------------------------------------------------------------------------------
 
 
-def is_called_by_module_conversion(frame: object) -> bool:
-    """Whether this frame is `nn.Module._apply` checking the class of a tensor, before it may set a stand-in's data."""
+def asks_for_own_class(frame: object) -> bool:
+    """Whether this frame is `nn.Module._apply` checking the class of a tensor, before it may set a stand-in's data, or
+    `torch.utils.swap_tensors`, which swaps what the class has slots for."""
     if is_module_conversion(frame):
         return is_stand_in(frame.f_locals["tensor"])
-    return frame.f_code is _APPLY
+    return frame.f_code is _APPLY or frame.f_code is _SWAP
 
 
 def is_module_conversion(frame: object) -> bool:
@@ -73,6 +74,7 @@ def is_module_conversion(frame: object) -> bool:
 
 
 _APPLY = torch.nn.Module._apply.__code__
+_SWAP = torch.utils.swap_tensors.__code__
 _APPLY_INNER = "compute_should_use_set_data"
 
 

@@ -233,11 +233,10 @@ class FakeTensorMode(_torch.TorchDispatchMode):
         if (answer := plan.kind) == ONE_NEW:
             spec = plan.spec
             arguments = spec.prepared_no_grad
-            if arguments is None or is_grad_enabled() or in_inference_mode():
+            if arguments is None or is_grad_enabled() or in_inference_mode() or not self.can_skip_dispatch:
                 arguments = spec.prepared or prepare(spec)
             fake = make_wrapper(FakeTensor, *arguments)
-            fake._spec = spec
-            fake.fake_mode = self
+            fake._spec, fake.fake_mode = spec, self
             return fake
         if answer == FIRST_VIEWED:
             return make_view(self, args[0], plan.spec)

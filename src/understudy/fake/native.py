@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from understudy import _torch
 from understudy.errors import UnsupportedFakeTensorException
 from understudy.spec import TensorSpec, contiguous_strides
+
+if TYPE_CHECKING:
+    from understudy.fake.mode import FakeTensorMode
 
 CPU = torch.device("cpu")
 META = torch.device("meta")
@@ -103,9 +106,9 @@ def prepare(spec: TensorSpec) -> tuple[object, ...]:
     return arguments
 
 
-def wrapper_arguments(spec: TensorSpec) -> Any:
-    """The arguments that make a wrapper for this spec in the current grad mode."""
+def wrapper_arguments(mode: FakeTensorMode, spec: TensorSpec) -> Any:
+    """The arguments that make a wrapper for this spec in this mode and the current grad mode."""
     arguments = spec.prepared_no_grad
-    if arguments is None or is_grad_enabled() or in_inference_mode():
+    if arguments is None or is_grad_enabled() or in_inference_mode() or not mode.can_skip_dispatch:
         arguments = spec.prepared or prepare(spec)
     return arguments

@@ -51,7 +51,7 @@ def make_new(mode: FakeTensorMode, spec: TensorSpec) -> FakeTensor:
     elif spec.is_symbolic:
         fake = make_symbolic(spec)
     else:
-        fake = make_wrapper(FakeTensor, *wrapper_arguments(spec))
+        fake = make_wrapper(FakeTensor, *wrapper_arguments(mode, spec))
     fake._spec = spec
     fake.fake_mode = mode
     if spec.conj:
@@ -77,10 +77,10 @@ def make_view(mode: FakeTensorMode, base: FakeTensor, spec: TensorSpec, expects_
         if spec.is_symbolic:
             fake = make_symbolic(spec, base, expects_operators)
         else:
-            fake = make_wrapper(FakeTensor, *wrapper_arguments(spec))
+            fake = make_wrapper(FakeTensor, *wrapper_arguments(mode, spec))
             give_storage(fake, base)
     except RuntimeError:  # the storage was marked when it was handed out, or was resized
-        fake = _make_view_of_marked_storage(base, spec, expects_operators)
+        fake = _make_view_of_marked_storage(mode, base, spec, expects_operators)
     fake._spec = spec
     fake.fake_mode = mode
     if spec.conj:
@@ -116,13 +116,13 @@ def remake(mode: FakeTensorMode, spec: TensorSpec, base: FakeTensor | None) -> F
         if spec.is_symbolic:
             fake = make_symbolic(spec, base, expects_operators=False)
         else:
-            fake = make_wrapper(FakeTensor, *wrapper_arguments(spec))
+            fake = make_wrapper(FakeTensor, *wrapper_arguments(mode, spec))
             if base is not None:
                 give_storage(fake, base)
     except RuntimeError:  # as in `make_view`
         if base is None:
             raise
-        fake = _make_view_of_marked_storage(base, spec, expects_operators=False)
+        fake = _make_view_of_marked_storage(mode, base, spec, expects_operators=False)
     fake._spec = spec
     fake.fake_mode = mode
     return fake
@@ -132,14 +132,16 @@ def can_remake(spec: TensorSpec) -> bool:
     return spec.prepared is not None and not (spec.sparse is not None or spec.conj or spec.neg)
 
 
-def _make_view_of_marked_storage(base: FakeTensor, spec: TensorSpec, expects_operators: bool) -> FakeTensor:
+def _make_view_of_marked_storage(
+    mode: FakeTensorMode, base: FakeTensor, spec: TensorSpec, expects_operators: bool
+) -> FakeTensor:
     """On a storage that is marked: C++ must not ask for its memory."""
     try:
         with _torch.AllowMemoryAccess(_torch.native_storage(base)):
             if spec.is_symbolic:
                 fake = make_symbolic(spec, base, expects_operators)
             else:
-                fake = make_wrapper(FakeTensor, *wrapper_arguments(spec))
+                fake = make_wrapper(FakeTensor, *wrapper_arguments(mode, spec))
                 give_storage(fake, base)
     except RuntimeError:  # C++ moved a resized storage to the meta device, and refuses it
         fake = _make_view_without_dispatch(base, spec)

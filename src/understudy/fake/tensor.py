@@ -91,6 +91,9 @@ class FakeTensor(torch.Tensor):
     `FakeTensor(mode, elem, device)` takes the metadata of `elem`.
     """
 
+    # Read and set at every operator. Without them in its dict, most stand-ins never need one.
+    __slots__ = ("_spec", "fake_mode")
+
     _spec: TensorSpec
     _determined: DeterminedContents | None = None
     _range: tuple[ValueRange, Any] | None = None
@@ -150,7 +153,7 @@ class FakeTensor(torch.Tensor):
         `nn.Module` asks too, when it converts parameters, and would then exchange tensors instead of setting their
         data, which fails for a tensor that anything else refers to. Setting the data always works here.
         """
-        if _torch.is_called_by_module_conversion(sys._getframe(1)):
+        if _torch.asks_for_own_class(sys._getframe(1)):
             return FakeTensor
         return self._kind or _torch.torch_fake_tensor_class()
 

@@ -1,7 +1,7 @@
 """Our kernels on dispatch keys of torch that no backend uses.
 
     autocast    autocast and device-specific composites for devices that this machine lacks
-    recipes     recorded decompositions of composite operators on symbolic sizes, replayed
+    recipes     recorded decompositions of composite operators, replayed
     transforms  rules for torch.func on symbolic sizes
 """
 

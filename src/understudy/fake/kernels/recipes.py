@@ -32,7 +32,12 @@ from understudy.infer.kernels import answer_for_shared
 from understudy.infer.shared import SharedPlans, SharedQuestion
 from understudy.ops.registry import hidden_writes, record_of
 from understudy.ops.shared.decompositions import decomposed_kernel, decomposition
-from understudy.ops.traits.caching import has_recipe, has_recipe_if_static, has_recipe_if_strided, needs_recipe
+from understudy.ops.traits.caching import (
+    has_recipe,
+    has_recipe_if_static,
+    has_recipe_if_strided,
+    needs_recipe,
+)
 from understudy.shapes.patterns import Pattern
 from understudy.shapes.sizes import from_torch, to_torch
 from understudy.spec import TensorSpec
@@ -301,7 +306,8 @@ def _record_recipe(
 ) -> object:  # fmt: skip
     with OperatorLog() as log:
         result = run(*args, **kwargs)
-    if mode.shape_env is None or not mode.shape_env.suppresses_guards:  # replaying the recipe would not record the guards that it needs
+    env = mode.shape_env
+    if env is None or not env.suppresses_guards:  # replaying the recipe would not record the guards that it needs
         recipe = mode._cache.recipes[key] = _make_recipe(log.calls, tensors, result)
         if question is not None:
             mode._shared.share_answer(question, partial(_generalise_recipe, mode._shared), recipe)
