@@ -12,6 +12,7 @@ from torch import nn
 
 from tests.fake.sides import assert_like_eager, on_each_device
 from understudy import FakeTensorMode
+from understudy.ops.traits.autocast import casting
 
 LOW = (torch.float16, torch.bfloat16)
 low = pytest.mark.parametrize("dtype", LOW, ids=["float16", "bfloat16"])
@@ -107,6 +108,12 @@ def test_the_widest_wins(device: str, dtype: torch.dtype) -> None:
         assert torch.cat([narrow, narrow]).dtype is dtype
         assert torch.stack([narrow, wide]).dtype is torch.float32
         assert torch.addcmul(narrow, wide, narrow).dtype is torch.float32
+
+
+def test_cast_are_the_operators_that_torch_casts_on_cuda() -> None:
+    names = {name for name in torch._C._dispatch_get_all_op_names() if name.startswith("aten::")}
+    torchs = {name for name in names if torch._C._dispatch_has_kernel_for_dispatch_key(name, "AutocastCUDA")}
+    assert set(casting) == torchs
 
 
 def test_unsafe_losses_are_refused() -> None:

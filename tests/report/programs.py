@@ -88,6 +88,17 @@ def train(
         optimizer.zero_grad(set_to_none=set_to_none)
 
 
+def regress(loss: Callable[..., torch.Tensor]) -> None:
+    """The loss is alive in the backward pass: what memory it keeps counts."""
+    net = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 512), nn.Sigmoid())
+    optimizer = torch.optim.AdamW(net.parameters(), foreach=False)
+    for _ in range(2):
+        optimizer.zero_grad()
+        found = loss(net(torch.randn(64, 64)), torch.zeros(64, 512))
+        found.backward()
+        optimizer.step()
+
+
 optim = torch.optim
 PROGRAMS: dict[str, Callable[[], None]] = {
     "adam": partial(train, optim.Adam),
@@ -112,4 +123,8 @@ PROGRAMS: dict[str, Callable[[], None]] = {
     "dropout": partial(train, optim.AdamW, dropout=0.1),
     "gradients kept as zeros": partial(train, optim.AdamW, set_to_none=False),
     "one step": partial(train, optim.Adam, steps=1),
+    **{
+        f"{loss.__name__}": partial(regress, loss)
+        for loss in (F.mse_loss, F.smooth_l1_loss, F.huber_loss, F.soft_margin_loss, F.binary_cross_entropy)
+    },
 }

@@ -65,6 +65,7 @@ from understudy.fake.tensor import FakeTensor
 from understudy.infer.cache import UnusualArgument
 from understudy.infer.plan import FIRST_ITSELF, ONE_NEW, Plan
 from understudy.ops.traits.autocast import has_cuda_kernel
+from understudy.ops.traits.scratch import keeps_whole
 from understudy.patching import OBSERVATION, combine, patch
 from understudy.simulation.allocator_parts import UNLIMITED
 from understudy.simulation.plain_writes import IN_PLACE, PlainWrites
@@ -446,7 +447,15 @@ class ObservedMode(FakeTensorMode):
             if (end := listener.follow_plan(func, args, kwargs, result)) is not None:
                 ends.append(end)
             label = label or listener.label_plan(func, args, kwargs, result)
+        if type(result) is FakeTensor and not result.dim() and keeps_whole.of(func):
+            ends.insert(0, self._keep_whole)
         return label, tuple(ends)
+
+    def _keep_whole(self, args: Any, kwargs: Any, result: Any) -> None:
+        """The storage of a sum is that of what was summed up."""
+        record, nbytes = self.find_record(result), args[0].numel() * result.element_size()
+        if record is not None and nbytes > record.nbytes:
+            self._replace_record(record, native_storage(result), nbytes)
 
     def _end_unplanned(self, func: object, args: Any, kwargs: Any, result: object) -> None:
         """Of a call that no plan was replayed for, or that others were a part of."""
@@ -498,14 +507,14 @@ class ObservedMode(FakeTensorMode):
         """Called when the size of a storage may have changed."""
         record = self.storages.get(id(storage))
         if record is not None and record.nbytes != storage.nbytes():
-            self._replace_record(record, storage)
+            self._replace_record(record, storage, storage.nbytes())
 
-    def _replace_record(self, old: StorageRecord, storage: torch.UntypedStorage) -> None:
+    def _replace_record(self, old: StorageRecord, storage: torch.UntypedStorage, nbytes: int) -> None:
         """Of a storage that was resized: a new block is there before the old one is gone."""
         record = StorageRecord(storage, self._on_death)
         for name in ("key", "spec", "device", "stream", "maker", "serial", "category", "owner"):
             setattr(record, name, getattr(old, name))
-        record.nbytes, record.call, record.address = storage.nbytes(), self.calls, 0
+        record.nbytes, record.call, record.address = nbytes, self.calls, 0
         record.memory = record.totals = record.died = None
         record.is_updated = False
         self.storages[record.key] = record

@@ -116,7 +116,12 @@ class ScratchMemory(Listener):
         mode = self._machine.mode
         taken: list[ScratchRecord] = []
         try:
-            taken.extend(mode.add_scratch(size, device, func) for size in sizes)
+            for size in sizes:
+                if size > 0:
+                    taken.append(mode.add_scratch(size, device, func))
+                else:
+                    last = max(place for place, record in enumerate(taken) if record.nbytes == -size)
+                    mode.end_scratch(taken.pop(last))
         finally:
             for record in reversed(taken):
                 mode.end_scratch(record)

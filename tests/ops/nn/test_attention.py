@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-import understudy.ops  # noqa: F401  (registers)
+import understudy.ops  # registers
 from tests.ops.layouts import every, filled, layouts
 from understudy import FakeTensorMode
 from understudy.ops.variants import rule_of
@@ -110,7 +112,7 @@ def test_fused_kernels_on_cuda() -> None:
         "u64[2]@cuda:0", "u64[]@cuda:0", "bf16[0]@cuda:0",
     ]  # fmt: skip
     assert answer(aten._scaled_dot_product_efficient_attention.default, query, key, key, None, True) == [
-        "bf16[2, 4, 5, 8]~(160, 8, 32, 1)@cuda:0", "f32[2, 4, 32]@cuda:0", "i64[]@cuda:0", "i64[]@cuda:0",
+        "bf16[2, 4, 5, 8]~(160, 8, 32, 1)@cuda:0", "f32[2, 4, 32]@cuda:0", "i64[]@cpu", "i64[]@cpu",
     ]  # fmt: skip
     value = on_cuda(2, 4, 7, 6)
     assert answer(aten._scaled_dot_product_cudnn_attention.default, query, key, value, None, True)[:2] == [
@@ -142,3 +144,64 @@ def test_weights_of_heads_that_nobody_needs() -> None:
         result = op(fakes[0], fakes[0], fakes[0], 8, 2, *fakes[1:], None, False)
     assert result[1] is None and real[1] is None
     assert (result[0].shape, result[0].stride()) == (real[0].shape, real[0].stride())
+
+
+def heads(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.empty(*shape, dtype=dtype, device="cuda")
+
+
+def three(*shape: int, dtype: torch.dtype = torch.bfloat16) -> tuple[torch.Tensor, ...]:
+    return tuple(heads(*shape, dtype=dtype) for _ in "qkv")
+
+
+QKV = (2, 8, 64, 64)
+CUDNN, FLASH, EFFICIENT, MATH = "cudnn", "flash", "efficient", "math"
+CHOICES: dict[str, tuple[str, Callable[[], torch.Tensor]]] = {
+    "plain": (CUDNN, lambda: attend(*three(*QKV))),
+    "wide heads": (CUDNN, lambda: attend(*three(2, 8, 64, 256))),
+    "dropout that cuDNN can't tell apart": (FLASH, lambda: attend(*three(*QKV), dropout_p=0.1)),
+    "dropout of an eighth": (CUDNN, lambda: attend(*three(*QKV), dropout_p=0.125)),
+    "one query with dropout": (FLASH, lambda: attend(heads(2, 8, 1, 64), *three(*QKV)[1:], dropout_p=0.125)),
+    "one key": (FLASH, lambda: attend(heads(*QKV), *three(2, 8, 1, 64)[1:])),
+    "a mask": (CUDNN, lambda: attend(*three(*QKV), heads(2, 8, 64, 64))),
+    "a mask without batch": (EFFICIENT, lambda: attend(*three(*QKV), heads(8, 64, 64))),
+    "a mask that is trained": (EFFICIENT, lambda: attend(*three(*QKV), heads(2, 8, 64, 64).requires_grad_())),
+    "grouped heads": (CUDNN, lambda: attend(heads(*QKV), *three(2, 2, 64, 64)[1:], enable_gqa=True)),
+    "grouped heads in float32": (
+        MATH,
+        lambda: attend(heads(*QKV, dtype=torch.float32), *three(2, 2, 64, 64, dtype=torch.float32)[1:], enable_gqa=True),
+    ),
+    "heads of 20": (FLASH, lambda: attend(*three(2, 8, 64, 20))),
+    "heads of 20 in float32": (EFFICIENT, lambda: attend(*three(2, 8, 64, 20, dtype=torch.float32))),
+    "heads of 18 in float32": (MATH, lambda: attend(*three(2, 8, 64, 18, dtype=torch.float32))),
+    "float64": (MATH, lambda: attend(*three(*QKV, dtype=torch.float64))),
+    "more sequences than cuDNN takes": (FLASH, lambda: attend(*three(70_000, 1, 2, 8))),
+    "an offset that is not aligned": (
+        MATH, lambda: attend(*(torch.empty(2 * 8 * 64 * 64 + 1, device="cuda")[1:].view(QKV) for _ in "qkv")),
+    ),
+    "values of another width": (CUDNN, lambda: attend(*three(*QKV)[:2], heads(2, 8, 64, 128))),
+}  # fmt: skip
+
+
+def attend(*args: Any, **settings: Any) -> torch.Tensor:
+    return torch.nn.functional.scaled_dot_product_attention(*args, **settings)
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_kernel_on_an_h100(name: str) -> None:
+    """As `torch._fused_sdp_choice` of torch 2.13.0+cu130 answers with the figures of an H100 and cuDNN 9.20."""
+    expected, call = CHOICES[name]
+    with understudy.simulate("h100"), Names() as names:
+        call()
+    found = [kind for kind in (CUDNN, FLASH, EFFICIENT) if any(f"_{kind}_attention" in name for name in names.seen)]
+    assert (found or [MATH]) == [expected]
+
+
+class Names(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append(str(func))
+        return func(*args, **(kwargs or {}))

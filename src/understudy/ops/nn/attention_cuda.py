@@ -43,6 +43,11 @@ def _seed(query: TensorSpec) -> TensorSpec:
     return query.like((), dtype=torch.int64)
 
 
+def _seed_on_cpu(query: TensorSpec) -> TensorSpec:
+    """Outside of CUDA graphs, the state of the generator stays on the CPU."""
+    return query.like((), dtype=torch.int64, device=torch.device("cpu"))
+
+
 def _random_state(query: TensorSpec) -> tuple[TensorSpec, TensorSpec]:
     """Flash attention stores seed and offset in one tensor, and returns an empty second one."""
     return query.like((2,), dtype=torch.uint64), query.like((), dtype=torch.uint64)
@@ -124,7 +129,7 @@ def efficient(
     batch, heads, rows, _ = query.shape
     result = heads_inside(query, (batch, heads, rows, value.shape[3]))
     kept = _pad_size(rows, 32) if compute_log_sumexp else 0
-    return result, _float(query, (batch, heads, kept)), _seed(query), _seed(query)
+    return result, _float(query, (batch, heads, kept)), _seed_on_cpu(query), _seed_on_cpu(query)
 
 
 @rule("_scaled_dot_product_efficient_attention_backward")
@@ -156,7 +161,7 @@ def efficient_forward(
     kept = _pad_size(longest, 32) if compute_log_sumexp else 0
     logsumexp = _float(query, (sequences, heads, kept))
     columns = key.shape[1] if max_seqlen_k is None else max_seqlen_k
-    return result, logsumexp, _seed(query), _seed(query), longest, columns
+    return result, logsumexp, _seed_on_cpu(query), _seed_on_cpu(query), longest, columns
 
 
 @rule("_efficient_attention_backward")
@@ -278,6 +283,8 @@ RECENT_CARD = DeviceFacts(kind="cuda", capability=(8, 0))
 CUDNN_FIRST_ON = (9, 10)
 """Major numbers of the capabilities on which cuDNN's kernel is the first choice, after this version of cuDNN."""
 CUDNN_FIRST_AFTER = 91500
+CUDNN_MOST = 65_535
+"""Sequences, and heads of each."""
 FIRST_WITH_FLASH = (8, 0)
 FIRST_WITH_BFLOAT16 = (8, 0)
 
@@ -319,6 +326,8 @@ def _cudnn_takes(
         and all(width <= widest and width % 8 == 0 for width in widths)
         and key.shape[2] > 1
         and not (query.shape[2] == 1 and dropout_p > 0)
+        and 16 * dropout_p % 1 == 0  # what cuDNN can tell apart
+        and max(query.shape[:2]) <= CUDNN_MOST
         and _heads_fit(query, key, value, enable_gqa)
         and (mask is None or (not mask.requires_grad and mask.dim() in (2, 4)))
     )
@@ -387,6 +396,7 @@ def efficient_takes(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
         and query.shape[3] == key.shape[3]
         and query.shape[3] % multiple == 0
         and value.shape[3] % multiple == 0
+        and (is_old or all(tensor.storage_offset() % multiple == 0 for tensor in (query, key, value)))
     )
 
 

@@ -7,7 +7,7 @@
     rare_dtypes  dtypes with few CPU kernels
     autocast     which dtype autocast casts to, which way composites go on an accelerator
     caching      which plans may be cached, which composites have recipes, how operators appear in a recorded graph
-    scratch      temporary memory of kernels and libraries
-    cuda_reductions  how reductions spread over blocks
+    scratch      temporary memory of kernels and libraries; how reductions spread over blocks
+    cuda_kernels temporary memory of attention and of sorts
     flops        the work of a call: multiply-adds, operations, bytes moved
 """

@@ -29,18 +29,20 @@ class Casting(Enum):
 
 
 casting: Trait[Casting] = Trait("autocast")
+"""As registered for CUDA. `cat` and `stack` are not: they promote without a copy (those of the CPU are C++'s own)."""
 
 for _casting, _names in {
     Casting.LOWER: (
     "_convolution.deprecated _convolution conv1d conv2d conv3d conv_tbc conv_transpose1d "
     "conv_transpose2d.input conv_transpose3d.input convolution prelu addmm addmv addr matmul einsum mm mv "
     "linalg_vecdot linear addbmm baddbmm bmm chain_matmul linalg_multi_dot lstm_cell gru_cell "
-    "rnn_tanh_cell rnn_relu_cell scaled_dot_product_attention"
+    "rnn_tanh_cell rnn_relu_cell scaled_dot_product_attention _scaled_dot_product_flash_attention _thnn_fused_lstm_cell "
+    "_thnn_fused_gru_cell cudnn_convolution cudnn_convolution_transpose"
     ),
     Casting.FLOAT32: (
     "acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow.Tensor_Scalar "
     "pow.Tensor_Tensor pow.Scalar softplus layer_norm native_layer_norm rms_norm group_norm "
-    "frobenius_norm.dim nuclear_norm nuclear_norm.dim cosine_similarity poisson_nll_loss "
+    "frobenius_norm.dim norm.Scalar norm.ScalarOpt_dim nuclear_norm nuclear_norm.dim cosine_similarity poisson_nll_loss "
     "cosine_embedding_loss nll_loss nll_loss2d hinge_embedding_loss kl_div l1_loss smooth_l1_loss "
     "huber_loss mse_loss margin_ranking_loss multilabel_margin_loss soft_margin_loss triplet_margin_loss "
     "multi_margin_loss binary_cross_entropy_with_logits dist pdist cdist renorm logsumexp "
@@ -53,7 +55,7 @@ for _casting, _names in {
     "linalg_matrix_norm.str_ord sum sum.dim_IntList"
     ),
     Casting.WIDEST: (
-    "addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add cat stack"
+    "addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add"
     ),
     Casting.REFUSED: "binary_cross_entropy",
 }.items():

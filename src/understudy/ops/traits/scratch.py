@@ -1,19 +1,19 @@
 """Temporary memory of CUDA kernels, from specs and the device.
 
     scratch = scratch_of(call, results, facts)
-    scratch.sizes      bytes of each block, all held at once
+    scratch.sizes      bytes of each block, in order; a negative number gives the latest block of that size back early
     scratch.bound      what a library may allocate in addition: 0, unless it decides at run time (cuDNN)
     scratch.is_exact   whether the sizes are those of the kernel, or an estimate
 
 Beside it: which operators have a workspace of cuBLAS (`uses_blas`), and Python numbers that eager makes tensors of.
 
-A formula is called with the device's facts, the specs of the results, then the arguments of the call.
+A formula is called with the device's facts, the specs of the results, then the arguments of the call. Those of attention and
+of sorts are in `cuda_kernels`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from itertools import zip_longest
 from math import prod
 from typing import NamedTuple
 
@@ -21,11 +21,10 @@ import torch
 
 from understudy._torch import OpOverload
 from understudy.ops.registry import Trait, record_of
-from understudy.ops.traits import cuda_reductions
-from understudy.ops.traits.cuda_reductions import reduction_sizes
 from understudy.spec import TensorSpec, preserved_copy
 from understudy.spec.call import Call, flat
 from understudy.spec.device_facts import DeviceFacts
+from understudy.spec.strides import sort_where_decided
 
 
 class Scratch(NamedTuple):
@@ -58,25 +57,152 @@ def may_need_scratch(op: OpOverload) -> bool:
     return scratch.of(op) is not None or torch.Tag.reduction in op.tags
 
 
-def _align(size: int, step: int) -> int:
+def align(size: int, step: int) -> int:
     return -(-size // step) * step
 
 
-def _divide_up(number: int, divisor: int) -> int:
+def divide_up(number: int, divisor: int) -> int:
     return -(-number // divisor)
 
 
-def _bytes(spec: TensorSpec) -> int:
+def byte_count(spec: TensorSpec) -> int:
     return int(spec.numel) * spec.itemsize
 
 
-def _copy_if(condition: bool, spec: TensorSpec) -> tuple[int, ...]:
-    return (_bytes(spec),) if condition else ()
+def copy_if(condition: bool, spec: TensorSpec) -> tuple[int, ...]:
+    return (byte_count(spec),) if condition else ()
 
 
-# --- reductions
+def for_a_while(*sizes: int) -> tuple[int, ...]:
+    """Blocks that are given back before the next ones are taken."""
+    return (*sizes, *(-size for size in reversed(sizes)))
 
-WARP = cuda_reductions.WARP
+
+# --- reductions (`sum`, `mean`, `max`, norms), as in Reduce.cuh
+#
+# How they spread over threads and blocks follows from the input's layout and the device. Where several blocks compute one
+# result, a staging buffer has their partial results, and a semaphore for each result's blocks says which is the last.
+
+WARP = 32
+MOST_THREADS = 512
+LEAST_VALUES, MOST_VALUES = 16, 256
+"""For each thread."""
+
+
+class ReducedDim(NamedTuple):
+    """A dimension of the iteration: its size, the strides of the input and of the result. The latter is 0 if reduced."""
+
+    size: int
+    stride: int
+    result_stride: int
+
+
+def reduction_sizes(x: TensorSpec, kept: Sequence[int], element: int, facts: DeviceFacts) -> tuple[int, ...]:
+    """Bytes of the staging buffer and of the semaphores; nothing where one block is enough for a result.
+
+    `kept` are the dimensions that stay, `element` is the size of a partial result. How many neighbours a thread reads at
+    once does not matter: rows for which it changes the block are too short for several blocks."""
+    dims = coalesce(sort_dims(_dims_of(x, kept)))
+    inner = [dim for dim in dims if not dim.result_stride]
+    outer = [dim for dim in dims if dim.result_stride]
+    inputs, outputs = (prod(dim.size for dim in part) for part in (inner, outer))
+    if inputs <= 1 or not outputs:
+        return ()
+    is_along_fastest = not outer or inner[0].stride < outer[0].stride
+    width, height = (inputs, outputs) if is_along_fastest else (outputs, inputs)
+    results_at_once = 1
+    if not is_along_fastest and outer[0].stride == 1:
+        results_at_once = _count_results_at_once(x, inner, outer)
+        width //= results_at_once
+    most = (256 if x.dtype is torch.complex128 else MOST_THREADS) // results_at_once
+    block_width, block_height = _block(width, height, most)
+    step_input, step_output = (block_width, 1) if is_along_fastest else (1, block_width)
+    if divide_up(inputs, step_input) < min(block_height * LEAST_VALUES, MOST_VALUES):
+        return ()  # each row of threads has a result of its own
+    values = divide_up(inputs, step_input * block_height)
+    grid = divide_up(outputs // results_at_once, step_output)
+    target = facts.multiprocessors * (facts.threads_per_multiprocessor // (block_width * block_height))
+    if values < MOST_VALUES or grid > target:
+        return ()
+    blocks = max(
+        min(divide_up(target, grid), divide_up(values, LEAST_VALUES)), divide_up(values, MOST_VALUES)
+    )
+    if blocks <= 1:
+        return ()
+    buffer = element * outputs * blocks * (1 if is_along_fastest else block_width * results_at_once)
+    return buffer, 4 * grid
+
+
+def _last_power_of_two(number: int) -> int:
+    return 1 << (max(1, number).bit_length() - 1)
+
+
+def _block(width: int, height: int, most: int) -> tuple[int, int]:
+    """Threads along the fastest dimension, and across it."""
+    across, down = (min(_last_power_of_two(size), most) for size in (width, height))
+    block_height = min(down, most // min(across, WARP))
+    return min(across, most // block_height), block_height
+
+
+def _dims_of(x: TensorSpec, kept: Sequence[int]) -> list[ReducedDim]:
+    """From the last dimension to the first, with a contiguous result."""
+    shape, stride, _ = x.numbers
+    dims: list[ReducedDim] = []
+    step = 1
+    for dim in reversed(range(x.ndim)):
+        dims.append(ReducedDim(shape[dim], stride[dim], step if dim in kept else 0))
+        step *= shape[dim] if dim in kept else 1
+    return dims
+
+
+def sort_dims(dims: Sequence[ReducedDim]) -> list[ReducedDim]:
+    """Reduced dimensions first; then by the strides of the result, and of the input where these leave it open."""
+    return sort_where_decided(dims, _compare)
+
+
+def _compare(one: ReducedDim, other: ReducedDim) -> int:
+    """Positive if the second goes before the first."""
+    if (one.result_stride == 0) != (other.result_stride == 0):
+        return 1 if other.result_stride == 0 else -1
+    for first, second in ((one.result_stride, other.result_stride), (one.stride, other.stride)):
+        if first == 0 or second == 0:
+            continue
+        if first != second:
+            return 1 if first > second else -1
+        if one.size > other.size:
+            return 1
+    return 0
+
+
+def coalesce(dims: Sequence[ReducedDim]) -> list[ReducedDim]:
+    """Neighbours that are one in memory, of the input and of the result, are one."""
+    joined: list[ReducedDim] = []
+    for dim in dims:
+        if not joined:
+            joined.append(dim)
+            continue
+        last = joined[-1]
+        follows = last.size * last.stride == dim.stride and last.size * last.result_stride == dim.result_stride
+        if last.size == 1:
+            joined[-1] = dim
+        elif dim.size == 1:
+            continue
+        elif follows:
+            joined[-1] = ReducedDim(last.size * dim.size, last.stride, last.result_stride)
+        else:
+            joined.append(dim)
+    return joined
+
+
+def _count_results_at_once(x: TensorSpec, inner: Sequence[ReducedDim], outer: Sequence[ReducedDim]) -> int:
+    """How many neighbouring results a thread computes: a power of two up to 4 that divides sizes and strides."""
+    count = 4
+    for number in (x.offset, outer[0].size, *(dim.stride for dim in (*inner, *outer[1:]))):
+        while number % count:
+            count //= 2
+    return count
+
+
 NORMS = ("linalg_vector_norm", "norm")
 
 accumulator: Trait[Callable[[TensorSpec], int]] = Trait("bytes of one partial result of a reduction", of_packets=True)
@@ -118,7 +244,7 @@ def _reduce(call: Call, results: Results, facts: DeviceFacts) -> Scratch:
         return Scratch(reduction_sizes(x, kept, find_size(x), facts))
     summed = _as_summed(x, results[0].dtype)
     element = summed.itemsize // 2 if packet in NORMS and summed.is_complex else max(4, summed.itemsize)
-    return Scratch(_copy_if(summed is not x, summed) + reduction_sizes(summed, kept, element, facts))
+    return Scratch(copy_if(summed is not x, summed) + reduction_sizes(summed, kept, element, facts))
 
 
 def _as_summed(x: TensorSpec, result: torch.dtype) -> TensorSpec:
@@ -157,7 +283,7 @@ def _is_awkward(spec: TensorSpec) -> bool:
 def of_product(
     facts: DeviceFacts, made: Results, a: TensorSpec, b: TensorSpec, *rest: object, **settings: object
 ) -> Scratch:
-    return Scratch(tuple(size for spec in (a, b) for size in _copy_if(spec.numel > 0 and _is_awkward(spec), spec)))
+    return Scratch(tuple(size for spec in (a, b) for size in copy_if(spec.numel > 0 and _is_awkward(spec), spec)))
 
 
 @scratch("addmm", "baddbmm", "_addmm_activation", "addmm_", "baddbmm_")
@@ -165,70 +291,6 @@ def of_product_with_bias(
     facts: DeviceFacts, made: Results, bias: TensorSpec, a: TensorSpec, b: TensorSpec, *rest: object, **settings: object
 ) -> Scratch:
     return of_product(facts, made, a, b)
-
-
-# --- attention
-
-
-@scratch("_scaled_dot_product_flash_attention_backward")
-def of_flash_backward(
-    facts: DeviceFacts, made: Results, grad: TensorSpec, query: TensorSpec, key: TensorSpec, value: TensorSpec,
-    *rest: object, **settings: object,
-) -> Scratch:  # fmt: skip
-    batch, heads, rows, width = query.numbers.shape
-    sizes = [4 * batch * heads * _align(rows, 128)]
-    sizes.append(4 * batch * _align(rows, 128) * heads * _align(width, 32 if width <= 128 else 64))
-    if key.shape[1] != heads:
-        sizes += 2 * [batch * key.numbers.shape[2] * heads * width * query.itemsize]
-    return Scratch(tuple(sizes))
-
-
-@scratch("_scaled_dot_product_efficient_attention_backward")
-def of_efficient_backward(
-    facts: DeviceFacts, made: Results, grad: TensorSpec, query: TensorSpec, key: TensorSpec, value: TensorSpec,
-    bias: Maybe, out: Maybe = None, logsumexp: Maybe = None, seed: Maybe = None, offset: Maybe = None,
-    dropout_p: float = 0.0, *rest: object, **settings: object,
-) -> Scratch:  # fmt: skip
-    """delta; and for each head tiles of the query's gradient in float32, each with a lock. Half types that do not fit into
-    registers have such tiles for key and value, too."""
-    batch, heads, rows, width = query.numbers.shape
-    columns, value_width = key.numbers.shape[2], value.numbers.shape[3]
-    block_rows, block_columns = _efficient_block(max(width, value_width), query.dtype in HALF, dropout_p > 0, facts)
-    tile = 16 + 4 * block_rows * block_columns if facts.capability >= (7, 0) or query.dtype in HALF else 0
-    elements = _divide_up(rows, block_rows) * _divide_up(width, block_columns) * tile // 4
-    if query.dtype in HALF and max(width, value_width) > block_rows:
-        splits = max(1, min(_divide_up(columns, block_columns), 200 // (batch * heads)))
-        if batch * heads >= 256 and columns <= 2 * block_columns:
-            splits = 1
-        elements += splits * block_columns * (_align(width, block_rows) + _align(value_width, block_rows))
-    sizes = 4 * batch * heads * rows, 4 * batch * heads * _align(elements, 4)
-    return Scratch(sizes, is_exact=max(width, value_width) <= 64)
-
-
-def _efficient_block(width: int, is_half: bool, has_dropout: bool, facts: DeviceFacts) -> tuple[int, int]:
-    """Rows and columns of a tile: of the first kernel in torch's list that takes heads of this width, and whose tiles fit
-    into the shared memory of the device."""
-    has_little_memory = facts.capability in ((8, 6), (8, 7), (8, 9)) or facts.capability >= (12, 0)
-    if width <= 64 or facts.capability < (7, 0) or (facts.capability < (8, 0) and not is_half):
-        return 64, 64
-    if facts.capability < (8, 0):
-        return 128, 64
-    if is_half and width <= 128:
-        if facts.capability in ((8, 6), (8, 9)) and width <= 96 and not has_dropout:
-            return 128, 64
-        return (64, 64) if has_little_memory else (128, 128)
-    return (64, 64) if has_little_memory else (128, 64)
-
-
-@scratch("_scaled_dot_product_cudnn_attention_backward")
-def of_cudnn_backward(
-    facts: DeviceFacts, made: Results, grad: TensorSpec, query: TensorSpec, key: TensorSpec, value: TensorSpec,
-    *rest: object, **settings: object,
-) -> Scratch:  # fmt: skip
-    """cuDNN decides by itself; the accumulator of the query's gradient is what such kernels need."""
-    batch, heads, rows, width = query.numbers.shape
-    accumulated = 4 * batch * heads * _align(rows, 128) * width
-    return Scratch((accumulated + 4 * batch * heads * rows,), bound=accumulated, is_exact=False)
 
 
 # --- convolutions and recurrent layers: cuDNN's plans
@@ -239,7 +301,7 @@ def of_cudnn_backward(
 def of_cudnn(facts: DeviceFacts, made: Results, *args: object, **settings: object) -> Scratch:
     """Not known from shapes. Plans that copy operands into another order need as much as these."""
     operands = [*made, *flat(TensorSpec, args, settings)]
-    return Scratch((), bound=sum(map(_bytes, operands)), is_exact=False)
+    return Scratch((), bound=sum(map(byte_count, operands)), is_exact=False)
 
 
 # --- normalisation
@@ -249,7 +311,7 @@ MANY_ROWS, MOST_BLOCKS = 64 * 1024, 32 * 1024
 
 @scratch("native_layer_norm", "_fused_rms_norm")
 def of_norm(facts: DeviceFacts, made: Results, x: TensorSpec, *rest: object, **settings: object) -> Scratch:
-    return Scratch(_copy_if(not x.is_contiguous, x))
+    return Scratch(copy_if(not x.is_contiguous, x))
 
 
 @scratch("native_layer_norm_backward")
@@ -273,14 +335,37 @@ def _norm_backward(
     facts: DeviceFacts, grad: TensorSpec, x: TensorSpec, normalized_shape: Sequence[int], parameters: Sequence[TensorSpec]
 ) -> Scratch:
     """Partial sums for weight and bias, where there are many rows of few columns; they are summed into new tensors."""
-    copied = _copy_if(not x.is_contiguous, x) + _copy_if(not grad.is_contiguous, grad)
+    copied = copy_if(not x.is_contiguous, x) + copy_if(not grad.is_contiguous, grad)
     columns = prod(normalized_shape)
     rows = int(x.numel) // max(1, columns)
     if rows <= MANY_ROWS or columns // WARP >= facts.multiprocessors // 2:
         return Scratch(copied)
-    blocks = min(_divide_up(rows, WARP), MOST_BLOCKS // _divide_up(columns, WARP))
-    partial = tuple(spec.itemsize * blocks * columns for spec in parameters)
-    return Scratch((*copied, *partial, *(map(_bytes, parameters))))
+    blocks = min(divide_up(rows, WARP), MOST_BLOCKS // divide_up(columns, WARP))
+    partial = [spec.like((blocks, columns)) for spec in parameters]
+    sums = [for_a_while(columns * spec.itemsize, *reduction_sizes(spec, (1,), 4, facts)) for spec in partial]
+    return Scratch((*copied, *map(byte_count, partial), *(size for taken in sums for size in taken)))
+
+
+@scratch("native_group_norm")
+def of_group_norm(
+    facts: DeviceFacts, made: Results, x: TensorSpec, weight: Maybe, bias: Maybe, batch: int, channels: int, pixels: int,
+    groups: int, *rest: object, **settings: object,
+) -> Scratch:  # fmt: skip
+    """Means of half types in float32; a factor and a summand for each channel."""
+    means = (4 * batch * groups,) * 2 if x.dtype in HALF else ()
+    is_affine = pixels > 1 and not (weight is None and bias is None)
+    return Scratch((*means, *((4 * batch * channels,) * 2 if is_affine else ())))
+
+
+@scratch("native_group_norm_backward")
+def of_group_norm_backward(
+    facts: DeviceFacts, made: Results, grad: TensorSpec, x: TensorSpec, mean: TensorSpec, rstd: TensorSpec, weight: Maybe,
+    batch: int, channels: int, pixels: int, groups: int, wanted: Sequence[bool] = (True,), **settings: object,
+) -> Scratch:  # fmt: skip
+    """Two sums for each channel, two numbers for each group, and a factor for each channel."""
+    by_channel, by_group = 4 * batch * channels, 4 * batch * groups
+    factor = (by_channel,) if pixels > 1 and weight is not None else ()
+    return Scratch((by_channel, by_channel, *((by_group, by_group, *factor) if wanted[0] else ())))
 
 
 # --- softmax, losses and other operators that are written in terms of others
@@ -288,14 +373,14 @@ def _norm_backward(
 
 @scratch("_softmax", "_log_softmax")
 def of_softmax(facts: DeviceFacts, made: Results, x: TensorSpec, *rest: object, **settings: object) -> Scratch:
-    return Scratch(_copy_if(not x.is_contiguous, x))
+    return Scratch(copy_if(not x.is_contiguous, x))
 
 
 @scratch("_log_softmax_backward_data")
 def of_log_softmax_backward(
     facts: DeviceFacts, made: Results, grad: TensorSpec, output: TensorSpec, *rest: object, **settings: object
 ) -> Scratch:
-    return Scratch(_copy_if(not grad.is_contiguous, grad) + _copy_if(not output.is_contiguous, output))
+    return Scratch(copy_if(not grad.is_contiguous, grad) + copy_if(not output.is_contiguous, output))
 
 
 @scratch("_softmax_backward_data")
@@ -303,19 +388,34 @@ def of_softmax_backward(
     facts: DeviceFacts, made: Results, grad: TensorSpec, output: TensorSpec, *rest: object, **settings: object
 ) -> Scratch:
     """The product of the two comes first, laid out as they are."""
-    product = (_bytes(grad),)
+    product = (byte_count(grad),)
     if grad.is_contiguous and output.is_contiguous:
         return Scratch(product)
     first = output if grad.numel and 0 in grad.stride else grad
-    return Scratch(product + _copy_if(not first.is_contiguous, grad) + _copy_if(not output.is_contiguous, output))
+    return Scratch(product + copy_if(not first.is_contiguous, grad) + copy_if(not output.is_contiguous, output))
 
 
-@scratch("mse_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy", "soft_margin_loss")
+keeps_whole: Trait[bool] = Trait("its result, if it is summed up, keeps the memory of the unreduced one", of_packets=True)
+keeps_whole.mark("mse_loss", "smooth_l1_loss", "soft_margin_loss", "binary_cross_entropy")
+
+
+@scratch("mse_loss", "smooth_l1_loss", "huber_loss")
 def of_loss(
     facts: DeviceFacts, made: Results, x: TensorSpec, target: TensorSpec, *rest: object, **settings: object
 ) -> Scratch:
     """What is summed up is a tensor first."""
-    return Scratch((_bytes(x),)) if made and made[0].ndim == 0 and x.ndim else NO_SCRATCH
+    return Scratch((byte_count(x), *_sum_of_all(x, facts))) if made and made[0].ndim == 0 and x.ndim else NO_SCRATCH
+
+
+@scratch("binary_cross_entropy", "soft_margin_loss")
+def of_loss_in_place(
+    facts: DeviceFacts, made: Results, x: TensorSpec, target: TensorSpec, *rest: object, **settings: object
+) -> Scratch:
+    return Scratch((x.itemsize, *_sum_of_all(x, facts))) if made and made[0].ndim == 0 and x.ndim else NO_SCRATCH
+
+
+def _sum_of_all(x: TensorSpec, facts: DeviceFacts) -> tuple[int, ...]:
+    return reduction_sizes(x.like(), (), max(4, x.itemsize), facts)
 
 
 @scratch("binary_cross_entropy_with_logits")
@@ -324,121 +424,29 @@ def of_loss_of_logits(
     *rest: object, **settings: object,
 ) -> Scratch:  # fmt: skip
     """The logarithms of sigmoids, and what is summed up; the weights of positive examples, if there are any."""
-    return Scratch((_bytes(x),) * (1 + (pos_weight is not None) + (made[0].ndim == 0)))
+    weighted = () if pos_weight is None else for_a_while(byte_count(pos_weight), byte_count(x))
+    reduced = (byte_count(x), *_sum_of_all(x, facts)) if made[0].ndim == 0 else ()
+    return Scratch((byte_count(x), *weighted, *reduced))
 
 
 @scratch("logsumexp")
 def of_logsumexp(facts: DeviceFacts, made: Results, x: TensorSpec, *rest: object, **settings: object) -> Scratch:
     """The largest element of each row, and the exponentials."""
-    return Scratch((_bytes(made[0]), _bytes(x)))
+    return Scratch((byte_count(made[0]), byte_count(x)))
 
 
 @scratch("_safe_softmax")
-def of_safe_softmax(facts: DeviceFacts, made: Results, x: TensorSpec, *rest: object, **settings: object) -> Scratch:
-    """The plain softmax, and whether elements are minus infinity."""
-    return Scratch((_bytes(made[0]), int(x.numel)))
+def of_safe_softmax(
+    facts: DeviceFacts, made: Results, x: TensorSpec, dim: int, *rest: object, **settings: object
+) -> Scratch:
+    """Whether elements are minus infinity, and whole rows; those are written over."""
+    return Scratch((int(x.numel), int(x.numel) // max(1, x.shape[dim] if x.ndim else 1), x.itemsize))
 
 
 @scratch("isinf", "dist", "multinomial")
 def of_one_more(facts: DeviceFacts, made: Results, x: TensorSpec, *rest: object, **settings: object) -> Scratch:
     """A tensor like the argument on the way: absolute values, differences, random numbers."""
-    return Scratch((_bytes(x),) if x.is_floating_point else ())
-
-
-# --- sorting and what is built on it
-
-
-ONE_TILE = 2304
-"""Pairs of 8 bytes that one block sorts by itself."""
-
-
-def _cub(elements: int) -> int:
-    """Temporary storage of a radix sort of pairs: second buffers of keys and values, and what blocks tell each other."""
-    return 1 if elements <= ONE_TILE else 16 * elements + elements // 4 + 16 * 1024
-
-
-@scratch("sort", "argsort", "msort", "_unique2", "unique_dim", "unique_consecutive", "mode", "median", "kthvalue")
-def of_sort(facts: DeviceFacts, made: Results, x: TensorSpec, *rest: object, **settings: object) -> Scratch:
-    """Copies of keys and of indices."""
-    n = int(x.numel)
-    return Scratch((n * x.itemsize, 8 * n, 8 * n, _cub(n)), is_exact=False)
-
-
-@scratch("topk")
-def of_topk(
-    facts: DeviceFacts, made: Results, x: TensorSpec, k: int, dim: int = -1, *rest: object, **settings: object
-) -> Scratch:
-    """Long slices are counted by several blocks."""
-    length = x.shape[dim] if x.ndim else 1
-    slices = int(x.numel) // max(1, length)
-    if length < 20_000 or slices > 1000:
-        return NO_SCRATCH
-    blocks = slices * -(-length // 4096)
-    return Scratch((4 * slices, 4 * slices, 2 * 256 * blocks), is_exact=False)
-
-
-@scratch("cumsum", "cumprod")
-def of_scan(facts: DeviceFacts, made: Results, x: TensorSpec, *rest: object, **settings: object) -> Scratch:
-    """One dimension goes through cub, several do not."""
-    if x.ndim > 1 and max(x.shape) != x.numel:
-        return NO_SCRATCH
-    return Scratch((1024 + 16 * (int(x.numel) // 2048),), is_exact=False)
-
-
-@scratch("nonzero", "masked_select")
-def of_nonzero(facts: DeviceFacts, made: Results, x: TensorSpec, *rest: object, **settings: object) -> Scratch:
-    return Scratch((512, 1024 + 8 * (int(x.numel) // 2048)), is_exact=False)
-
-
-@scratch("index", "_unsafe_index")
-def of_index(facts: DeviceFacts, made: Results, x: TensorSpec, indices: Sequence[Maybe]) -> Scratch:
-    """Several indices are brought to one layout; those of 4 bytes become longer."""
-    return Scratch(_copied_indices(indices))
-
-
-def _copied_indices(indices: Sequence[Maybe]) -> tuple[int, ...]:
-    used = [index for index in indices if index is not None and index.dtype is not torch.bool]
-    elements = prod(max(sizes) for sizes in zip_longest(*(reversed(index.numbers.shape) for index in used), fillvalue=1))
-    layouts = {(index.shape, index.stride) for index in used}
-    copies = [8 * int(index.numel) for index in used if index.dtype is torch.int32]
-    return (*copies, *(len(used) * [8 * elements] if len(layouts) > 1 else []))
-
-
-@scratch("index_put", "index_put_", "_index_put_impl_", "_unsafe_index_put")
-def of_index_put(
-    facts: DeviceFacts, made: Results, x: TensorSpec, indices: Sequence[Maybe], values: TensorSpec,
-    accumulate: bool = False, *rest: object, **settings: object,
-) -> Scratch:  # fmt: skip
-    """Accumulating sorts the indices, with their order, and reads the values one after the other."""
-    used = [index for index in indices if index is not None]
-    if not accumulate or not used:
-        return Scratch(_copied_indices(indices))
-    n = max(int(index.numel) for index in used)
-    copied = _copy_if(not values.is_contiguous, values)
-    return Scratch((8 * n, *copied, 8 * n, 8 * n, 8 * n, _cub(n)), is_exact=n <= ONE_TILE)
-
-
-FEW_INDICES, ROWS_AT_ONCE = 3072, 10
-
-
-@scratch("embedding_dense_backward")
-def of_embedding_backward(
-    facts: DeviceFacts, made: Results, grad: TensorSpec, indices: TensorSpec, num_weights: int, padding_idx: int,
-    scale_grad_by_freq: bool = False, **settings: object,
-) -> Scratch:  # fmt: skip
-    """Few indices need nothing. Many are sorted with their order, and the rows of one index summed up ten at a time, in
-    float32: what sorting takes besides is gone by then."""
-    copied = _copy_if(not indices.is_contiguous, indices) + _copy_if(not grad.is_contiguous, grad)
-    n = int(indices.numel)
-    if n <= FEW_INDICES and not scale_grad_by_freq:
-        return Scratch(copied)
-    width = grad.numbers.shape[-1] if grad.ndim else 1
-    segments = min(n, num_weights)
-    partial = segments + n // ROWS_AT_ONCE
-    size = indices.itemsize
-    counts = (size * n,) if scale_grad_by_freq else ()
-    lists = (size * n, size * n, *counts, size * n, 8, size * segments, size * segments, 8, size * partial)
-    return Scratch((*copied, *lists, max(4, grad.itemsize) * partial * width))
+    return Scratch((byte_count(x),) if x.is_floating_point else ())
 
 
 # --- lists of tensors
@@ -460,7 +468,8 @@ def of_foreach_norm(
 uses_blas: Trait[bool] = Trait("is computed by cuBLAS on CUDA devices", of_packets=True)
 uses_blas.mark(
     "mm", "addmm", "addmm_", "bmm", "baddbmm", "baddbmm_", "mv", "addmv", "addmv_", "dot", "vdot", "addbmm", "addbmm_",
-    "_addmm_activation", "_scaled_mm", "_int_mm", "_grouped_mm",
+    "_addmm_activation", "_scaled_mm", "_int_mm", "_grouped_mm", "_native_multi_head_attention",
+    "_transformer_encoder_layer_fwd",
 )  # fmt: skip
 
 

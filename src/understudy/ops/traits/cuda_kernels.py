@@ -1,0 +1,375 @@
+"""Temporary memory of CUDA kernels of attention, and of those that sort, scan and select: gradients of indexing, too.
+
+Sizes of sorts are those of torch 2.13 for an H100, to the byte: how many elements a block takes depends on the capability.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import zip_longest
+from math import ceil, log, log2, prod
+
+import torch
+
+from understudy.ops.traits.scratch import (
+    HALF,
+    NO_SCRATCH,
+    Maybe,
+    Results,
+    Scratch,
+    align,
+    byte_count,
+    copy_if,
+    divide_up,
+    for_a_while,
+    scratch,
+)
+from understudy.spec import TensorSpec
+from understudy.spec.device_facts import DeviceFacts
+
+# --- attention
+
+
+@scratch("_scaled_dot_product_flash_attention")
+def of_flash(
+    facts: DeviceFacts, made: Results, query: TensorSpec, key: TensorSpec, value: TensorSpec, dropout_p: float = 0.0,
+    *rest: object, **settings: object,
+) -> Scratch:  # fmt: skip
+    """Where queries are too few to fill the card, keys are split, and each part has a result of its own. One query of
+    grouped heads is computed as one head with several queries. Drawing random numbers takes a copy of the seed."""
+    if dropout_p:
+        return Scratch((16,))
+    batch, heads, rows, width = query.numbers.shape
+    groups, columns = key.numbers.shape[1:3]
+    if rows == 1 and heads > groups:
+        heads, rows = groups, heads // groups
+    block = 256 if width <= 64 else 128 if width <= 128 else 64
+    tasks = batch * heads * divide_up(rows, 64)
+    splits = _count_splits(tasks, 2 * facts.multiprocessors, divide_up(columns, block))
+    results = 4 * splits * batch * heads * rows
+    return Scratch((results, results * align(width, 32 if width <= 192 else 256))) if splits > 1 else NO_SCRATCH
+
+
+def _count_splits(tasks: int, processors: int, blocks: int) -> int:
+    """The fewest parts that keep the processors nearly as busy as the best number would."""
+    if tasks >= 0.8 * processors:
+        return 1
+    busy = {}
+    for splits in range(1, min(128, processors, blocks) + 1):
+        if splits == 1 or divide_up(blocks, splits) != divide_up(blocks, splits - 1):
+            waves = tasks * splits / processors
+            busy[splits] = waves / ceil(waves)
+    most = max(busy.values(), default=0.0)
+    return next((splits for splits, share in busy.items() if share >= 0.85 * most), 1)
+
+
+@scratch("_scaled_dot_product_efficient_attention")
+def of_efficient(
+    facts: DeviceFacts, made: Results, query: TensorSpec, key: TensorSpec, value: TensorSpec, *rest: object,
+    **settings: object,
+) -> Scratch:  # fmt: skip
+    """Heads of half types that are too wide for registers are summed up in float32."""
+    is_wide = query.dtype in HALF and value.numbers.shape[3] > 128
+    return Scratch((4 * int(made[0].numel),)) if is_wide else NO_SCRATCH
+
+
+def _is_laid_out_by_rows(spec: TensorSpec) -> bool:
+    """Whether the heads of one position lie side by side."""
+    _, heads, rows, width = spec.numbers.shape
+    expected = (rows * heads * width, width, heads * width, 1)
+    return all(size == 1 or step == wanted for size, step, wanted in zip(spec.shape, spec.stride, expected, strict=True))
+
+
+@scratch("_scaled_dot_product_flash_attention_backward")
+def of_flash_backward(
+    facts: DeviceFacts, made: Results, grad: TensorSpec, query: TensorSpec, key: TensorSpec, value: TensorSpec,
+    out: TensorSpec, *rest: object, **settings: object,
+) -> Scratch:  # fmt: skip
+    batch, heads, rows, width = query.numbers.shape
+    sizes = [size for spec in (grad, out) for size in copy_if(not _is_laid_out_by_rows(spec), spec)]
+    sizes.append(4 * batch * heads * align(rows, 128))
+    sizes.append(4 * batch * align(rows, 128) * heads * align(width, 32 if width <= 128 else 64))
+    if key.shape[1] != heads:
+        sizes += 2 * [batch * key.numbers.shape[2] * heads * width * query.itemsize]
+    return Scratch(tuple(sizes))
+
+
+@scratch("_scaled_dot_product_efficient_attention_backward")
+def of_efficient_backward(
+    facts: DeviceFacts, made: Results, grad: TensorSpec, query: TensorSpec, key: TensorSpec, value: TensorSpec,
+    bias: Maybe, out: Maybe = None, logsumexp: Maybe = None, seed: Maybe = None, offset: Maybe = None,
+    dropout_p: float = 0.0, *rest: object, **settings: object,
+) -> Scratch:  # fmt: skip
+    """delta, for float32 from a product of gradient and result; and for each head tiles of the query's gradient in float32,
+    each with a lock. Half types that do not fit into registers have such tiles for key and value, too."""
+    batch, heads, rows, width = query.numbers.shape
+    columns, value_width = key.numbers.shape[2], value.numbers.shape[3]
+    block_rows, block_columns = _efficient_block(max(width, value_width), query.dtype in HALF, dropout_p > 0, facts)
+    tile = 16 + 4 * block_rows * block_columns if facts.capability >= (7, 0) or query.dtype in HALF else 0
+    elements = divide_up(rows, block_rows) * divide_up(width, block_columns) * tile // 4
+    if query.dtype in HALF and max(width, value_width) > block_rows:
+        splits = max(1, min(divide_up(columns, block_columns), 200 // (batch * heads)))
+        if batch * heads >= 256 and columns <= 2 * block_columns:
+            splits = 1
+        elements += splits * block_columns * (align(width, block_rows) + align(value_width, block_rows))
+    delta = 4 * batch * heads * rows
+    by_product = (byte_count(grad), delta, delta, -delta, -byte_count(grad))
+    tiles = 4 * batch * heads * align(elements, 4)
+    return Scratch(
+        (*((delta,) if query.dtype in HALF else by_product), tiles), is_exact=max(width, value_width) <= 64
+    )
+
+
+def _efficient_block(width: int, is_half: bool, has_dropout: bool, facts: DeviceFacts) -> tuple[int, int]:
+    """Rows and columns of a tile: of the first kernel in torch's list that takes heads of this width, and whose tiles fit
+    into the shared memory of the device."""
+    has_little_memory = facts.capability in ((8, 6), (8, 7), (8, 9)) or facts.capability >= (12, 0)
+    if width <= 64 or facts.capability < (7, 0) or (facts.capability < (8, 0) and not is_half):
+        return 64, 64
+    if facts.capability < (8, 0):
+        return 128, 64
+    if is_half and width <= 128:
+        if facts.capability in ((8, 6), (8, 9)) and width <= 96 and not has_dropout:
+            return 128, 64
+        return (64, 64) if has_little_memory else (128, 128)
+    return (64, 64) if has_little_memory else (128, 64)
+
+
+@scratch("_scaled_dot_product_cudnn_attention_backward")
+def of_cudnn_backward(
+    facts: DeviceFacts, made: Results, grad: TensorSpec, query: TensorSpec, key: TensorSpec, value: TensorSpec,
+    *rest: object, **settings: object,
+) -> Scratch:  # fmt: skip
+    """cuDNN decides by itself; the accumulator of the query's gradient is what such kernels need."""
+    batch, heads, rows, width = query.numbers.shape
+    accumulated = 4 * batch * heads * align(rows, 128) * width
+    return Scratch((accumulated + 4 * batch * heads * rows,), bound=accumulated, is_exact=False)
+
+
+@scratch("_native_multi_head_attention")
+def of_native_attention(
+    facts: DeviceFacts, made: Results, query: TensorSpec, key: TensorSpec, value: TensorSpec, width: int, heads: int,
+    *rest: object, need_weights: bool = True, **settings: object,
+) -> Scratch:  # fmt: skip
+    """Queries, keys and values side by side, and the heads' results; with weights, the scores, and a copy by heads."""
+    wants_weights = bool(rest[5]) if len(rest) > 5 else need_weights
+    all_three, one = 3 * byte_count(query), byte_count(query)
+    if not wants_weights:
+        return Scratch((all_three, one), is_exact=False)
+    batch, rows = query.numbers.shape[:2]
+    scores = batch * heads * rows * key.numbers.shape[1] * query.itemsize
+    return Scratch((all_three, *for_a_while(all_three), scores, one), is_exact=False)
+
+
+@scratch("_transformer_encoder_layer_fwd")
+def of_encoder_layer(
+    facts: DeviceFacts, made: Results, x: TensorSpec, width: int, heads: int, *rest: object, **settings: object
+) -> Scratch:
+    """Attention, a norm with its mean and deviation for each row, and the wide layer."""
+    one, rows = byte_count(x), int(x.numel) // max(1, width)
+    wide = next(iter(spec.numbers.shape[0] for spec in rest[11:12] if isinstance(spec, TensorSpec)), width)
+    hidden = rows * wide * x.itemsize
+    norm = for_a_while(one, 4 * rows, 4 * rows)
+    return Scratch((*for_a_while(3 * one, one), *norm, hidden, one, -hidden, *norm), is_exact=False)
+
+
+# --- sorting and what is built on it
+
+ONE_TILE = 2304
+"""Pairs of 8 bytes that one block sorts by itself."""
+SORT_TILES = {1: 3456, 2: 5632, 4: 5376, 8: 4608}
+"""Pairs that a block sorts at once, by the bytes of a key, with values of 8 bytes: of the policy for Hopper."""
+SEGMENT_TILE = 5760
+MOST_IN_SHARED_MEMORY = 4096
+FEW_ROWS, LONG_ROWS = 128, 1_000_000
+
+
+def _cub(elements: int, key: int = 8, value: int = 8, bits: int | None = None, tile: int = 0) -> int:
+    """Temporary storage of cub's radix sort of pairs: second buffers of keys and values if there are several rounds of 8
+    bits, counts of digits, and what blocks tell each other. Each part is aligned."""
+    if elements <= ONE_TILE:
+        return 1
+    rounds = divide_up(8 * key if bits is None else max(1, bits), 8)
+    buffers = align(key * elements, 256) + align(value * elements, 256) if rounds > 1 else 0
+    blocks = divide_up(elements, tile or SORT_TILES.get(key, 4608))
+    return buffers + 2048 * rounds + 256 + 1024 * blocks + 255
+
+
+def _scan(elements: int, size: int, tile: int) -> int:
+    """Temporary storage of a scan by cub: the state of each tile, and of some before the first."""
+    return align(size * (divide_up(elements, tile) + 32), 256) + 256 + 255
+
+
+@scratch("sort")
+def of_sort(
+    facts: DeviceFacts, made: Results, x: TensorSpec, *rest: object, dim: int | None = None, **settings: object
+) -> Scratch:
+    """Short rows are sorted in shared memory. Of long ones, some rows are sorted all at once, and back by their row; many
+    rows, or very long ones, one by one. Other dimensions than the last are moved there."""
+    dim = next((int(value) for value in rest if isinstance(value, int)), -1) if dim is None else dim
+    n, key = int(x.numel), x.itemsize
+    length = x.numbers.shape[dim] if x.ndim else 1
+    rows = n // max(1, length)
+    if length <= MOST_IN_SHARED_MEMORY:
+        return Scratch((8 * length,))
+    moved = () if x.stride[dim] == 1 else (key * n, key * n, 8 * n)
+    if rows == 1 or length >= LONG_ROWS:
+        return Scratch((*moved, 8 * length, *rows * for_a_while(_cub(length, key))))
+    if rows >= FEW_ROWS:
+        return Scratch((*moved, 8 * n, (key + 8) * n + 255))
+    by_value = for_a_while(key * n, _cub(n, key))
+    return Scratch((*moved, 8 * n, 8 * n, *by_value, _cub(n, 4, bits=8, tile=SEGMENT_TILE)))
+
+
+@scratch("median", "nanmedian")
+def of_median(facts: DeviceFacts, made: Results, x: TensorSpec, *rest: object, **settings: object) -> Scratch:
+    """Of all elements: they are sorted. Of rows: none is."""
+    n = int(x.numel)
+    return NO_SCRATCH if len(made) > 1 else Scratch((x.itemsize * n, 8 * n, *of_sort(facts, made, x.like((n,))).sizes))
+
+
+@scratch("_unique2")
+def of_unique(
+    facts: DeviceFacts, made: Results, x: TensorSpec, is_sorted: bool = True, with_inverse: bool = False,
+    *rest: object, **settings: object,
+) -> Scratch:  # fmt: skip
+    """Sorted elements, with their order if it is asked for, and as many different ones as there may be."""
+    n, key = int(x.numel), x.itemsize
+    order = (8 * n, *for_a_while(8 * n, _cub(n, key)), 8 * n) if with_inverse else for_a_while(_cub(n, key, 0))
+    return Scratch((key * n, *order, key * n), is_exact=False)
+
+
+@scratch("unique_dim", "unique_consecutive")
+def of_unique_rows(facts: DeviceFacts, made: Results, x: TensorSpec, *rest: object, **settings: object) -> Scratch:
+    return Scratch((byte_count(x),), is_exact=False)
+
+
+@scratch("randperm")
+def of_permutation(facts: DeviceFacts, made: Results, n: int, *rest: object, **settings: object) -> Scratch:
+    """Random keys, with bits enough for few of them to be equal, are sorted with the numbers from 0."""
+    if n < 2:
+        return NO_SCRATCH
+    bits = min(64, ceil(log2(n - (6 * n * n + 1) / (12 * log(0.9)))))
+    key = next(size for size in (1, 2, 4, 8) if bits <= 8 * size)
+    value = made[0].itemsize
+    return Scratch((value * n, key * n, key * n, _cub(n, key, value, bits)))
+
+
+LEAST_LENGTHS = ((20, 20_000), (40, 10_000), (80, 8_000), (200, 5_000), (800, 3_000), (4_000, 800))
+BLOCK, MOST_ITEMS, LEAST_ITEMS = 256, 64, 4
+SCAN_BY_KEY = 1279
+"""Bytes of temporary storage, of up to some ten thousand elements."""
+BLOCKS_PER_MULTIPROCESSOR = 65_536 // (40 * BLOCK)
+"""As many as have room for their registers."""
+
+
+@scratch("topk")
+def of_topk(
+    facts: DeviceFacts, made: Results, x: TensorSpec, k: int, dim: int = -1, *rest: object, **settings: object
+) -> Scratch:
+    """Rows that are long for their number are counted by several blocks: digits of the elements, and how many were found."""
+    n = int(x.numel)
+    length = x.numbers.shape[dim] if x.ndim else 1
+    rows = n // max(1, length)
+    if length < next((least for most, least in LEAST_LENGTHS if rows <= most), 400):
+        return NO_SCRATCH
+    threads = max(1, facts.multiprocessors) * BLOCKS_PER_MULTIPROCESSOR * BLOCK
+    items = BLOCK * min(MOST_ITEMS, max(LEAST_ITEMS, divide_up(n, threads)))
+    blocks = rows * divide_up(length, items)
+    found = (x.itemsize * rows, 8 * rows, 8 * rows, 2 * BLOCK * blocks, 4 * BLOCK * rows, 4 * blocks, 4 * blocks)
+    many = x.like((rows, k))
+    sort = (8 * rows * k, byte_count(many), *of_sort(facts, made, many).sizes) if k > MOST_IN_SHARED_MEMORY else ()
+    return Scratch((*copy_if(not x.is_contiguous, x), *for_a_while(*found, SCAN_BY_KEY), *sort))
+
+
+@scratch("cumsum", "cumprod")
+def of_scan(facts: DeviceFacts, made: Results, x: TensorSpec, *rest: object, **settings: object) -> Scratch:
+    """One dimension goes through cub, several do not. A sum in another dtype is of a copy."""
+    summed = made[0]
+    copied = copy_if(x.dtype is not summed.dtype or not x.is_contiguous, summed)
+    if x.ndim > 1 and max(x.shape) != x.numel:
+        return Scratch(copied)
+    is_long = summed.itemsize == 8
+    return Scratch((*copied, _scan(int(x.numel), 16 if is_long else 8, 896 if is_long else 1920)))
+
+
+@scratch("nonzero", "masked_select")
+def of_nonzero(facts: DeviceFacts, made: Results, x: TensorSpec, *rest: object, **settings: object) -> Scratch:
+    """Elements are counted, by several blocks if they are many; then their positions are found."""
+    n = int(x.numel)
+    counts = align(4 * 5 * 8 * facts.multiprocessors, 256) + 255 if n > 8192 else 1
+    return Scratch((4, *for_a_while(counts), _scan(n, 8, 4224)), is_exact=False)
+
+
+@scratch("embedding", "index_select")
+def of_rows(facts: DeviceFacts, made: Results, x: TensorSpec, *rest: object, **settings: object) -> Scratch:
+    """Indices are read one after the other."""
+    return Scratch(tuple(size for i in rest if isinstance(i, TensorSpec) for size in copy_if(not i.is_contiguous, i)))
+
+
+@scratch("index", "_unsafe_index")
+def of_index(facts: DeviceFacts, made: Results, x: TensorSpec, indices: Sequence[Maybe]) -> Scratch:
+    """Several indices are brought to one layout; those of 4 bytes become longer."""
+    return Scratch(_copied_indices(indices))
+
+
+def _copied_indices(indices: Sequence[Maybe]) -> tuple[int, ...]:
+    used = [index for index in indices if index is not None and index.dtype is not torch.bool]
+    elements = _count_broadcast(used)
+    layouts = {(index.shape, index.stride) for index in used}
+    copies = [8 * int(index.numel) for index in used if index.dtype is torch.int32]
+    return (*copies, *(len(used) * [8 * elements] if len(layouts) > 1 else []))
+
+
+@scratch("index_put", "index_put_", "_index_put_impl_", "_unsafe_index_put")
+def of_index_put(
+    facts: DeviceFacts, made: Results, x: TensorSpec, indices: Sequence[Maybe], values: TensorSpec,
+    accumulate: bool = False, *rest: object, **settings: object,
+) -> Scratch:  # fmt: skip
+    """Accumulating sorts the indices, with their order, and reads the values one after the other."""
+    used = [index for index in indices if index is not None]
+    if not accumulate or not used:
+        return Scratch(_copied_indices(indices))
+    n = _count_broadcast(used)
+    places = [place for place, index in enumerate(indices) if index is not None]
+    sizes = x.numbers.shape
+    is_apart = len(places) > 1 and places[-1] - places[0] >= len(places)
+    indexed = prod(sizes[place] for place in places)
+    written = n * (int(x.numel) // max(1, indexed))
+    is_copied = not values.is_contiguous or int(values.numel) != written
+    converted = [8 * int(index.numel) for index in used if index.dtype is torch.int32]
+    linear = 8 * n, 8 * n, -8 * n, *(len(used) - 1) * for_a_while(8 * n, 8 * n), *(-size for size in converted)
+    copied = (*copy_if(is_apart, x), *((written * x.itemsize,) if is_copied else ()))
+    sort = 8 * n, 8 * n, 8 * n, _cub(n, bits=indexed.bit_length())
+    return Scratch((*converted, *linear, *copied, *sort), is_exact=not any(i.dtype is torch.bool for i in used))
+
+
+def _count_broadcast(indices: Sequence[TensorSpec]) -> int:
+    shapes = (reversed(index.numbers.shape) for index in indices)
+    return prod(0 if 0 in sizes else max(sizes) for sizes in zip_longest(*shapes, fillvalue=1))
+
+
+FEW_INDICES, ROWS_AT_ONCE = 3072, 10
+
+
+@scratch("embedding_dense_backward")
+def of_embedding_backward(
+    facts: DeviceFacts, made: Results, grad: TensorSpec, indices: TensorSpec, num_weights: int, padding_idx: int,
+    scale_grad_by_freq: bool = False, **settings: object,
+) -> Scratch:  # fmt: skip
+    """Few indices need nothing. Many are sorted with their order, and the rows of one index summed up ten at a time, in
+    float32: what sorting takes besides is gone by then. If few rows have many indices each, they are summed up in place."""
+    copied = copy_if(not indices.is_contiguous, indices) + copy_if(not grad.is_contiguous, grad)
+    n = int(indices.numel)
+    if n <= FEW_INDICES and not scale_grad_by_freq:
+        return Scratch(copied)
+    width = grad.numbers.shape[-1] if grad.ndim else 1
+    segments = min(n, num_weights)
+    partial = segments + n // ROWS_AT_ONCE
+    size = indices.itemsize
+    counts = (size * n,) if scale_grad_by_freq else ()
+    sort = for_a_while(size * n, _cub(n, size, size, num_weights.bit_length()))
+    starts = (size * n, 8, *for_a_while(size * n, SCAN_BY_KEY))
+    lists = (size * n, size * n, *sort, *counts, *starts, size * segments, size * segments, 8, size * partial)
+    has_few_rows = segments < 4 * facts.multiprocessors and partial > 4 * segments
+    return Scratch((*copied, *lists, size * partial if has_few_rows else max(4, grad.itemsize) * partial * width))
