@@ -64,7 +64,8 @@ EXACT = {"rtol": 0.0, "atol": 0.0}
 def _rounding(tensors: Sequence[torch.Tensor]) -> dict[str, float]:
     """What rounding explains in the least exact of their dtypes: `out=` may be more exact than what is computed."""
     rtol, atol = default_tolerances(torch.bool, *[tensor.dtype for tensor in tensors])
-    return {"rtol": rtol, "atol": atol}
+    in_8_bits = [torch.finfo(t.dtype).eps for t in tensors if t.dtype.is_floating_point and t.dtype.itemsize == 1]
+    return {"rtol": max(rtol, *in_8_bits, 0.0), "atol": atol}
 
 
 def values_differ(a: Any, b: Any, tolerance: dict[str, float]) -> str:

@@ -262,8 +262,12 @@ class Program:
     def _gradient_step(self) -> Step | None:
         """Sometimes, gradients of the last value that has some, by all inputs that want one."""
         tensors = {number: value for number, value in enumerate(self.real) if isinstance(value, torch.Tensor)}
-        leaves = [number for number, value in tensors.items() if value.requires_grad and value.is_leaf]
-        results = [number for number, value in tensors.items() if value.requires_grad and not value.is_leaf]
+        try:
+            are_leaves = {number: value.is_leaf for number, value in tensors.items() if value.requires_grad}
+        except RuntimeError:  # a view from no_grad whose base was written to since
+            return None
+        leaves = [number for number, is_leaf in are_leaves.items() if is_leaf]
+        results = [number for number, is_leaf in are_leaves.items() if not is_leaf]
         if not leaves or not results or self.rng.random() < 0.3:
             return None
         return self._step_of(GRADIENTS, results[-1], *leaves)

@@ -466,7 +466,7 @@ def _described_below_mode(case: Case) -> Any:
 
 
 def _is_captured_other_path(case: Case, cause: str) -> bool:
-    if cause in ("out.stride", "in.written"):
+    if cause in ("out.stride", "out.dtype", "in.written"):
         return _has_other_path_below_mode(case)
     return cause == "out.values" and _has_other_values_below_mode(case)
 
@@ -485,7 +485,7 @@ def _has_other_values_below_mode(case: Case) -> bool:
 
 
 def _has_other_path_below_mode(case: Case) -> bool:
-    """Whether strides, or which inputs count as written to, are others for real tensors below a mode that does nothing."""
+    """Whether strides, dtypes, or which inputs count as written to, are others for real tensors below a mode that does nothing."""
 
     def account(mode: Any) -> Any:
         args = duplicate(case.args)
