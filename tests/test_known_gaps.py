@@ -170,3 +170,12 @@ def test_writes_through_data_count_in_a_graph() -> None:
     x = torch.ones(3)
     assert write(x)._version == 0
     assert make_fx(write)(torch.ones(3))(x)._version == 1
+
+
+def test_a_tensor_at_a_symbolic_place_is_no_size() -> None:
+    x, lengths = torch.randn(2, 3), torch.tensor([1, 2, 4])
+    with pytest.raises(RuntimeError, match="Cannot call numel"):
+        make_fx(lambda x, lengths: x.repeat(lengths[-1], 1), tracing_mode="symbolic")(x, lengths)
+    for program in (lambda x, n: x.repeat(n[-1].item(), 1), lambda x, n: x.repeat(n[1], 1), lambda x, n: torch.arange(n[-1])):
+        graph = make_fx(program, tracing_mode="symbolic")(x, lengths)
+        assert torch.equal(graph(x, lengths), program(x, lengths))
