@@ -98,6 +98,20 @@ def test_without_a_table_composite_operators_fall_apart_as_in_eager() -> None:
     assert targets(gm) == [aten.t.default, aten.mm.default, aten._softmax.default]
 
 
+@pytest.mark.parametrize("mode", ["nearest", "bilinear", "bicubic", "nearest-exact"])
+def test_in_inference_mode_composites_are_those_of_cpp(mode: str) -> None:
+    """torch has decompositions of its own in Python for some, which give other strides."""
+
+    def enlarge(x: torch.Tensor) -> torch.Tensor:
+        with torch.inference_mode():
+            return F.interpolate(x, scale_factor=2.0, mode=mode)
+
+    x = torch.randn(2, 1, 4, 4).to(memory_format=torch.channels_last)
+    assert x.stride(1) == 1
+    output = make_fx(enlarge, tracing_mode="fake")(x).graph.output_node()
+    assert output.args[0].meta["val"].stride() == enlarge(x).stride()
+
+
 def test_inference_mode_changes_nothing() -> None:
     def f(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return F.linear(x, w)

@@ -77,7 +77,27 @@ def operator_named(name: str) -> Any:
 
 def has_composite_kernel(op: OpOverload) -> bool:
     """Whether eager decomposes this operator on every backend (CompositeImplicitAutograd)."""
-    return op.has_kernel_for_dispatch_key(DispatchKey.CompositeImplicitAutograd)
+    return op.has_kernel_for_dispatch_key(_COMPOSITE)
+
+
+def decompose(op: OpOverload, *args: object, **kwargs: object) -> Any:
+    """Run eager's own decomposition, which is in C++. For symbolic sizes, some operators have another one in Python."""
+    if torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), _COMPOSITE) and not _has_symbols((args, kwargs)):
+        return op._op_dk(_COMPOSITE, *args, **kwargs)
+    return op.decompose(*args, **kwargs)
+
+
+_COMPOSITE = DispatchKey.CompositeImplicitAutograd
+
+
+def _has_symbols(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return any(type(size) is not int for size in value.shape)
+    if isinstance(value, (list, tuple)):
+        return any(map(_has_symbols, value))
+    if isinstance(value, dict):
+        return any(map(_has_symbols, value.values()))
+    return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
 
 
 def _lacks_registered_fake(op: OpOverload) -> bool:

@@ -7,6 +7,7 @@ the layer of tensors.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -107,7 +108,7 @@ def by_composite(call: Call, runner: FunctionRunner) -> Any:
     """Run the decomposition that eager itself uses (CompositeImplicitAutograd)."""
     if not _torch.has_composite_kernel(call.op):
         return NotImplemented
-    return runner.run_on_fakes(call.op.decompose, call)
+    return runner.run_on_fakes(functools.partial(_torch.decompose, call.op), call)
 
 
 def by_meta_kernel(call: Call, runner: FunctionRunner) -> Any:

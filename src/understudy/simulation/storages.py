@@ -345,7 +345,7 @@ class ObservedMode(FakeTensorMode):
                 kind = _kinds[id(func)] = _find_kind(func)
             if kind == COMPOSITE:
                 with self:
-                    return func.decompose(*args, **(kwargs or {}))
+                    return _torch.decompose(func, *args, **(kwargs or {}))
             if kind == MAY_WRITE:
                 func = self._plain_writes.find(self, func, args)
         self.last_plan = None

@@ -35,7 +35,7 @@ def _by_decomposition(name: str, function: Function) -> Function:
             result = function(*args, **kwargs)
             if result is not NotImplemented:
                 return result
-        return op.decompose(*args, **kwargs)
+        return _torch.decompose(op, *args, **kwargs)
 
     return rule
 

@@ -67,7 +67,7 @@ def answer(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
     can_answer = answers_of(mode) is not None or mode.shape_env is not None
     if can_answer and _torch.has_composite_kernel(func):  # it arrives whole in inference mode
         with mode:
-            return func.decompose(*args, **kwargs)
+            return _torch.decompose(func, *args, **kwargs)
     return NotImplemented
 
 
