@@ -294,7 +294,7 @@ class PassOn(torch.overrides.TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("above", [torch.device("cuda"), PassOn()], ids=str)
+@pytest.mark.parametrize("above", [torch.device("cuda"), PassOn()], ids=["a device", "a function mode"])
 def test_checks_pass_below_function_modes(above: Any) -> None:
     with plausible(), above:
         scores = torch.randn(4)

@@ -149,8 +149,8 @@ class LazyBorrowedState(BorrowedState):
         self._lazy.make_fake_on_storage(tensor)
         return super()._stand_in(tensor)
 
-    def _made(self, stand_in: Any) -> torch.Tensor:
-        return stand_in.stand_in() if type(stand_in) is LazyParameter else super()._made(stand_in)
+    def _find_stand_in(self, stand_in: Any) -> torch.Tensor:
+        return stand_in.stand_in() if type(stand_in) is LazyParameter else super()._find_stand_in(stand_in)
 
     def give_back(self) -> None:
         super().give_back()

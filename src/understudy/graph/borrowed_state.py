@@ -462,10 +462,10 @@ class BorrowedState:
             for name, real, stand_in in tensors if before else ():
                 value = dict.get(module._buffers, name)
                 if value is not stand_in and isinstance(value, torch.Tensor) and before.get(name) is real:
-                    found.append((self._made(stand_in), value))
+                    found.append((self._find_stand_in(stand_in), value))
         return [(buffer, value) for buffer, value in found if value is not buffer]
 
-    def _made(self, stand_in: Any) -> torch.Tensor:
+    def _find_stand_in(self, stand_in: Any) -> torch.Tensor:
         """The stand-in, if it is one that is made on first access."""
         tensor: torch.Tensor = stand_in
         return tensor
