@@ -1,0 +1,9 @@
+"""The simulated card against torch's own host code, on a CUDA runtime that launches nothing.
+
+    __main__         the command: builds, runs the cases on both sides, prints what agrees
+    build            the runtime for an installed build of torch: `runtime.c`, and what else torch refers to
+    record           runs cases in one process, and writes down the events of the allocator
+    compare          two such records, case by case
+    cases_operators  calls of single operators
+    cases_models     steps of training
+"""

@@ -1,0 +1,133 @@
+"""Programs: two steps of training of small models, and the decoder of the README's figures in small."""
+
+import importlib.util
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn as nn
+
+_DECODER = Path(__file__).parents[2] / "simulation" / "scripts" / "train_decoder.py"
+_ADAMW = partial(torch.optim.AdamW, foreach=True)
+
+
+def _train_decoder(*arguments: str) -> None:
+    spec = importlib.util.spec_from_file_location("train_decoder", _DECODER)
+    assert spec is not None and spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    script.main(list(arguments))
+
+
+def _train(
+    make: Callable[[], nn.Module],
+    batch: dict[str, torch.Tensor],
+    optimizer: Callable[..., torch.optim.Optimizer] = _ADAMW,
+    autocast: torch.dtype | None = None,
+) -> None:
+    """Two steps with clipping, under autocast if asked; with a GradScaler where it is in float16."""
+    model = make().to("cuda").train()
+    optimize = optimizer(model.parameters())
+    scaler = torch.amp.GradScaler("cuda", enabled=autocast is torch.float16)
+    for _ in range(2):
+        on_card = {name: value.to("cuda") for name, value in batch.items()}
+        with torch.autocast("cuda", dtype=autocast or torch.bfloat16, enabled=autocast is not None):
+            out = model(**on_card)
+            loss = getattr(out, "loss", out)
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimize)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimize)
+        scaler.update()
+        optimize.zero_grad()
+        del out, loss, on_card
+
+
+def _tokens(rows: int, length: int, masked: bool = False) -> dict[str, torch.Tensor]:
+    zeros = torch.zeros(rows, length, dtype=torch.long)
+    return {"input_ids": zeros, "labels": zeros} | ({"attention_mask": torch.ones_like(zeros)} if masked else {})
+
+
+class _Encoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.TransformerEncoder(nn.TransformerEncoderLayer(256, 8, 1024, batch_first=True), 2)
+        self.out = nn.Linear(256, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.out(self.layers(x)).mean()
+        return result
+
+
+def _checkpointed(make: Callable[[], Any]) -> Any:
+    model = make()
+    model.gradient_checkpointing_enable()
+    return model
+
+
+_OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "AdamW, fused": partial(torch.optim.AdamW, fused=True),
+    "AdamW, one by one": partial(torch.optim.AdamW, foreach=False),
+    "Adam, amsgrad": partial(torch.optim.Adam, amsgrad=True),
+    "SGD": partial(torch.optim.SGD, lr=0.1, momentum=0.9),
+    "SGD, nesterov": partial(torch.optim.SGD, lr=0.1, momentum=0.9, nesterov=True),
+    "Adafactor": torch.optim.Adafactor,
+    "RMSprop": torch.optim.RMSprop,
+    "Adagrad": torch.optim.Adagrad,
+    "NAdam": torch.optim.NAdam,
+    "RAdam": torch.optim.RAdam,
+}
+
+
+def _transformers_cases() -> Iterator[tuple[str, Callable[[], None]]]:
+    import transformers as hf
+
+    def bert() -> Any:
+        return hf.BertForMaskedLM(hf.BertConfig(num_hidden_layers=2))
+
+    def gpt2() -> Any:
+        return hf.GPT2LMHeadModel(hf.GPT2Config(n_layer=2))
+
+    def llama(**options: Any) -> Any:
+        sizes = {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 2, "vocab_size": 32000}
+        heads = {"num_attention_heads": 16, "num_key_value_heads": 4}
+        return hf.LlamaForCausalLM(hf.LlamaConfig(**sizes, **heads, **options))
+
+    def qwen2() -> Any:
+        sizes = {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 2, "vocab_size": 32000}
+        return hf.Qwen2ForCausalLM(hf.Qwen2Config(**sizes, num_attention_heads=14, num_key_value_heads=2))
+
+    def t5() -> Any:
+        return hf.T5ForConditionalGeneration(hf.T5Config(num_layers=2, d_model=512, decoder_start_token_id=0))
+
+    bfloat16, float16 = torch.bfloat16, torch.float16
+    yield "BERT", partial(_train, bert, _tokens(2, 16))
+    yield "BERT, masked", partial(_train, bert, _tokens(8, 128, masked=True))
+    yield "BERT, masked, autocast", partial(_train, bert, _tokens(8, 128, masked=True), autocast=bfloat16)
+    yield "BERT, masked, float16", partial(_train, bert, _tokens(8, 128, masked=True), autocast=float16)
+    for name, optimizer in _OPTIMIZERS.items():
+        yield f"GPT-2, {name}", partial(_train, gpt2, _tokens(4, 128), optimizer)
+    yield "GPT-2, autocast", partial(_train, gpt2, _tokens(4, 512), autocast=bfloat16)
+    yield "Llama", partial(_train, llama, _tokens(2, 256))
+    yield "Llama, autocast", partial(_train, llama, _tokens(2, 256), autocast=bfloat16)
+    yield "Llama, bfloat16", partial(_train, lambda: llama().to(bfloat16), _tokens(2, 256))
+    yield "Llama, bfloat16, masked", partial(_train, lambda: llama().to(bfloat16), _tokens(2, 256, masked=True))
+    yield "Llama, attention in steps", partial(_train, partial(llama, attn_implementation="eager"), _tokens(2, 256))
+    yield "Llama, checkpointed", partial(_train, partial(_checkpointed, llama), _tokens(2, 256))
+    yield "Qwen2, autocast", partial(_train, qwen2, _tokens(2, 256), autocast=bfloat16)
+    yield "T5", partial(_train, t5, _tokens(4, 64))
+
+
+def model_cases() -> Iterator[tuple[str, Callable[[], None]]]:
+    for length in ("128", "512"):
+        for options in ((), ("--forward",), ("--autocast",), ("--autocast", "--forward")):
+            name = " ".join(("decoder", "--layers", "2", "--length", length, *options))
+            yield name, partial(_train_decoder, *name.split()[1:])
+    name = "decoder --layers 4 --length 256"
+    yield name, partial(_train_decoder, *name.split()[1:])
+    yield from _transformers_cases()
+    encoder_input = {"x": torch.zeros(8, 64, 256)}
+    yield "encoder", partial(_train, _Encoder, encoder_input)
+    yield "encoder, autocast", partial(_train, _Encoder, encoder_input, autocast=torch.bfloat16)

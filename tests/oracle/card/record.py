@@ -1,0 +1,94 @@
+"""Runs cases on the card of this process, the runtime without a card or the simulated one, and writes down
+what the allocator was asked for.
+
+    python -m tests.oracle.card.record real|simulated GROUP OUT.json [NAME ...]
+"""
+
+import contextlib
+import gc
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+_EVENTS = {"alloc": "+", "free_completed": "-"}
+
+
+def find_cases(group: str) -> Iterator[tuple[str, Callable[[], None]]]:
+    if group == "operators":
+        from tests.oracle.card.cases_operators import operator_cases
+
+        return operator_cases()
+    from tests.oracle.card.cases_models import model_cases
+
+    return model_cases()
+
+
+def record_case(run: Callable[[], None], **history: Any) -> dict[str, Any]:
+    """Events in order (`+512`, `-512`), the lines they come from, peaks, and the error if there was one."""
+    gc.disable()
+    _multiply_once()
+    torch.cuda.memory._record_memory_history(max_entries=1_000_000, **history)
+    torch.cuda.reset_peak_memory_stats()
+    error = None
+    try:
+        run()
+    except Exception as raised:
+        error = f"{type(raised).__name__}: {str(raised)[:200]}"
+    stats = torch.cuda.memory_stats()
+    trace = torch.cuda.memory._snapshot()["device_traces"][0]
+    torch.cuda.memory._record_memory_history(None)
+    gc.enable()
+    gc.collect()
+    torch.cuda.empty_cache()
+    kept = [entry for entry in trace if entry["action"] in _EVENTS]
+    return {
+        "events": [f"{_EVENTS[entry['action']]}{entry['size']}" for entry in kept],
+        "lines": [_name_line(entry.get("frames") or ()) for entry in kept],
+        "allocated": stats["allocated_bytes.all.peak"],
+        "reserved": stats["reserved_bytes.all.peak"],
+        "retries": stats["num_alloc_retries"],
+        "error": error,
+    }
+
+
+def _multiply_once() -> None:
+    """So that workspaces that stay are there before a case."""
+    a = torch.ones(8, 8, device="cuda", requires_grad=True)
+    (a @ a).sum().backward()
+
+
+def _name_line(frames: Any) -> str:
+    return next((f"{frame['filename'].rpartition('/')[2]}:{frame['line']}" for frame in frames), "")
+
+
+@contextlib.contextmanager
+def _card(kind: str) -> Iterator[dict[str, Any]]:
+    """The card that `torch.cuda` has, and how its history is asked for."""
+    if kind == "real":
+        yield {"context": "alloc", "stacks": "python", "clear_history": True}
+        return
+    import understudy
+
+    with understudy.simulate("h100", answers="plausible"):
+        yield {}
+
+
+def main() -> None:
+    kind, group, out, *names = sys.argv[1:]
+    recorded: dict[str, Any] = {}
+    for name, run in find_cases(group):
+        if not names or any(wanted in name for wanted in names):
+            with _card(kind) as history:
+                recorded[name] = record_case(run, **history)
+    Path(out).write_text(json.dumps({"torch": torch.__version__, "cases": recorded}))
+    sys.stdout.flush()
+    os._exit(0)  # torch's threads end badly on a runtime that launches nothing
+
+
+if __name__ == "__main__":
+    main()
