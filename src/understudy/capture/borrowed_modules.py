@@ -177,7 +177,7 @@ class BorrowedModules:
         for module, is_root in modules:
             named = named_parts(module) if self._borrowed is None else self._borrowed.borrow_parts(module)
             for path, part in named:
-                if self._borrowed is None and part._buffers:
+                if self._borrowed is None and isinstance(part._buffers, dict):  # of scripted modules they are in C++
                     self._buffers.append((part._buffers, dict(part._buffers)))
                 for name, real, tensor in self._tensors(part):
                     path_of_tensor = f"{path}.{name}" if path else name
