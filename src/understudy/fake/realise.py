@@ -116,7 +116,7 @@ def remake(mode: FakeTensorMode, spec: TensorSpec, base: FakeTensor | None) -> F
         if spec.is_symbolic:
             fake = make_symbolic(spec, base, expects_operators=False)
         else:
-            fake = make_wrapper(FakeTensor, *wrapper_arguments(mode, spec))
+            fake = make_wrapper(FakeTensor, *spec.prepared)
             if base is not None:
                 give_storage(fake, base)
     except RuntimeError:  # as in `make_view`

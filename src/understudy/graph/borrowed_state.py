@@ -457,9 +457,10 @@ class BorrowedState:
     def list_assigned(self) -> Assigned:
         """The buffers to which the modules have assigned another tensor, and that tensor."""
         found = []
-        for module, tensors in self.replaced.items():
-            before = self._before.get(module, {}).get("_buffers") or {}
-            for name, real, stand_in in tensors if before else ():
+        for module, attributes in self._before.items():
+            if not (before := attributes["_buffers"]):
+                continue
+            for name, real, stand_in in self.replaced[module]:
                 value = dict.get(module._buffers, name)
                 if value is not stand_in and isinstance(value, torch.Tensor) and before.get(name) is real:
                     found.append((self._find_stand_in(stand_in), value))
