@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from understudy import FakeTensorMode
 from understudy.errors import ShapeMismatch
+from understudy.infer import kernels
 
 
 def overwritten(call: Callable[[torch.Tensor], Any], *shape: int) -> Callable[[], Any]:
@@ -110,3 +111,23 @@ def test_random_numbers_are_not_spent() -> None:
     after = torch.rand(2)
     torch.manual_seed(3)
     assert torch.equal(after, torch.rand(2))
+
+
+@pytest.mark.parametrize("training_with_gradients", [True, False])
+def test_a_model_that_is_known_runs_no_real_kernel(training_with_gradients: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What numbers decide is decided once, with the plan."""
+    with FakeTensorMode() as mode:
+        parts = torch.nn.Embedding(9, 8), torch.nn.Linear(8, 8), torch.nn.Dropout(0.1), torch.nn.AlphaDropout(0.1)
+        model = torch.nn.Sequential(*parts)
+        ids = torch.randint(0, 9, (2, 5))
+
+        def step() -> None:
+            with torch.set_grad_enabled(training_with_gradients):
+                loss = torch.nn.functional.cross_entropy(model(ids).flatten(0, 1), ids.flatten() % 8)
+            if training_with_gradients:
+                loss.backward()
+
+        step()
+        monkeypatch.setattr(kernels, "run_on_zeros", None)
+        step()
+    assert mode.cache_info().hits

@@ -9,7 +9,7 @@ raised.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import cache
@@ -460,9 +460,12 @@ def try_values(call: Call, inputs: Sequence[Any], positions: tuple[int, ...]) ->
     """Raise if the real operator refuses the values of the inputs at these positions; the others are zeros. Nothing is
     tried if a value is not known."""
     values = {position: inputs[position].fake_mode.value_without_guards(inputs[position]) for position in positions}
-    if any(value is None for value in values.values()):
-        return
-    call = _with_current_specs(call, inputs)
+    if not any(value is None for value in values.values()):
+        try_call(_with_current_specs(call, inputs), values)
+
+
+def try_call(call: Call, values: Mapping[int, torch.Tensor | None]) -> None:
+    """Raise if the real operator refuses the call with these values; the other inputs are zeros."""
     counted = count()
 
     def make(spec: TensorSpec) -> torch.Tensor:

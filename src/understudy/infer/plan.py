@@ -15,7 +15,7 @@ import torch
 from understudy import _torch
 from understudy._torch import OpOverload
 from understudy.errors import ArgumentError
-from understudy.infer.kernels import answer_for_shared, can_run_eager, copies_alike, try_values
+from understudy.infer.kernels import answer_for_shared, can_run_eager, copies_alike, try_call, try_values
 from understudy.ops.registry import record_of
 from understudy.ops.shared.dtypes import INTEGERS
 from understudy.ops.traits.ranges import extremes, has_ranges
@@ -62,7 +62,10 @@ def effects_of(call: Call, outcomes: Outcomes, written: tuple[int, ...]) -> tupl
         for bound in bounds:
             assume_nonempty_if_indexed(bound.size(call.inputs[bound.target]), call.inputs[bound.index].shape)
     if (deciding := deciding_inputs(call)) is not None and can_run_eager(call):
-        effects.append(ValueCheck(call, deciding))
+        if deciding:
+            effects.append(ValueCheck(call, deciding))
+        else:
+            try_call(call, {})  # plain numbers decide, and these are a part of the key
     if not written:
         return tuple(effects)
     if writes_apart.of(call.op) is not None and not fills_by_mask(call):

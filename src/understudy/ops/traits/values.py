@@ -186,7 +186,7 @@ def _always(*names: str) -> Names:
 refused_values.register(_always("self"), "_assert_async", "multinomial", "bernoulli", "poisson", "binary_cross_entropy")
 refused_values.register(_always("info"), "_linalg_check_errors")
 refused_values.register(_always("mask"), "masked_scatter", "masked_scatter_")
-refused_values.register(_always("p"), "bernoulli_")
+refused_values.register(lambda call: ("p",) if len(call.inputs) > 1 else None, "bernoulli_")  # numbers: by its rule
 refused_values.register(_always("sorter"), "searchsorted")
 refused_values.register(_always("std"), "normal")
 refused_values.register(_always("target"), "multilabel_margin_loss_forward")
