@@ -143,6 +143,16 @@ def test_several_results_and_lists(mode: ObservedMode, diary: Diary) -> None:
     assert diary.births == [32, 64, 256, 32]
 
 
+def test_births_come_in_the_order_of_the_kernels(mode: ObservedMode, diary: Diary) -> None:
+    """A dropout's mask is there before its result, cold and warm."""
+    x = torch.empty(100, device="cuda")
+    diary.events.clear()
+    kept = [torch.native_dropout(x, 0.5, True) for _ in range(2)]
+    assert diary.births == [100, 400, 100, 400]
+    del kept
+    assert diary.alive == 400
+
+
 def test_composites_of_inference_mode_are_broken_up(mode: ObservedMode, diary: Diary) -> None:
     with torch.inference_mode():
         x = torch.empty(2, 3, 4, device="cuda")

@@ -29,6 +29,7 @@ What listeners are told, in the order of one operator call:
   events in one loop.
 - A storage that is resized gets a new record, whose birth comes before the death of the old one: the contents are copied.
 - Memory of kernels and libraries, which no tensor is on, is born and dies in the same list: `add_scratch`, `end_scratch`.
+- Where kernels ask for their results in another order, or after scratch memory (`has_other_order`), births come last.
 - Births outside of operators (conversions of real tensors, copies, loaded checkpoints) come without an operator around them.
 - What inference does to find an answer is not heard of: stand-ins on which a decomposition performs, the global tensors on
   which DTensor computes the sharding of its results. So the first run of a program is told as the second.
@@ -65,12 +66,12 @@ from understudy.fake.tensor import FakeTensor
 from understudy.infer.cache import UnusualArgument
 from understudy.infer.plan import FIRST_ITSELF, ONE_NEW, Plan
 from understudy.ops.traits.autocast import has_cuda_kernel
-from understudy.ops.traits.scratch import keeps_whole
+from understudy.ops.traits.scratch import has_other_order, keeps_whole, put_in_order
 from understudy.patching import OBSERVATION, combine, patch
 from understudy.simulation.allocator_parts import UNLIMITED
 from understudy.simulation.plain_writes import IN_PLACE, PlainWrites
 from understudy.spec import TensorSpec
-from understudy.spec.call import Call
+from understudy.spec.call import Call, flat
 from understudy.spec.sparse import count_bytes
 
 native_storage = _torch.native_storage
@@ -292,7 +293,6 @@ class ObservedMode(FakeTensorMode):
         self._devices: set[torch.device] = set()
         self._device: torch.device | None = None
         """The one of the last birth."""
-        """Those that the listeners have heard of."""
         self._paused: Counter[int] = Counter()
         """Threads of which nothing is heard now: how often they have paused."""
         self._plain_writes = PlainWrites()
@@ -354,8 +354,13 @@ class ObservedMode(FakeTensorMode):
         if self._before_operator:
             for begin in self._before_operator:
                 begin(func, args, kwargs or NO_KEYWORDS)
+        is_late = kind == OTHER_ORDER
         try:
-            result = dispatch(self, func, types, args, kwargs)
+            if is_late:  # `find_births` is what is called after it
+                with self.pause():
+                    result = dispatch(self, func, types, args, kwargs)
+            else:
+                result = dispatch(self, func, types, args, kwargs)
         except BaseException:
             self.operator = None
             raise
@@ -365,8 +370,8 @@ class ObservedMode(FakeTensorMode):
             self._end_unplanned(func, args, kwargs or NO_KEYWORDS, result)
         else:
             kind = plan.kind
-            if kind == ONE_NEW or (kind > FIRST_ITSELF and type(result) is FakeTensor):  # else on a storage that is known
-                self._find_birth(result)
+            if (kind == ONE_NEW or (kind > FIRST_ITSELF and type(result) is FakeTensor)) and not is_late:
+                self._find_birth(result)  # else on a storage that is known
             _, label, ends = self._by_plan.get(id(plan)) or self._learn(plan, func, args, kwargs or NO_KEYWORDS, result)
             if label is not None:
                 self.finished.append(label)
@@ -449,7 +454,14 @@ class ObservedMode(FakeTensorMode):
             label = label or listener.label_plan(func, args, kwargs, result)
         if type(result) is FakeTensor and not result.dim() and keeps_whole.of(func):
             ends.insert(0, self._keep_whole)
+        if _kinds.get(id(func)) == OTHER_ORDER:
+            ends.append(functools.partial(self.find_births, func))
         return label, tuple(ends)
+
+    def find_births(self, func: Any, args: object, kwargs: object, result: object) -> None:
+        """Of the results that were not heard of, in the order in which they get their memory."""
+        for fake in put_in_order(func, flat(FakeTensor, (result,), {})):
+            self._find_birth(fake)
 
     def _keep_whole(self, args: Any, kwargs: Any, result: Any) -> None:
         """The storage of a sum is that of what was summed up."""
@@ -553,7 +565,7 @@ class ObservedMode(FakeTensorMode):
         self.events.add_death(record)
 
 
-USUAL, COMPOSITE, MAY_WRITE, UNSEEN = range(4)
+USUAL, COMPOSITE, MAY_WRITE, OTHER_ORDER, UNSEEN = range(5)
 _kinds: dict[int, int] = {}
 """Of operators, by identity: they live as long as the process."""
 
@@ -562,6 +574,8 @@ def _find_kind(func: object) -> int:
     """COMPOSITE, if eager breaks it up on every device; MAY_WRITE, if C++ writes in place where no mode is active."""
     if isinstance(func, _torch.OpOverload) and _torch.is_decomposed_by_autograd(func) and not has_cuda_kernel.of(func):
         return COMPOSITE
+    if isinstance(func, _torch.OpOverload) and has_other_order(func):
+        return OTHER_ORDER
     return MAY_WRITE if id(func) in IN_PLACE else USUAL
 
 

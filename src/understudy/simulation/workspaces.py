@@ -20,7 +20,7 @@ import torch
 
 from understudy import _torch
 from understudy.fake.tensor import FakeTensor
-from understudy.ops.traits.scratch import may_need_scratch, scratch_of, uses_blas
+from understudy.ops.traits.scratch import makes_results_late, may_need_scratch, scratch_of, uses_blas
 from understudy.simulation.catalogue import Card
 from understudy.simulation.storages import WORKSPACES, AfterCall, Listener, ScratchRecord
 from understudy.spec.call import Call, flat, map_structure
@@ -94,34 +94,45 @@ class ScratchMemory(Listener):
     ) -> AfterCall | None:
         if not isinstance(func, _torch.OpOverload) or not may_need_scratch(func):
             return None
-        device, sizes = self._find_need(func, args, kwargs, result)
-        return functools.partial(self._take, device, sizes, func) if sizes and device is not None else None
+        device, first, sizes = self._find_need(func, args, kwargs, result)
+        if device is None or not (first or sizes):
+            return None
+        return functools.partial(self._take, device, first, sizes, func)
 
-    def _find_need(self, func: Any, args: Any, kwargs: Any, result: object) -> tuple[torch.device | None, Sizes]:
+    def _find_need(self, func: Any, args: Any, kwargs: Any, result: object) -> tuple[torch.device | None, Sizes, Sizes]:
+        """The blocks that are taken before the results get their memory, and those after it."""
         args, kwargs = map_structure(lambda fake: fake._spec, FakeTensor, (args, kwargs))
         call = Call.of(func, tuple(args), kwargs)
         results = [fake._spec for fake in flat(FakeTensor, (result,), {})]
         device = next((spec.device for spec in (*results, *call.inputs) if spec.device.type == "cuda"), None)
         if device is None:
-            return None, ()
+            return None, (), ()
         found = scratch_of(call, results, self._facts)
         name = str(func)
         if found.bound:
             self.unknown[name] = max(found.bound, self.unknown.get(name, 0))
         elif not found.is_exact:
             self.estimated.add(name)
-        return device, tuple(size for size in found.sizes if size)
+        first = found.first if makes_results_late.of(func) else 0
+        return device, tuple(filter(None, found.sizes[:first])), tuple(filter(None, found.sizes[first:]))
 
-    def _take(self, device: torch.device, sizes: Sizes, func: _torch.OpOverload, *call: object) -> None:
+    def _take(self, device: torch.device, first: Sizes, sizes: Sizes, func: _torch.OpOverload, *call: object) -> None:
         mode = self._machine.mode
         taken: list[ScratchRecord] = []
-        try:
+
+        def take(sizes: Sizes) -> None:
             for size in sizes:
                 if size > 0:
                     taken.append(mode.add_scratch(size, device, func))
                 else:
                     last = max(place for place, record in enumerate(taken) if record.nbytes == -size)
                     mode.end_scratch(taken.pop(last))
+
+        try:
+            if first:
+                take(first)
+                mode.find_births(func, *call)
+            take(sizes)
         finally:
             for record in reversed(taken):
                 mode.end_scratch(record)

@@ -1,10 +1,10 @@
 """Compares the simulated H100 with torch's own host code, request by request.
 
-    python -m tests.oracle.card --real PYTHON [--simulated PYTHON] [--group operators|models] [--verbose] [NAME ...]
+    python -m tests.oracle.card --real PYTHON [--simulated PYTHON] [--group operators|models] [--memory MIB] [NAME ...]
 
 PYTHON is that of an environment with a build of torch for CUDA. No GPU is needed: torch runs there on a CUDA
 runtime that launches nothing (`runtime.c`). The simulation runs in `--simulated`, by default this environment;
-the two should have the same release of torch.
+the two should have the same release of torch. PYTORCH_CUDA_ALLOC_CONF is for both sides.
 """
 
 import argparse
@@ -29,6 +29,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--real", type=Path, required=True, help="python with a build of torch for CUDA")
     parser.add_argument("--simulated", type=Path, default=Path(sys.executable), help="python for the simulation")
     parser.add_argument("--group", choices=("operators", "models"), action="append", help="default: both")
+    parser.add_argument("--memory", type=int, help="MiB that the allocator has, in the place of an H100's")
     parser.add_argument("--verbose", action="store_true", help="each case, with the first differences")
     parser.add_argument("names", nargs="*", help="only cases whose name has one of these in it")
     return parser.parse_args(arguments)
@@ -62,9 +63,12 @@ def main(arguments: list[str]) -> int:
             print(f"skipped: {missing}")
             return 0
         preload = {"LD_PRELOAD": ":".join(map(str, libraries))}
+        source = {"PYTHONPATH": str(_ROOT / "src")}
+        if options.memory is not None:
+            limit = {"CARD_BYTES": str(options.memory << 20), "CARD_CONTEXT_BYTES": "0"}
+            preload, source = preload | limit, source | limit
         for group in options.group or ("operators", "models"):
             real = _record(options.real, "real", group, options.names, folder / "real.json", preload)
-            source = {"PYTHONPATH": str(_ROOT / "src")}
             simulated = _record(options.simulated, "simulated", group, options.names, folder / "simulated.json", source)
             print(f"{group}: torch {real['torch']} against the simulation with {simulated['torch']}")
             pairs = ((name, real["cases"][name], simulated["cases"][name]) for name in real["cases"])

@@ -1,6 +1,7 @@
 """Programs: two steps of training of small models, and the decoder of the README's figures in small."""
 
 import importlib.util
+import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -48,6 +49,17 @@ def _train(
 def _tokens(rows: int, length: int, masked: bool = False) -> dict[str, torch.Tensor]:
     zeros = torch.zeros(rows, length, dtype=torch.long)
     return {"input_ids": zeros, "labels": zeros} | ({"attention_mask": torch.ones_like(zeros)} if masked else {})
+
+
+def _train_with_trainer(make: Callable[[], Any]) -> None:
+    """Two steps of masked language modelling, clipped, as `transformers.Trainer` does them."""
+    import transformers as hf
+
+    example = {"input_ids": torch.zeros(64, dtype=torch.long), "labels": torch.zeros(64, dtype=torch.long)}
+    with tempfile.TemporaryDirectory() as folder:
+        settings = {"max_steps": 2, "save_strategy": "no", "report_to": [], "disable_tqdm": True, "max_grad_norm": 1.0}
+        arguments = hf.TrainingArguments(folder, per_device_train_batch_size=8, **settings)
+        hf.Trainer(model=make(), args=arguments, train_dataset=[example] * 16).train()
 
 
 class _Encoder(nn.Module):
@@ -107,6 +119,7 @@ def _transformers_cases() -> Iterator[tuple[str, Callable[[], None]]]:
     yield "BERT, masked", partial(_train, bert, _tokens(8, 128, masked=True))
     yield "BERT, masked, autocast", partial(_train, bert, _tokens(8, 128, masked=True), autocast=bfloat16)
     yield "BERT, masked, float16", partial(_train, bert, _tokens(8, 128, masked=True), autocast=float16)
+    yield "BERT, Trainer", partial(_train_with_trainer, bert)
     for name, optimizer in _OPTIMIZERS.items():
         yield f"GPT-2, {name}", partial(_train, gpt2, _tokens(4, 128), optimizer)
     yield "GPT-2, autocast", partial(_train, gpt2, _tokens(4, 512), autocast=bfloat16)

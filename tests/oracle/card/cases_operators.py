@@ -132,6 +132,8 @@ _OTHERS: dict[str, Call] = {
     "randperm, long": _call(lambda: torch.randperm(1000000, device="cuda")),
     "multinomial": _call(lambda p: torch.multinomial(p + 1, 1), (4, 5000)),
     "multinomial, ten": _call(lambda p: torch.multinomial(p + 1, 10), (4, 5000)),
+    "_foreach_norm": _call(lambda *tensors: torch._foreach_norm(tensors)[0], (1000, 100), (300, 7)),
+    "dist": _call(torch.dist, (1000, 1000), (1000, 1000)),
     "isfinite": _call(lambda x: x.isfinite().all(), (1000, 1000)),
     "isinf": _call(lambda x: x.isinf().any(), (1000, 1000)),
     "median": _call(lambda x: x.median(), (1000,)),

@@ -15,12 +15,13 @@ class Comparison:
     events: str  # "same", "same requests" (in the same order, freed in another), "other order", "different"
     allocated: tuple[int, int]
     reserved: tuple[int, int]
+    retries: tuple[int, int]
     error: str | None
     differences: tuple[str, ...] = ()
 
     @property
-    def peaks_equal(self) -> bool:
-        return self.allocated[0] == self.allocated[1] and self.reserved[0] == self.reserved[1]
+    def is_equal(self) -> bool:
+        return all(real == simulated for real, simulated in (self.allocated, self.reserved, self.retries))
 
 
 def compare_case(name: str, real: dict[str, Any], simulated: dict[str, Any]) -> Comparison:
@@ -31,6 +32,7 @@ def compare_case(name: str, real: dict[str, Any], simulated: dict[str, Any]) -> 
         _judge_events(real["events"], simulated["events"]),
         (real["allocated"], simulated["allocated"]),
         (real["reserved"], simulated["reserved"]),
+        (real["retries"], simulated["retries"]),
         "; ".join(errors) or None,
         tuple(_list_differences(real, simulated)),
     )
@@ -58,9 +60,11 @@ def write_table(comparisons: list[Comparison], verbose: bool = False) -> str:
     """A line for each case that is not the same in all, and the counts."""
     lines = []
     for one in comparisons:
-        if one.events == "same" and one.peaks_equal and not one.error and not verbose:
+        if one.events == "same" and one.is_equal and not one.error and not verbose:
             continue
         lines.append(f"{one.name}: events {one.events}{_show('allocated', one.allocated)}{_show('reserved', one.reserved)}")
+        if one.retries[0] != one.retries[1]:
+            lines.append(f"    {one.retries[0]} retries, {one.retries[1]} simulated")
         if one.error:
             lines.append(f"    {one.error}")
         if verbose:

@@ -5,6 +5,7 @@ what the allocator was asked for.
 """
 
 import contextlib
+import dataclasses
 import gc
 import json
 import os
@@ -73,8 +74,13 @@ def _card(kind: str) -> Iterator[dict[str, Any]]:
         yield {"context": "alloc", "stacks": "python", "clear_history": True}
         return
     import understudy
+    from understudy.simulation.catalogue import find_card
 
-    with understudy.simulate("h100", answers="plausible"):
+    card = find_card("h100")
+    if "CARD_BYTES" in os.environ:  # the same names as in runtime.c
+        context = int(os.environ["CARD_CONTEXT_BYTES"])
+        card = dataclasses.replace(card, memory=int(os.environ["CARD_BYTES"]), context=context)
+    with understudy.simulate(card, answers="plausible"):
         yield {}
 
 

@@ -57,6 +57,34 @@ def test_a_simulated_case_is_recorded() -> None:
     assert recorded["error"] is None
 
 
+# The events of torch 2.13.0+cu130, as `python -m tests.oracle.card` records them.
+RECORDED = {
+    "dropout, torch.bfloat16, backward":
+        "+262144 +131072 +262144 +262144 +262144 -131072 -262144 -262144 -262144 -262144",
+    "embedding_bag, torch.float32":
+        "+256000 +6400 +800 +800 +6400 +25600 -6400 -800 -6400 -800 -256000 -25600",
+    "logsumexp, torch.float32":
+        "+4000000 +4000 +4000 +1000 -1000 -4000 +4000000 +4000 -4000000 -4000 -4000000 -4000",
+    "bce with logits, torch.float32":
+        "+4000000 +4000000 +4000000 +4000000 +4 +492 +4 -4 -492 -4000000 -4000000 -4000000 -4000000 -4",
+    "isinf":
+        "+4000000 +4000000 +1000000 -4000000 +1 +123 +4 -4 -123 -1000000 -4000000 -1",
+    "embedding, many, torch.bfloat16, backward":
+        "+2560000 +65536 +4194304 +4194304 +65536 +65536 +65536 +137727 -137727 -65536 +2560000 +65536 +8 +65536 +1279 -1279 "
+        "-65536 +40000 +40000 +1279 -1279 +8 +46552 +5958656 -5958656 -46552 -8 -40000 -40000 -8 -65536 -65536 -65536 -65536 "
+        "-4194304 -2560000 -2560000 -4194304",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_requests_come_in_the_order_of_torch(name: str) -> None:
+    """Masks before results, results after what they are computed from: which hole a request takes depends on it."""
+    run = dict(operator_cases())[name]
+    with understudy.simulate("h100"):
+        recorded = record_case(run)
+    assert recorded["events"] == RECORDED[name].split()
+
+
 def test_command_says_what_is_missing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["--real", str(tmp_path / "python")]) == 0
     assert capsys.readouterr().out.startswith(f"skipped: {tmp_path / 'python'} does not run")

@@ -362,7 +362,7 @@ def of_embedding_backward(
     copied = copy_if(not indices.is_contiguous, indices) + copy_if(not grad.is_contiguous, grad)
     n = int(indices.numel)
     if n <= FEW_INDICES and not scale_grad_by_freq:
-        return Scratch(copied)
+        return Scratch(copied, first=len(copied))
     width = grad.numbers.shape[-1] if grad.ndim else 1
     segments = min(n, num_weights)
     partial = segments + n // ROWS_AT_ONCE
@@ -370,6 +370,8 @@ def of_embedding_backward(
     counts = (size * n,) if scale_grad_by_freq else ()
     sort = for_a_while(size * n, _cub(n, size, size, num_weights.bit_length()))
     starts = (size * n, 8, *for_a_while(size * n, SCAN_BY_KEY))
-    lists = (size * n, size * n, *sort, *counts, *starts, size * segments, size * segments, 8, size * partial)
+    order = (*copied, size * n, size * n, *sort)
+    lists = (size * segments, size * segments, *for_a_while(SCAN_BY_KEY), 8, size * partial)
     has_few_rows = segments < 4 * facts.multiprocessors and partial > 4 * segments
-    return Scratch((*copied, *lists, size * partial if has_few_rows else max(4, grad.itemsize) * partial * width))
+    sums = size * partial if has_few_rows else max(4, grad.itemsize) * partial * width
+    return Scratch((*order, *counts, *starts, *lists, sums), first=len(order))

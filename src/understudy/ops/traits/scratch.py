@@ -4,6 +4,7 @@
     scratch.sizes      bytes of each block, in order; a negative number gives the latest block of that size back early
     scratch.bound      what a library may allocate in addition: 0, unless it decides at run time (cuDNN)
     scratch.is_exact   whether the sizes are those of the kernel, or an estimate
+    scratch.first      how many of the sizes come before the results, of operators that `makes_results_late` names
 
 Beside it: which operators have a workspace of cuBLAS (`uses_blas`), and Python numbers that eager makes tensors of.
 
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from math import prod
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 
@@ -31,11 +32,13 @@ class Scratch(NamedTuple):
     sizes: tuple[int, ...] = ()
     bound: int = 0
     is_exact: bool = True
+    first: int = 0
 
 
 NO_SCRATCH = Scratch()
 HALF = (torch.float16, torch.bfloat16)
 Results = Sequence[TensorSpec]
+Result = TypeVar("Result")
 Formula = Callable[..., Scratch]
 Maybe = TensorSpec | None
 
@@ -425,14 +428,16 @@ def of_loss_of_logits(
 ) -> Scratch:  # fmt: skip
     """The logarithms of sigmoids, and what is summed up; the weights of positive examples, if there are any."""
     weighted = () if pos_weight is None else for_a_while(byte_count(pos_weight), byte_count(x))
-    reduced = (byte_count(x), *_sum_of_all(x, facts)) if made[0].ndim == 0 else ()
-    return Scratch((byte_count(x), *weighted, *reduced))
+    if made[0].ndim:
+        return Scratch((byte_count(x), *weighted))
+    return Scratch((byte_count(x), *weighted, byte_count(x), *_sum_of_all(x, facts)), first=2 + len(weighted))
 
 
 @scratch("logsumexp")
 def of_logsumexp(facts: DeviceFacts, made: Results, x: TensorSpec, *rest: object, **settings: object) -> Scratch:
-    """The largest element of each row, and the exponentials."""
-    return Scratch((byte_count(made[0]), byte_count(x)))
+    """The largest element of each row, whether it is infinite, the exponentials; then they are summed up."""
+    row, flags = byte_count(made[0]), int(made[0].numel)
+    return Scratch((row, *for_a_while(row, flags), byte_count(x)), first=6)
 
 
 @scratch("_safe_softmax")
@@ -446,7 +451,7 @@ def of_safe_softmax(
 @scratch("isinf", "dist", "multinomial")
 def of_one_more(facts: DeviceFacts, made: Results, x: TensorSpec, *rest: object, **settings: object) -> Scratch:
     """A tensor like the argument on the way: absolute values, differences, random numbers."""
-    return Scratch((byte_count(x),) if x.is_floating_point else ())
+    return Scratch((byte_count(x),), first=1) if x.is_floating_point else NO_SCRATCH
 
 
 # --- lists of tensors
@@ -460,7 +465,29 @@ def of_foreach_norm(
 ) -> Scratch:
     """A partial norm for each chunk of the longest tensor, for every tensor."""
     chunks = max((-(-int(spec.numel) // CHUNK) for spec in tensors), default=0)
-    return Scratch((len(tensors) * chunks * max(4, tensors[0].itemsize),) if tensors and chunks else ())
+    return Scratch((len(tensors) * chunks * max(4, tensors[0].itemsize),), first=1) if tensors and chunks else NO_SCRATCH
+
+
+# --- the order of requests
+
+makes_results_late: Trait[bool] = Trait("its results get their memory after some of its scratch memory", of_packets=True)
+makes_results_late.mark(
+    "_foreach_norm", "isinf", "logsumexp", "binary_cross_entropy_with_logits", "embedding_dense_backward",
+)  # fmt: skip
+
+result_order: Trait[tuple[int, ...]] = Trait("its results in the order in which they get their memory")
+result_order.register((1, 0), "native_dropout")
+result_order.register((2, 1, 0, 3), "_embedding_bag", "_embedding_bag_forward_only")
+
+
+def has_other_order(op: OpOverload) -> bool:
+    """Whether its results do not get their memory first, or not in the order in which they are returned."""
+    return makes_results_late.of(op) or result_order.of(op) is not None
+
+
+def put_in_order(op: OpOverload, results: list[Result]) -> list[Result]:
+    order = result_order.of(op)
+    return results if order is None or len(order) != len(results) else [results[place] for place in order]
 
 
 # --- libraries
