@@ -233,7 +233,7 @@ class FakeTensorMode(_torch.TorchDispatchMode):
         if (answer := plan.kind) == ONE_NEW:
             spec = plan.spec
             arguments = spec.prepared_no_grad
-            if arguments is None or is_grad_enabled() or in_inference_mode() or not self.can_skip_dispatch:
+            if arguments is None or not self.can_skip_dispatch or is_grad_enabled() or in_inference_mode():
                 arguments = spec.prepared or prepare(spec)
             fake = make_wrapper(FakeTensor, *arguments)
             fake._spec, fake.fake_mode = spec, self

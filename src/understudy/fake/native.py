@@ -109,6 +109,6 @@ def prepare(spec: TensorSpec) -> tuple[object, ...]:
 def wrapper_arguments(mode: FakeTensorMode, spec: TensorSpec) -> Any:
     """The arguments that make a wrapper for this spec in this mode and the current grad mode."""
     arguments = spec.prepared_no_grad
-    if arguments is None or is_grad_enabled() or in_inference_mode() or not mode.can_skip_dispatch:
+    if arguments is None or not mode.can_skip_dispatch or is_grad_enabled() or in_inference_mode():
         arguments = spec.prepared or prepare(spec)
     return arguments
