@@ -386,7 +386,10 @@ _SPARE = (*_spare, DispatchKey.AutocastIPU)
 
 
 def can_skip_composites_for(mode: object) -> bool:
-    """Whether nobody observes a composite operator on stand-ins of `mode`, nor the operators inside it."""
+    """Whether nobody observes a composite operator on stand-ins of `mode`, nor the operators inside it.
+
+    What `composites_are_observed` and `can_skip_dispatch_for` ask, each question once: it is asked at every composite.
+    """
     return (
         _count_dispatch_modes() == (_dispatch_mode(FAKE) is mode)
         and _excluded_keys().raw_repr() & _OBSERVED_KEYS == _AUTOCAST_OFF_KEYS
