@@ -35,6 +35,46 @@ def test_a_literal_with_several_elements_that_is_written() -> None:
     check(f, torch.randn(2))
 
 
+def test_a_literal_that_is_made_and_written_after_another_write() -> None:
+    def f(x: Tensor) -> Any:
+        y = x.clone()
+        y += 1
+        steps = torch.tensor(0.0)
+        steps += 1
+        return y + steps
+
+    check(f, torch.randn(2))
+
+
+@pytest.mark.parametrize("is_read_first", [True, False])
+def test_a_real_run_restores_all_tensors_that_share_memory(is_read_first: bool) -> None:
+    whole = torch.zeros(4)
+    first, second = whole[:2], whole[2:]
+
+    def f(x: Tensor) -> Any:
+        y = first * second if is_read_first else x
+        first.add_(1)
+        second.add_(2)
+        whole.add_(1)
+        return y + first
+
+    graph = make_fx(f)(torch.zeros(2))
+    assert whole.tolist() == [0.0, 0.0, 0.0, 0.0]
+    graph(torch.zeros(2))
+    assert whole.tolist() == [2.0, 2.0, 3.0, 3.0]
+
+
+def test_a_tensor_from_outside_that_a_real_run_resizes_keeps_its_values() -> None:
+    outside = torch.zeros(2)
+
+    def f(x: Tensor) -> Any:
+        return outside.resize_(10).fill_(1)[:2] + x
+
+    make_fx(f)(torch.zeros(2))
+    assert outside.shape == (10,)
+    assert outside[:2].tolist() == [0.0, 0.0]
+
+
 def test_values_of_literals_can_be_asked_for() -> None:
     def f(x: Tensor) -> Any:
         c = torch.tensor(3)

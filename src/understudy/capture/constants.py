@@ -132,8 +132,9 @@ class Constants:
         self._around = _torch.active_fake_mode() if _torch.active_recorder() is None else None
         self.without_gradient = False
         self._stand_ins = FakeTensorMode()
-        self._saved: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        self._storages: dict[int, torch.Tensor] | None = None
+        self._saved: dict[int, tuple[torch.UntypedStorage, torch.Tensor]] = {}
+        self._storages: set[int] = set()
+        self._in_storages = 0
 
     def expect(self, tensor: torch.Tensor | LazyParameter, real: torch.Tensor, name: str | None) -> None:
         """Register `tensor`: nodes that use it read `real`, under this name if one is given."""
@@ -231,17 +232,19 @@ class Constants:
     # --- writes while tracing for real -------------------------------------------------------------------------
 
     def before_write(self, func: object, args: object, kwargs: object) -> None:
-        """Called before a write in a real run: save the values of the module's tensors, to restore them after the trace."""
+        """Called before a write in a real run: save the memory of the module's tensors, to restore it after the trace."""
         for tensor in flat(torch.Tensor, written_values(func, args, kwargs), {}):
-            place = self._by_storage().get(_torch.storage_id(tensor))
-            if place is not None and id(place) not in self._saved:
+            key = _torch.storage_id(tensor)
+            if key in self._known_storages() and key not in self._saved and not tensor.is_meta:
                 with _torch.no_modes():
-                    self._saved[id(place)] = (place, place.detach().clone())
+                    storage = tensor.untyped_storage()
+                    self._saved[key] = storage, _bytes_of(storage).clone()
 
-    def _by_storage(self) -> dict[int, torch.Tensor]:
-        if self._storages is None:
-            reals = [real for _, real, name in self._known.values() if real.layout is torch.strided]
-            self._storages = {_torch.storage_id(real): real for real in reals}
+    def _known_storages(self) -> set[int]:
+        if self._in_storages != len(self._known):  # the program has made or used others since the last write
+            new = [real for _, real, _ in itertools.islice(self._known.values(), self._in_storages, None)]
+            self._storages.update(_torch.storage_id(real) for real in new if real.layout is torch.strided)
+            self._in_storages = len(self._known)
         return self._storages
 
     def put_back(self) -> None:
@@ -249,9 +252,10 @@ class Constants:
             # Below all function modes: a real tensor may have been given a gradient without data.
             if tensor is real and type(real) is not FakeTensor and real.is_leaf and type(real.grad) is FakeTensor:
                 real.grad = None
-        with _torch.no_modes(), _torch.grad_mode(False):
-            for tensor, value in self._saved.values():
-                tensor.copy_(value)
+        with _torch.no_modes():
+            for storage, before in self._saved.values():
+                size = min(storage.nbytes(), before.nbytes)  # the program may have resized it
+                _bytes_of(storage)[:size].copy_(before[:size])
         self._saved.clear()
 
     def _refuse_fake(self, tensor: torch.Tensor) -> None:
@@ -329,6 +333,10 @@ class Constants:
             name = f"{prefix}{number}"
         self._used_names[prefix] = number + 1
         return name
+
+
+def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
 
 def attach(root: torch.nn.Module, name: str, tensor: object) -> None:
