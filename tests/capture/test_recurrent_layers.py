@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
-from understudy import make_fx
+from understudy import DataDependentOutputException, make_fx
 
 LAYERS: dict[str, Callable[[], Any]] = {
     "GRU": lambda: nn.GRU(4, 6, 2, bidirectional=True, batch_first=True, dropout=0.3),
@@ -167,3 +167,35 @@ def test_above_autograd_a_layer_is_one_node(name: str) -> None:
     ]
     assert calls(graphs[0]) == calls(graphs[1])
     same(graphs[1], lambda x: layer(x)[0], x)
+
+
+@pytest.mark.parametrize("mode", ["fake", "symbolic"])
+@pytest.mark.parametrize("name", ["LSTM", "GRU"])
+def test_layers_on_packed_sequences(mode: str, name: str) -> None:
+    layer = LAYERS[name]().eval()
+
+    def f(x: torch.Tensor) -> Any:
+        packed = nn.utils.rnn.pack_padded_sequence(x, [3, 2], batch_first=True)
+        return nn.utils.rnn.pad_packed_sequence(layer(packed)[0], batch_first=True)
+
+    same(make_fx(f, tracing_mode=mode)(torch.randn(2, 3, 4)), f, torch.randn(2, 3, 4), exact=False)
+
+
+def test_lengths_that_are_unpacked_in_a_real_run_would_be_fixed() -> None:
+    def f(x: torch.Tensor, sizes: torch.Tensor) -> Any:
+        return nn.utils.rnn.pad_packed_sequence(nn.utils.rnn.PackedSequence(x, sizes))
+
+    with pytest.raises(DataDependentOutputException, match="the graph would hold"):
+        make_fx(f)(torch.randn(5, 4), torch.tensor([2, 2, 1]))
+
+
+@pytest.mark.parametrize("mode", ["fake", "symbolic"])
+def test_truncated_normal_numbers_are_in_their_bounds(mode: str) -> None:
+    def f(x: torch.Tensor) -> Any:
+        return nn.init.trunc_normal_(torch.empty_like(x), 0.5, 2.0, -1.0, 1.0)
+
+    x = torch.empty(20_000)
+    drawn, expected = make_fx(f, tracing_mode=mode)(x)(x), f(x)
+    assert drawn.min() >= -1 and drawn.max() <= 1
+    for statistic in (torch.mean, torch.std):
+        assert abs(statistic(drawn) - statistic(expected)) < 0.03

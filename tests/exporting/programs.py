@@ -141,6 +141,20 @@ class Constants(nn.Module):
 
 
 @case()
+class LayersInAList(nn.Module):
+    """Not registered: their parameters are constants of the program."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = [nn.Linear(6, 6), nn.Linear(6, 6)]
+
+    def forward(self, x: Any) -> Any:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+@case()
 class NoGradRegion(nn.Module):
     def __init__(self) -> None:
         super().__init__()

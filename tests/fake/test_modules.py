@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import understudy
 from tests.fake.sides import assert_like_eager, on_each_device, run_fake, with_index
-from understudy import FakeTensor, FakeTensorMode, MixedTensorsError
+from understudy import DataDependentOutputException, FakeTensor, FakeTensorMode, MixedTensorsError
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 
@@ -430,6 +430,29 @@ def test_packed_sequences(kind: Any, device: str) -> None:
         return padded, lengths.tolist(), packed.batch_sizes.tolist(), x.grad
 
     assert_like_eager(program, device)
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+@pytest.mark.parametrize("make", ["pack_sequence", "PackedSequence"])
+def test_packed_sequences_of_known_values(kind: Any, make: str) -> None:
+    def program(device: str) -> Any:
+        if make == "pack_sequence":
+            packed = nn.utils.rnn.pack_sequence([torch.ones(3, 4), torch.ones(2, 4)])
+        else:
+            packed = nn.utils.rnn.PackedSequence(torch.randn(5, 4), torch.tensor([2, 2, 1]))
+        out, state = kind(4, 3)(packed)
+        return nn.utils.rnn.pad_packed_sequence(out), state
+
+    assert_like_eager(program, "cpu")
+
+
+def test_packed_sequences_of_unknown_lengths_name_the_read() -> None:
+    mode = FakeTensorMode()
+    sizes = mode.from_tensor(torch.tensor([2, 2, 1]))
+    with mode:
+        packed = nn.utils.rnn.PackedSequence(torch.randn(5, 4), sizes)
+        with pytest.raises(DataDependentOutputException, match="reads a value"):
+            nn.GRU(4, 3)(packed)
 
 
 def test_unsorted_packed_sequences() -> None:

@@ -213,6 +213,8 @@ def _lift_reads(
             )
         if found is None:
             name = state.attributes[id(value)][0] if id(value) in state.attributes else f"lifted_tensor_{_count(constants)}"
+            # torch keeps constants as buffers, which a parameter of a layer that is not registered can't be.
+            value = value.detach() if isinstance(value, torch.nn.Parameter) else value
             constants[name] = value
             found = place(InputKind.CONSTANT_TENSOR, name, value)
         node.replace_all_uses_with(found)

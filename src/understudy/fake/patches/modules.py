@@ -51,7 +51,13 @@ def draw_truncated_normal_once(original: Function) -> Function:
         if type(tensor) is FakeTensor and initial_values.draw_normal(tensor, mean, std, generator):
             return tensor
         with _torch.grad_mode(False):
-            return tensor.normal_(mean, std, generator=generator)
+            if not _torch.is_recording():
+                return tensor.normal_(mean, std, generator=generator)
+            # In a graph the numbers count: uniform ones between the quantiles of the bounds, through the inverse of the
+            # distribution.
+            low, high = (math.erf((bound - mean) / (std * math.sqrt(2))) for bound in (a, b))
+            tensor.uniform_(low, high, generator=generator).erfinv_()
+            return tensor.mul_(std * math.sqrt(2)).add_(mean).clamp_(a, b)
 
     return draw
 

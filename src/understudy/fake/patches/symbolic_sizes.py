@@ -12,7 +12,7 @@ from understudy import _torch
 from understudy._torch import active_fake_mode
 from understudy.errors import OperatorError
 from understudy.fake.tensor import FakeTensor
-from understudy.fake.values.data_dependent import convert_lengths_to_tensors
+from understudy.fake.values.data_dependent import convert_lengths_to_tensors, readable
 from understudy.ops import factories
 from understudy.ops.indexing.advanced import can_scatter_one_hot, compare_one_hot, scatter_one_hot
 from understudy.ops.nn import pooling, recurrent
@@ -353,14 +353,31 @@ def divide_by_symbol_with_rest(original: None) -> Callable[..., object]:
 
 @patch("torch._VF._pad_packed_sequence", during=ANY_MODE)
 def pad_packed_sequence(original: Function) -> Function:
-    """C++ reads the batch sizes from memory."""
+    """C++ reads the batch sizes from memory, and writes the lengths into it."""
 
     def pad(data: Any, batch_sizes: Any, batch_first: bool, value: object, total_length: int) -> object:
-        if not _torch.is_stand_in(data):
+        if not (_torch.is_stand_in(data) or _torch.is_recording()):
             return original(data, batch_sizes, batch_first, value, total_length)
         return recurrent.pad_packed(data, batch_sizes.tolist(), batch_first, value, total_length)
 
     return pad
+
+
+@patch("torch._VF.gru", "torch._VF.lstm", "torch._VF.rnn_tanh", "torch._VF.rnn_relu", during=ANY_MODE)
+def run_layer_on_packed_sequence(original: Function) -> Function:
+    """C++ reads the batch sizes from memory."""
+
+    @functools.wraps(original)
+    def run(*args: Any, **kwargs: object) -> Any:
+        is_packed = len(args) == 9 and type(args[1]) is FakeTensor and type(args[3]) is not bool
+        if is_packed and not _takes_symbols(args) and not _torch.is_recorded_above_autograd():
+            sizes = args[1].fake_mode.value_of(args[1])
+            if sizes is None:
+                sizes = torch.tensor(args[1].tolist())  # an answer, or an error
+            args = (args[0], readable(args[1].fake_mode, sizes), *args[2:])
+        return original(*args, **kwargs)
+
+    return run
 
 
 @patch("torch._C._nn.pad_sequence", during=SYMBOLS)
