@@ -152,14 +152,13 @@ def test_real_data_is_not_given_away() -> None:
         torch.randn(3).__dlpack__()
 
 
-def test_composite_views_in_inference_mode_count_their_own_writes() -> None:
-    with FakeTensorMode():
-        x = torch.zeros(2, 3)
-        with torch.inference_mode():
-            x.t().add_(1)
-            x.T.add_(1)
-        assert x._version == 1
-        assert x.tolist() == [[2.0] * 3] * 2
+def test_composite_views_of_symbolic_sizes_count_their_own_writes_in_inference_mode() -> None:
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    x = mode.from_tensor(torch.zeros(2, 3))
+    with mode, torch.inference_mode():
+        x.t().add_(1)
+        x.T.add_(1)
+    assert x._version == 1
 
 
 def test_writes_through_data_count_in_a_graph() -> None:

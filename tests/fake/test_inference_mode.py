@@ -150,3 +150,60 @@ def test_statistics_that_are_written_without_a_word_in_the_schema(normalise: str
         for statistics in (mean, var):
             with pytest.raises(DataDependentOutputException):
                 statistics.tolist()
+
+
+VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "reshape": lambda x: x.reshape(3, 4),
+    "flatten": torch.flatten,
+    "T": lambda x: x.T,
+    "broadcast_to": lambda x: x.broadcast_to(2, 2, 6),
+    "atleast_3d": torch.atleast_3d,
+    "unflatten": lambda x: x.unflatten(1, (2, 3)),
+    "hsplit": lambda x: torch.hsplit(x, 2)[1],
+    "chunk": lambda x: x.chunk(2)[1],
+    "narrow": lambda x: x.narrow(1, 2, 3),
+    "meshgrid": lambda x: torch.meshgrid(x[0], x[1], indexing="ij")[0],
+    "a copy": lambda x: x.T.reshape(-1),
+    "itself": lambda x: x.contiguous(),
+}
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_views_of_parameters_are_tracked(name: str) -> None:
+    """In eager, the operators inside a composite one track them: a view in inference mode is of the parameter."""
+
+    def look(x: torch.Tensor) -> tuple[object, ...]:
+        with torch.inference_mode():
+            view = VIEWS[name](x)
+        version = None if view.is_inference() else view._version
+        return view.requires_grad, view.is_leaf, view._is_view(), view._base is x, version
+
+    real = torch.randn(2, 6, requires_grad=True)
+    expected = look(real)
+    with FakeTensorMode() as mode:
+        assert look(mode.from_tensor(real)) == expected
+
+
+WRITES: dict[str, Callable[[torch.Tensor], object]] = {
+    "square_": lambda x: x.square_(),
+    "true_divide_": lambda x: x.true_divide_(2),
+    "selu_": F.selu_,
+    "out of itself": lambda x: torch.square(x, out=x),
+    "through a view": lambda x: x.reshape(-1).mul_(2),
+    "out=": lambda x: torch.std(x.repeat(2, 1, 1), 0, out=x),
+    "statistics": lambda x: F.instance_norm(torch.ones(1, 6, 3), x[0], x[1], use_input_stats=True),
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_writes_of_composite_operators_are_counted(name: str) -> None:
+    def count(x: torch.Tensor) -> int:
+        with torch.inference_mode():
+            WRITES[name](x)
+        return x._version
+
+    real = torch.ones(2, 6)
+    expected = count(real.clone())
+    assert expected
+    with FakeTensorMode() as mode:
+        assert count(mode.from_tensor(real)) == expected

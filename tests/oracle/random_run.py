@@ -185,7 +185,9 @@ def _judge(step: Step, program: Program, fakes: list[Any], mode: Any, real: tupl
         return _judge_error(step, error, raised, program.real)
     if raised is not None:
         return _judge_missed(step, program, raised)
-    found = _differences(result, fake_result, program.real, fakes, counts_writes=step.context != "inference_mode")
+    # With symbolic sizes in inference mode, views and writes of composite operators are not tracked: a known gap.
+    counts_writes = step.context != "inference_mode" or mode.shape_env is None
+    found = _differences(result, fake_result, program.real, fakes, counts_writes)
     if found and _is_other_path(step, program, fake_result, fakes):
         return Finding("other path", step.op, step.variant, step.edits)
     if found:
@@ -252,7 +254,7 @@ def _differences(
         *((f"in[{i}]", a, b) for i, (a, b) in enumerate(zip(real_values, fake_values, strict=True))),
         *((f"out[{i}]", a, b) for i, (a, b) in enumerate(zip(tensors_in(real), tensors_in(fake), strict=True))),
     ]
-    for where, a, b in pairs if counts_writes else ():  # in inference mode, composite views are views of nothing
+    for where, a, b in pairs if counts_writes else ():
         if a.requires_grad != b.requires_grad:
             found.append(f"{where}.requires_grad: real {a.requires_grad}, fake {b.requires_grad}")
         if not (a.is_inference() or b.is_inference()) and a._version != b._version:

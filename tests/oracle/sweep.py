@@ -2,7 +2,8 @@
 
     python -m tests.oracle.sweep --engine understudy
     python -m tests.oracle.sweep --engine both --ops '^nn.functional' --dtypes float32 --samples 5
-    python -m tests.oracle.sweep --engine understudy --ops '^add$' --dtypes float32 --variant function --show 3
+    python -m tests.oracle.sweep --engine understudy --ops '^add$' --dtypes float32 --variant function --show
+    python -m tests.oracle.sweep --context inference_mode --dtypes float32 --samples 8
 
 Operators run in worker processes: one that takes the process down is marked as a crash, and the sweep goes on.
 """
@@ -26,6 +27,7 @@ from tests.oracle import engines
 
 SECONDS_PER_OP = 1200  # by the clock: a busy machine must not look like a hang
 CAUSES_KEPT = 4
+CONTEXTS = ("no_grad", "inference_mode")
 
 Cells = dict[str, dict[str, Any]]
 
@@ -40,6 +42,8 @@ class Plan:
     "Empty for all."
     samples: int | None = None
     other_dtypes: int | None = None
+    context: str | None = None
+    "A context of torch around both runs: in inference mode, composite operators arrive undecomposed."
 
     def run(self, name: str) -> dict[str, Any]:
         return sweep_op(name, self)
@@ -61,19 +65,22 @@ def sweep_op(name: str, plan: Plan) -> dict[str, Any]:
         try:
             for case in cases_of(op, dtype, limits):
                 if not plan.variants or case.variant in plan.variants:
-                    _record(case, modes, cells)
+                    _record(case, modes, cells, plan.context)
         except Exception as error:  # a broken sample generator must not hide the other dtypes
             for engine in plan.engines:
                 _count(cells[engine], f"{dtype}/samples", "unusable", repr(error)[:200])
     return {"op": name, "seconds": round(time.perf_counter() - started, 2), "engines": cells}
 
 
-def _record(case: Any, modes: dict[str, Any], cells: dict[str, Cells]) -> None:
+def _record(case: Any, modes: dict[str, Any], cells: dict[str, Cells], context: str | None) -> None:
+    import torch
+
     from tests.oracle.run import inputs_of, judge, run_fake, run_real
 
-    real = run_real(case)
+    contexts = () if context is None else (getattr(torch, context)(),)
+    real = run_real(case, *contexts)
     for engine, mode in modes.items():
-        verdict = judge(case, real, run_fake(case, mode))
+        verdict = judge(case, real, run_fake(case, mode, *contexts))
         key = f"{case.dtype}/{case.variant}"
         failure = _count(cells[engine], key, verdict.outcome, verdict.cause)
         if failure is not None and failure["count"] == 1:
@@ -215,7 +222,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     plan = Plan(
         engines=engines.NAMES if options.engine == "both" else (options.engine,),
         dtypes=tuple(options.dtypes), variants=tuple(options.variant),
-        samples=None if options.samples == "all" else int(options.samples),
+        samples=None if options.samples == "all" else int(options.samples), context=options.context,
     )  # fmt: skip
     names = operator_names(options.ops)
     results = []
@@ -245,6 +252,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--ops", help="a regular expression for the operators' names")
     parser.add_argument("--variant", nargs="+", default=())
     parser.add_argument("--samples", default="all", help="how many of each operator and variant, or 'all'")
+    parser.add_argument("--context", choices=CONTEXTS, help="around both runs; gradients are taken without one only")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--json", help="write the results to this file")
     parser.add_argument("--show", action="store_true", help="print each failure")

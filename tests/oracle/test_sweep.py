@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from tests.oracle.sweep import Plan, operator_names, sweep, sweep_op
 CHUNKS = 24
 SHORT = Plan(engines=(UNDER_TEST,), samples=3, other_dtypes=1)
 FULL = Plan(engines=(UNDER_TEST,))
+IN_INFERENCE_MODE = Plan(engines=(UNDER_TEST,), dtypes=("float32",), context="inference_mode")
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -68,6 +70,18 @@ def test_first_samples(number: int) -> None:
     results = [sweep_op(name, SHORT) for name in chunk(number)]
     assert not unlisted(results), "\n".join(["not in the table of gaps:", *unlisted(results)])
     assert not closed(results, SHORT), "\n".join(["closed: remove from the table of gaps:", *closed(results, SHORT)])
+
+
+@pytest.mark.parametrize("number", range(CHUNKS))
+def test_first_samples_in_inference_mode(number: int) -> None:
+    results = [sweep_op(name, replace(IN_INFERENCE_MODE, samples=1)) for name in chunk(number)]
+    assert not unlisted(results), "\n".join(["not in the table of gaps:", *unlisted(results)])
+
+
+@pytest.mark.conformance
+def test_all_samples_in_inference_mode() -> None:
+    results = list(sweep(IN_INFERENCE_MODE, operator_names(None), jobs=2))
+    assert not unlisted(results), "\n".join(["not in the table of gaps:", *unlisted(results)])
 
 
 @pytest.mark.conformance

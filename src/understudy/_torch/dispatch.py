@@ -120,6 +120,17 @@ _AUTOGRAD_KEYS = DispatchKeySet(DispatchKey.AutogradFunctionality) | DispatchKey
 _AUTOGRAD_KEYS |= DispatchKeySet(DispatchKey.AutogradNestedTensor)
 
 
+def with_view_tracking() -> Any:
+    """A context in which C++ tracks views and counts writes in inference mode. A mode that is given a composite operator is
+    called without that; inside of the operator, eager has it."""
+    include, exclude = dispatch_keys_of_thread()
+    kept = exclude - _VIEW_KEYS if torch.is_inference_mode_enabled() else exclude
+    return torch._C._ForceDispatchKeyGuard(include, kept)
+
+
+_VIEW_KEYS = DispatchKeySet(DispatchKey.ADInplaceOrView)
+
+
 def dispatch_keys_of_thread() -> tuple[Any, Any]:
     return torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
 

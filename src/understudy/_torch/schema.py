@@ -66,6 +66,11 @@ def is_decomposed_by_autograd(op: object) -> bool:
     )
 
 
+def tracks_own_views(op: OpOverload) -> bool:
+    """Whether C++ tracks what this operator itself views or writes, not only what the operators inside it do."""
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "ADInplaceOrView"))
+
+
 def operator_named(name: str) -> Any:
     """`aten::add.Tensor`, or `add.Tensor`."""
     packet, _, overload = name.removeprefix("aten::").partition(".")

@@ -34,6 +34,7 @@ from understudy.infer.engine import cache, infer
 from understudy.infer.kernels import outcomes_of
 from understudy.infer.plan import (
     BOUNDED,
+    DECOMPOSED,
     FIRST_ITSELF,
     FIRST_VIEWED,
     ONE_DETERMINED,
@@ -318,6 +319,9 @@ class FakeTensorMode(_torch.TorchDispatchMode):
             made = make_new(self, plan.spec)
             made._determined = determined.start_extremes(func, args, plan.spec)
             return made
+        if plan.kind == DECOMPOSED:
+            with self, _torch.with_view_tracking():
+                return _torch.decompose(func, *args, **kwargs)
         inputs = flat_exact(FakeTensor, args, kwargs)
         if not has_determined and plan.kind < TRACKED:
             return realise(self, plan.outcomes, inputs)

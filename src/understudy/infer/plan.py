@@ -260,6 +260,21 @@ def _has_symbols(call: Call) -> bool:
     return bool(flat(SymNode, call.args, call.kwargs))
 
 
+def _is_decomposed(call: Call) -> bool:
+    """Whether it is a composite operator of torch, with plain sizes. One that arrives whole was called in inference mode."""
+    return (
+        record_of(call.op).is_builtin
+        and _torch.is_decomposed_by_autograd(call.op)
+        and not _torch.tracks_own_views(call.op)
+        and not any(spec.is_symbolic for spec in call.inputs)
+        and not _has_symbols(call)
+    )
+
+
+def has_views(outcomes: object) -> bool:
+    return any(map(has_views, outcomes)) if isinstance(outcomes, (tuple, list)) else isinstance(outcomes, View)
+
+
 def resizes_inputs(outcomes: Outcomes) -> bool:
     return isinstance(outcomes, Same) and outcomes.spec is not None
 
@@ -297,7 +312,9 @@ def _span(spec: TensorSpec) -> tuple[Any, Any]:
     return spec.offset * spec.itemsize, (spec.offset + spec.numel) * spec.itemsize
 
 
-ONE_NEW, FIRST_VIEWED, FIRST_ITSELF, ONE_NEW_SYMBOLIC, ONE_DETERMINED, OTHER, TRACKED, RANGED, BOUNDED = range(9)
+(
+    ONE_NEW, FIRST_VIEWED, FIRST_ITSELF, ONE_NEW_SYMBOLIC, ONE_DETERMINED, OTHER, TRACKED, RANGED, BOUNDED, DECOMPOSED,
+) = range(10)  # fmt: skip
 
 
 class Plan:
@@ -310,6 +327,8 @@ class Plan:
         TRACKED                     tensors whose values are determined although no input is read: `zeros_like`
         BOUNDED                     one new tensor of symbolic size, of integers whose bounds are known: `arange(n)`
         RANGED                      tensors whose values have a known range: masks, single numbers, random ones
+        DECOMPOSED                  what C++ makes of a composite operator that views or writes its inputs: which views
+                                    and versions autograd counts is decided by the operators inside it
 
     `effects` are run before the results are made. `written` are the positions of the inputs that the call writes to.
     `determined` says that the values of the results follow from the values of the inputs. `bounds` are the ranges of
@@ -349,6 +368,8 @@ class Plan:
             plan.kind = RANGED
         elif plan.kind == ONE_NEW_SYMBOLIC and plan.spec.dtype in INTEGERS and extremes.of(call.op) is not None:
             plan.kind = BOUNDED
+        if (written or has_views(outcomes)) and _is_decomposed(call):
+            plan.kind = DECOMPOSED
         return plan
 
     def tracks_values(self, has_undetermined: bool) -> bool:
@@ -377,7 +398,7 @@ def run_effects(plan: Plan, inputs: Sequence[object]) -> Plan:
     """Run the effects. Returns the plan to replay: another one if an effect replaces the outcomes."""
     for effect in plan.effects:
         outcomes = effect.run(plan.outcomes, inputs)
-        if outcomes is not None:
+        if outcomes is not None and plan.kind != DECOMPOSED:
             other = Plan(outcomes, plan.written, plan.determined)
             other.op, other.effects = plan.op, plan.effects
             plan = other

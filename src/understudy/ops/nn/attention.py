@@ -99,9 +99,9 @@ def math_attention(
     lead = _lead_of_groups(query, key, value) if enable_gqa else None
     if lead is None:
         lead = broadcast_shapes(query.shape[:-2], key.shape[:-2])
-    if attn_mask is not None:
-        lead = broadcast_shapes(lead, attn_mask.shape[:-2])
     weights = query.like((*lead, query.shape[-2], key.shape[-2]))
+    if attn_mask is not None:
+        check_expandable(attn_mask.shape, weights.shape, what)  # eager adds it to the weights in place
     if not enable_gqa:
         lead = broadcast_shapes(lead, value.shape[:-2])
     return query.like((*lead, query.shape[-2], value.shape[-1])), weights
@@ -148,7 +148,7 @@ def attention(
         or not same_shape(query.stride, query.like().stride)
     ):
         return NotImplemented
-    if value.ndim != 4 or value.shape[3] != query.shape[3]:
+    if value.ndim != 4 or value.shape[3] != query.shape[3] or (attn_mask is not None and attn_mask.ndim < 2):
         return NotImplemented
     result = math_attention(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa=enable_gqa)
     return result if result is NotImplemented else result[0]
