@@ -70,8 +70,23 @@ def test_exit_codes(script: str, capsys: pytest.CaptureFixture[str]) -> None:
     said = capsys.readouterr().out
     assert "does not fit on T4" in said and "train.py" in said
     assert main(["run", "--quiet", "--device", "t4", "--margin", "0.99", script]) == 0
-    assert main(["run", "--quiet", "--device", "t4", "--oom", "raise", script, "--width", "40000"]) == 1
-    assert "torch.OutOfMemoryError" in capsys.readouterr().err
+
+
+def test_an_out_of_memory_error_that_ends_the_script_is_a_verdict(script: str, capsys: pytest.CaptureFixture[str]) -> None:
+    wide = ["--oom", "raise", "--json", "out.json", script, "--width", "40000"]
+    assert main(["run", "--quiet", "--device", "t4", *wide]) == 3
+    said = capsys.readouterr()
+    assert "torch.OutOfMemoryError" in said.err
+    assert said.out.startswith("does not fit on T4: the script failed in its first step, out of memory at train.py:")
+    assert "; until then " in said.out
+    found = record()
+    assert found["verdict"] == "does not fit" and found["out_of_memory"]["line"].startswith("train.py:")
+    Path("catches.py").write_text(
+        "import torch\ntry:\n    torch.empty(1 << 40, device='cuda')\nexcept torch.OutOfMemoryError:\n    pass\n"
+        "torch.ones(2, 3) @ torch.ones(2, 3)\n"
+    )
+    assert main(["run", "--quiet", "--device", "t4", "--oom", "raise", "catches.py"]) == 1
+    assert capsys.readouterr().out.startswith("no verdict on ")
 
 
 def test_a_script_that_fails(script: str, capsys: pytest.CaptureFixture[str]) -> None:

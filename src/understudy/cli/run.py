@@ -170,7 +170,7 @@ def _run_program(options: argparse.Namespace) -> int:
     _write_json(options, rehearsal.to_json())
     write_files(rehearsal, options)
     _print_report(rehearsal, options.quiet)
-    return _choose_exit_code(options, rehearsal.verdict, result.exit_code, result.error)
+    return _choose_exit_code(options, rehearsal.verdict, result)
 
 
 def _write_json(options: argparse.Namespace, text: str) -> None:
@@ -179,12 +179,12 @@ def _write_json(options: argparse.Namespace, text: str) -> None:
             file.write(text + "\n")
 
 
-def _choose_exit_code(options: argparse.Namespace, verdict: str, code: int, error: str = "") -> int:
-    if code == INTERRUPTED:
+def _choose_exit_code(options: argparse.Namespace, verdict: str, result: ScriptResult) -> int:
+    if result.exit_code == INTERRUPTED:
         return INTERRUPTED
-    if code:
-        if not error:
-            print(f"understudy run: the script ended with exit code {code}", file=sys.stderr)
+    if result.exit_code and not (result.is_out_of_memory and verdict == "does not fit"):
+        if not result.error:
+            print(f"understudy run: the script ended with exit code {result.exit_code}", file=sys.stderr)
         return FAILED
     return DOES_NOT_FIT if verdict == "does not fit" or (verdict == "tight" and options.strict) else 0
 
@@ -215,6 +215,7 @@ def _rehearse(options: argparse.Namespace, card: Card | None, count: int) -> tup
         print(said.getvalue(), end="", file=sys.stderr)  # such as the usage of the script
     recorder.facts.steps = result.steps
     recorder.facts.failure = _describe_failure(result)
+    recorder.facts.is_out_of_memory = result.is_out_of_memory
     recorder.facts.writes = [write.to_record() for write in result.writes]
     return recorder.rehearsal(), result
 
@@ -349,7 +350,7 @@ def _run_as_child(options: argparse.Namespace, card: Card | None, count: int, fi
         quiet = argparse.Namespace(**{**vars(options), "quiet": options.quiet or not is_shown})
         rehearsal, result = _rehearse(quiet, card, count)
         _show_error(result)
-        code = _choose_exit_code(options, rehearsal.verdict, result.exit_code, result.error)
+        code = _choose_exit_code(options, rehearsal.verdict, result)
         with open(file, "w", encoding="utf-8") as written:
             written.write(rehearsal.to_json())
     finally:

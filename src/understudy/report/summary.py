@@ -37,7 +37,7 @@ from understudy.report.rehearsal import (
 )
 from understudy.report.text import format_size
 from understudy.simulation.catalogue import Card, read_software, this_machine
-from understudy.simulation.memory import DeviceMemory, MachineMemory
+from understudy.simulation.memory import DeviceMemory, FirstOOM, MachineMemory
 from understudy.simulation.storages import MemoryRecord, StorageRecord
 
 GiB = 1 << 30
@@ -64,6 +64,8 @@ class RunFacts:
     steps: int | None = None
     failure: str = ""
     """How the program ended before its time: "the script failed", …"""
+    is_out_of_memory: bool = False
+    """Whether the error of the card ended it."""
     answers: list[dict[str, object]] = field(default_factory=list)
     writes: list[dict[str, object]] = field(default_factory=list)
     assumptions: list[str] = field(default_factory=list)
@@ -79,7 +81,8 @@ def summarise(
     alive = _find_alive_at_peak(measurement, totals)
     peak = _make_peak(measurement, totals, alive, device_memory)
     device = _make_device(card if device_memory else None, device_memory, options, max(1, len(memory.devices)))
-    oom = _make_out_of_memory_record(device_memory, measurement.places)
+    raised = _find_raised_oom(memory, device_memory) if facts.is_out_of_memory else None
+    oom = _make_out_of_memory_record((device_memory and device_memory.first_oom) or raised, measurement.places)
     error = round(peak.reserved_bytes * options.margin) if device_memory else 0
     verdict = _decide_verdict(peak, device, oom, error, bool(facts.failure))
     phases = _make_phase_rows(measurement, totals)
@@ -212,12 +215,18 @@ def _write_line(line: LinePlace | None) -> str:
     return _texts[line]
 
 
-def _make_out_of_memory_record(memory: DeviceMemory | None, places: Places) -> OutOfMemoryRecord | None:
-    if memory is None or memory.first_oom is None:
+def _find_raised_oom(memory: MachineMemory, measured: DeviceMemory | None) -> FirstOOM | None:
+    """Where the program was refused: by the card that was measured, or else by another one."""
+    devices = [device for device in (measured, *memory.devices) if device is not None]
+    return next((device.last_raised for device in devices if device.last_raised is not None), None)
+
+
+def _make_out_of_memory_record(oom: FirstOOM | None, places: Places) -> OutOfMemoryRecord | None:
+    if oom is None:
         return None
-    state = memory.first_oom.state
-    line = memory.first_oom.line.partition(": ")[0]
-    step, phase, module = memory.first_oom.place
+    state = oom.state
+    line = oom.line.partition(": ")[0]
+    step, phase, module = oom.place
     return OutOfMemoryRecord(
         line, state.requested, state.allocated, state.reserved, step, phase, places.shorten_path(module)
     )
@@ -266,6 +275,9 @@ def _write_headline(
         return f"no verdict on {name}: {failure}; until then {amount}{where}"
     if verdict != DOES_NOT_FIT:
         return f"{verdict} on {name}: {amount}{where}"
+    if failure and oom is not None and used <= device.limit_bytes:
+        at = f" at {oom.line}" if oom.line else ""
+        return f"{verdict} on {name}: {failure}, out of memory{at}; until then {amount}{where}"
     over = used - device.limit_bytes
     if oom is None and budget == device.limit_bytes:
         return f"{verdict} on {name}: {amount}, {_write_amount(over, total)} {_choose_unit(total)} over the budget{where}"

@@ -62,6 +62,8 @@ class DeviceMemory:
         self._capped = Allocator(card.memory, outside=outside, settings=settings, device=index)
         self._endless: Allocator | None = None
         self._first_oom: FirstOOM | None = None
+        self.last_raised: FirstOOM | None = None
+        """With `on_oom="raise"`: where the program was refused last."""
         self.find_place: Callable[[], tuple[int, str, str]] = lambda: (0, "", "")
         """For the listener that measures: step, phase and module."""
         self._endless_addresses: dict[int, int] = {}
@@ -167,6 +169,7 @@ class DeviceMemory:
     def _go_on(self, error: OutOfMemory, nbytes: int, stream: int) -> int:
         line = user_line()
         if self.on_oom == "raise" or self._endless is None:
+            self.last_raised = FirstOOM(error.state, line, self.find_place())
             at = f"\n  at:      {line}" if line else ""
             raise torch.OutOfMemoryError(f"{error}{at}") from None
         if self._first_oom is None:

@@ -61,6 +61,8 @@ class ScriptResult:
 
     exit_code: int = 0
     error: str = ""
+    is_out_of_memory: bool = False
+    """Whether that error is torch's OutOfMemoryError."""
     steps: int = 0
     was_ended: bool = False
     """Whether it was ended after the steps that were wanted."""
@@ -247,6 +249,7 @@ def run_script(
         except BaseException as error:
             result.exit_code = 1
             result.error = format_error(error)
+            result.is_out_of_memory = isinstance(error, torch.OutOfMemoryError)
         finally:
             _run_exit_functions(exits)
             _close_progress_bars()
