@@ -190,3 +190,17 @@ def test_paths_that_code_can_not_have_are_refused(name: str) -> None:
 def test_unusual_paths_that_code_can_have(name: str) -> None:
     x, model = torch.randn(2, 3), Named(name)
     assert torch.equal(understudy.export(model, (x,)).module()(x), model(x))
+
+
+def test_a_marked_region_is_part_of_the_program() -> None:
+    @torch.compiler.nested_compile_region
+    def region(x: Any, y: Any) -> Any:
+        return x.sin() + y
+
+    class Marked(nn.Module):
+        def forward(self, x: Any, y: Any) -> Any:
+            return region(region(x, y), y)
+
+    inputs = torch.randn(3), torch.randn(3)
+    program = understudy.export(Marked(), inputs)
+    assert torch.equal(program.module()(*inputs), Marked()(*inputs))

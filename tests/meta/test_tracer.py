@@ -695,7 +695,9 @@ def test_vmap_is_one_node_with_a_body() -> None:
             rows = torch.vmap(lambda row: row * self.weight + y.shape[0])(x)
             pairs = torch.vmap(torch.vmap(lambda a, b: a * b + y[0], (None, 0)), (0, None))(x[:, 0], y[:, 0])
             both = torch.vmap(lambda a: {"p": a + 1, "q": (a.sum(), y)}, in_dims=1, out_dims=0)(x)
-            return rows, pairs, both
+            together = torch.vmap(lambda a, b: a[0] * b["c"] + b["d"])((x,), {"c": x + 1, "d": x[:, 0]})
+            nothing = torch.vmap(lambda a: a * 2, in_dims=1, out_dims=1)(x[:, :0])
+            return rows, pairs, both, together, nothing
 
     with torch.no_grad():
         traced = traced_like(Mapped(), x=x24, y=torch.randn(3, 4))

@@ -105,6 +105,12 @@ def say_compiling(original: bool) -> bool:
     return True
 
 
+@patch("torch._higher_order_ops.invoke_subgraph.invoke_subgraph_placeholder", during=EXPORTING)
+def call_marked_region(original: Callable[..., object]) -> Callable[..., object]:
+    """torch compiles regions that are marked by `nested_compile_region`; here they are parts of the program."""
+    return lambda function, *args, **kwargs: function(*args, **kwargs)
+
+
 @patch("torch.compiler._is_exporting_flag", during=EXPORTING)
 def say_exporting(original: bool) -> bool:
     """`torch.compiler.is_exporting()`: libraries choose their paths for exports by it."""

@@ -316,7 +316,7 @@ def call_vmap(
     dims, flat, structure = _torch.vmap_inputs(in_dims, args, func)
     body = VmapBody(tracer.graph)
     with tracer.record_body(body):
-        parts = [_part(tracer, value, dim) for value, dim in zip(flat, dims, strict=True)]
+        parts = [_part(tracer, n, value, dim) for n, (value, dim) in enumerate(zip(flat, dims, strict=True))]
         mapped_nodes = [
             node for node in body.graph.nodes if node.op == "placeholder" and node not in body.taken.values()
         ]
@@ -365,15 +365,17 @@ def _from_one_part(tracer: MetaTracer, result: object, out_dims: object, mapped:
     return _torch.tree_unflatten(metas, structure)
 
 
-def _part(tracer: MetaTracer, value: Any, dim: int | None) -> Any:
+def _part(tracer: MetaTracer, number: int, value: Any, dim: int | None) -> Any:
     """The argument of the body for an input: the first slice along `dim`."""
     if dim is None:
         return value
-    node = tracer.graph.placeholder("part")
+    node = tracer.graph.placeholder(f"part_{number}")
     proxy = value if isinstance(value, MetaProxy) else tracer.proxy_of(value)
     if proxy._meta is UNKNOWN:
         return tracer.proxy(node)
     with tracer.derivation.enter_mode():
-        meta = proxy._meta.select(dim, 0)
+        shape = list(proxy._meta.shape)
+        is_empty = type(shape[dim]) is int and shape.pop(dim) == 0  # has no slice
+        meta = proxy._meta.new_empty(shape) if is_empty else proxy._meta.select(dim, 0)
     tracer.write_meta(node, meta)
     return make_proxy(tracer, node, meta)
