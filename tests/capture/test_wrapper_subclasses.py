@@ -61,6 +61,19 @@ def test_a_jagged_tensor(mode: str) -> None:
         assert torch.equal(found, expected)
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_a_layer_on_a_jagged_tensor(mode: str) -> None:
+    """With gradients, C++ asks a jagged tensor for its layout."""
+    layer = torch.nn.Linear(2, 3)
+
+    def f(rows: Tensor, offsets: Tensor) -> Tensor:
+        return layer(torch.nested.nested_tensor_from_jagged(rows, offsets)).values()
+
+    graph = captured(f, torch.rand(5, 2), torch.tensor([0, 2, 5]), mode=mode)
+    rows, offsets = torch.rand(5, 2), torch.tensor([0, 1, 5])
+    torch.testing.assert_close(graph(rows, offsets), f(rows, offsets))
+
+
 def test_a_wrapper_of_constants_stays_one() -> None:
     constant = twice(torch.ones(2))
     graph = captured(lambda x: (x + 1, constant), torch.zeros(2), mode="real")

@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 from tests.fake.sides import assert_like_eager, on_each_device, with_index
-from understudy import FakeTensor, FakeTensorMode
+from understudy import FakeTensor, FakeTensorMode, ShapeEnv
 from understudy.errors import UnsupportedMutationAliasingException
 
 
@@ -462,3 +462,19 @@ def test_dimensions_of_tensors_without_gradients_are_moved() -> None:
         base = torch.ones(2, 3)
         view = base[0]
         assert base.t_().shape == (3, 2) and view.shape == (3,)
+
+
+@pytest.mark.parametrize("env", [None, ShapeEnv()])
+def test_anomalies_are_looked_for_and_not_found(env: ShapeEnv | None) -> None:
+    mode = FakeTensorMode(shape_env=env)
+    x = mode.from_tensor(torch.randn(3, 4, requires_grad=True))
+    with mode, pytest.warns(UserWarning, match="Anomaly Detection"), torch.autograd.detect_anomaly():
+        x.exp().sum().backward()
+    assert x.grad is not None and x.grad.shape == x.shape
+
+
+def test_anomalies_of_known_values_are_found() -> None:
+    with FakeTensorMode(), pytest.warns(UserWarning), torch.autograd.detect_anomaly():
+        x = torch.zeros(3, requires_grad=True)
+        with pytest.raises(RuntimeError, match="returned nan values"):
+            (x * float("nan")).sum().backward()

@@ -240,6 +240,11 @@ def device(mode: FakeTensorMode, func: object, args: Any, kwargs: object) -> Any
     return args[0]._spec.device
 
 
+@handler("prim::layout")
+def layout(mode: FakeTensorMode, func: object, args: Any, kwargs: object) -> Any:
+    return args[0].layout
+
+
 @handler("aten::is_pinned")
 def is_pinned(mode: FakeTensorMode, func: object, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
     return False

@@ -15,8 +15,10 @@ from understudy.contexts import contextmanager, run_to_the_end
 from understudy.errors import MixedTensorsError, NoDataError, UnderstudyError, UnsupportedFakeTensorException
 from understudy.fake import initial_values
 from understudy.fake.tensor import FakeTensor
+from understudy.fake.values.answers import answers_of, number_from_program
+from understudy.fake.values.data_dependent import is_known
 from understudy.ops.nn.attention import drops_padding, encode
-from understudy.patching import ANY_MODE, DATA_PARALLEL, ENGINE, STORAGES, patch
+from understudy.patching import ANY_MODE, DATA_PARALLEL, ENGINE, RECORDING, STORAGES, patch
 from understudy.spec.call import map_structure
 from understudy.spec.error_context import with_line
 
@@ -60,6 +62,24 @@ def draw_truncated_normal_once(original: Function) -> Function:
             return tensor.mul_(std * math.sqrt(2)).add_(mean).clamp_(a, b)
 
     return draw
+
+
+@patch("torch._is_all_true", during=(ANY_MODE, RECORDING))
+def take_arguments_to_be_valid(original: Function) -> Function:
+    """torch.distributions asks whether its arguments are in their domains (a positive scale), to raise an error
+    otherwise. Where the values are not known they are taken to be; in a real run, looking fixes nothing in the graph."""
+
+    def is_all_true(valid: Any) -> Any:
+        result = original(valid)
+        if type(result) is FakeTensor:
+            if answers_of(result.fake_mode) is None and not is_known(result) and number_from_program(result) is None:
+                return True
+        elif type(result) is torch.Tensor and _torch.is_recording() and not _torch.is_transformed():
+            with _torch.no_modes():
+                return bool(result)
+        return result
+
+    return is_all_true
 
 
 WITHOUT_SWITCHING = "torch.nn.init switches gradients off and on, which costs more than the rest of the call on a fake."

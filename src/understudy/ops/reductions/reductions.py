@@ -395,7 +395,13 @@ def _range_of_all(x: Operand, dim: Any = None, *args: object, **kwargs: object) 
     return truth(found.likely ** _count_along(x, dim))
 
 
-@value_range("any", "_is_any_true")
+@value_range("_is_any_true")
+def _range_of_nan_check(x: Operand) -> ValueRange:
+    """Asked by `torch.autograd.detect_anomaly` only, whether a gradient has NaN: unknown ones are taken not to."""
+    return TRUE if x.range.value else FALSE
+
+
+@value_range("any")
 def _range_of_any(x: Operand, dim: Any = None, *args: object, **kwargs: object) -> ValueRange:
     found = as_truth(x.range)
     if x.spec.numel == 0:

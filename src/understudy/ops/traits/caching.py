@@ -59,8 +59,8 @@ aten = torch.ops.aten
 unrecorded: Trait[str] = Trait("why its calls are no nodes")
 unrecorded.register(
     "asks for metadata: what it answers is known, and is recorded where it is used",
-    "prim::device", "sym_size.int", "sym_size", "sym_stride.int", "sym_stride", "sym_numel", "sym_storage_offset", "size",
-    "stride", "storage_offset",
+    "prim::device", "prim::layout", "sym_size.int", "sym_size", "sym_stride.int", "sym_stride", "sym_numel",
+    "sym_storage_offset", "size", "stride", "storage_offset",
 )  # fmt: skip
 unrecorded.register(
     "a mark for a profiler",
