@@ -13,7 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from understudy import DataDependentOutputException, FakeTensor, FakeTensorMode
+from understudy import DataDependentOutputException, FakeTensor, FakeTensorMode, ShapeEnv
 
 
 @pytest.fixture
@@ -701,3 +701,50 @@ def test_sparse_tensors_are_cleared_in_place() -> None:
         sparse = torch.sparse_coo_tensor([[0, 1], [2, 0]], [3.0, 4.0], (2, 3))
         assert sparse.zero_() is sparse and sparse._nnz() == 0
         assert sparse.sparse_resize_((4, 5), 2, 0).to_dense().shape == (4, 5)
+
+
+COUNTED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "nonzero": lambda a: a.nonzero(),
+    "mask": lambda a: a[a > 1],
+    "masked_select": lambda a: a.masked_select(a > 1),
+    "unique": lambda a: a.unique(),
+    "unique_consecutive": lambda a: a.unique_consecutive(),
+    "unique of a dim": lambda a: a.unique(dim=0),
+    "bincount": lambda a: a.bincount(),
+    "repeat_interleave": lambda a: a.repeat_interleave(a),
+    "combinations": lambda a: torch.combinations(a),
+}
+"""The size of the result is data."""
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_sizes_that_determined_values_tell_are_no_symbols(name: str) -> None:
+    numbers = [0, 2, 2, 5]
+    expected = COUNTED[name](torch.tensor(numbers))
+    with FakeTensorMode(shape_env=ShapeEnv()):
+        found = COUNTED[name](torch.tensor(numbers))
+        assert (found.shape, found.stride()) == (expected.shape, expected.stride())
+        assert found.tolist() == expected.tolist()
+
+
+def test_sizes_that_undetermined_or_symbolic_values_tell_are_symbols() -> None:
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    x = mode.from_tensor(torch.randn(3, 4))
+    with mode:
+        counted = [x.nonzero(), torch.full((2,), x.shape[0]).repeat_interleave(2).nonzero(), torch.ones(x.shape[0]).nonzero()]
+    assert all(isinstance(found.shape[0], torch.SymInt) for found in counted)
+    assert not mode.shape_env.guards
+
+
+LARGE = torch.ones(5000, dtype=torch.int64)
+
+
+def test_integers_of_real_tensors_are_read() -> None:
+    grid = torch.tensor([[1, 2, 2], [1, 3, 2]])
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        assert (grid[:, 1] * grid[:, 2]).tolist() == [4, 6]
+        assert grid[1].nonzero().shape == (3, 1)
+        with pytest.raises(DataDependentOutputException):
+            (torch.randn(3) + grid[0]).tolist()
+        with pytest.raises(DataDependentOutputException):
+            LARGE.sum().item()

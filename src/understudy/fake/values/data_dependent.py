@@ -21,7 +21,7 @@ from understudy.fake.inputs import handler
 from understudy.fake.realise import convert_sparse, make_new
 from understudy.fake.tensor import FakeTensor
 from understudy.fake.values.answers import answer_item, answer_size, answers_of
-from understudy.fake.values.determined import has_no_elements
+from understudy.fake.values.determined import MOST_COMPUTED, has_no_elements
 from understudy.fake.values.ranges import range_of, store_ranges
 from understudy.ops.indexing.advanced import check_masks
 from understudy.ops.nn.losses import ctc_losses
@@ -74,6 +74,14 @@ def answer(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
 def is_known(fake: FakeTensor) -> bool:
     is_determined = fake._determined is not None and fake._determined.content is not None
     return is_determined or has_no_elements(fake._spec)
+
+
+def is_computed(fake: FakeTensor) -> bool:
+    """Whether the values are determined, not many, and the same for all sizes of the inputs."""
+    known = fake._determined
+    if known is None or known.content is None or fake._spec.is_symbolic or fake._spec.numel > MOST_COMPUTED:
+        return False
+    return not known.content.has_symbols
 
 
 def _compute_on_values(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any, inputs: list[FakeTensor]) -> object:
@@ -269,8 +277,8 @@ def _answers_sizes(mode: FakeTensorMode) -> bool:
 def fresh_size(
     mode: FakeTensorMode, func: object, fake: FakeTensor, *question: object, low: int = 0, high: object = None
 ) -> Any:
-    """The data-dependent size of an operator's result on this tensor; NotImplemented if the mode answers none, or, where a
-    policy answers, if the values are determined: `answer` runs the operator on them.
+    """The data-dependent size of an operator's result on this tensor; NotImplemented if the mode answers none, or if the
+    values are determined: `answer` runs the operator on them.
 
     `question` names what is counted: the same question on the same tensor has the same answer.
     """
@@ -284,7 +292,7 @@ def fresh_size(
             found = answer_size(mode, func, fake, low, most)
             fake.remember_size(question, found)
         return found
-    if env is None or not env.settings.allow_dynamic_output_shape_ops:
+    if env is None or not env.settings.allow_dynamic_output_shape_ops or is_computed(fake):
         return NotImplemented
     if most is not None and most <= low:
         return most
