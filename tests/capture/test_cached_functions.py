@@ -223,12 +223,49 @@ def test_a_cache_behind_a_wrapper(mode: str, is_kept: bool) -> None:
     assert before is None or torch.equal(model(x), before)
 
 
-def test_sizes_as_keys_of_a_cache_are_fixed() -> None:
-    graph = make_fx(OnGrid(), tracing_mode="symbolic")(torch.randn(2, 3, 4))
+class OnSteps(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.sum((1, 2))[:, None] * steps(x.shape[1:]) + self.ramp(x.shape[1]).sum()
+
+    @functools.lru_cache(maxsize=4)  # noqa: B019
+    def ramp(self, length: int) -> torch.Tensor:
+        return torch.arange(length) / length
+
+
+@functools.lru_cache
+def steps(sizes: tuple[int, ...]) -> torch.Tensor:
+    return torch.arange(sizes[0] * sizes[1])
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+@pytest.mark.parametrize("kind", [OnGrid, OnSteps])
+def test_sizes_as_keys_of_a_cache_stay_symbols(kind: type, is_kept: bool) -> None:
+    model, x, other = kind(), torch.randn(2, 3, 4), torch.randn(7, 2, 5)
+    if is_kept:
+        model(x), model(other)
+    cached = (grid.__closure__[1].cell_contents, steps, vars(OnSteps)["ramp"])
+    graph = make_fx(model, tracing_mode="symbolic")(x)
+    assert (grid.__closure__[1].cell_contents, steps, vars(OnSteps)["ramp"]) == cached
+    assert not graph.shape_env.specialisations
+    assert torch.equal(graph(other), model(other))
+
+
+def test_the_functions_of_a_cache_while_sizes_are_symbols() -> None:
+    def program(x: torch.Tensor) -> Any:
+        steps.cache_clear()
+        steps((2, 3)), steps((2, 3)), steps((x.shape[0], 3))
+        return x + steps.cache_info().hits
+
+    assert torch.equal(make_fx(program, tracing_mode="symbolic")(torch.zeros(2))(torch.zeros(4)), torch.ones(4))
+
+
+def test_sizes_as_keys_of_a_dict_are_fixed() -> None:
+    table = {3: 1.5, 4: 2.5}
+    graph = make_fx(lambda x: x * table[x.shape[1]], tracing_mode="symbolic")(torch.randn(2, 3))
     env: Any = graph.shape_env
-    assert env.evaluate_guards(torch.randn(7, 3, 4))
-    assert not env.evaluate_guards(torch.randn(7, 3, 5))
-    assert sorted(entry.number for entry in env.specialisations) == [3, 4]
+    assert env.evaluate_guards(torch.randn(7, 3))
+    assert not env.evaluate_guards(torch.randn(7, 4))
+    assert [entry.number for entry in env.specialisations] == [3]
     assert "test_cached_functions.py" in str(env.specialisations[0])
 
 

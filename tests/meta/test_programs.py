@@ -391,3 +391,17 @@ def test_graphs_with_regions_are_traced_again_and_pickled() -> None:
         products = [node for node in again.graph.nodes if node.name.startswith("matmul")]
         assert [node.meta["val"].dtype for node in products] == [torch.bfloat16, torch.float32]
     assert not torch.is_autocast_enabled("cpu")
+
+
+def test_a_view_of_a_constant_has_its_value() -> None:
+    class Resize(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.sizes = {"grid": torch.tensor([[1, 6, 5], [1, 4, 3]])}
+
+        def forward(self, x: Tensor) -> Any:
+            return [nn.functional.interpolate(x, size=(height, width)) for _, height, width in self.sizes["grid"]]
+
+    model, image = Resize(), torch.randn(1, 2, 8, 8)
+    traced = symbolic_trace(model, meta_args={"x": image})
+    run_both(model, traced, x=torch.randn(1, 2, 8, 8))

@@ -12,15 +12,18 @@ import gc
 import sys
 from collections.abc import Callable, Container, Iterable, Iterator
 from types import FunctionType, MemberDescriptorType, MethodType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple, final
 
 import torch
 
+from understudy import _torch
 from understudy.capture.constants import Constants
 from understudy.capture.lazy_state import LazyParameter, LazyParameterDict, LazyParameters
+from understudy.contexts import contextmanager, run_to_the_end
 from understudy.fake.inputs import LRU_CACHE
 from understudy.fake.mode import FakeTensorMode
 from understudy.fake.tensor import FakeTensor
+from understudy.fake.values.determined import MOST_READABLE, DeterminedContents, LiteralStorage
 from understudy.graph.borrowed_state import (
     BorrowedState,
     ProgramVariables,
@@ -35,6 +38,7 @@ from understudy.graph.borrowed_state import (
     write_assigned,
 )
 from understudy.lines import is_user_file
+from understudy.spec.call import flat
 
 Named = tuple[torch.nn.Module, bool]
 """A module, and whether it is the traced one: its tensors then keep their names in the graph module."""
@@ -157,11 +161,83 @@ class LazyBorrowedState(BorrowedState):
         self._lazy.close()
 
 
+# --- Constants -------------------------------------------------------------------------------------------------------
+# Small integer buffers that no checkpoint holds (`persistent=False`), such as a stride, are constants of the program, and
+# their values are known. Parameters and other buffers are state: their values may be others when the graph runs. A buffer
+# that the program writes to is state as well, so a trace that has read its value is repeated without.
+# (Real tensors outside of modules are constants too: the mode reads them.)
+
+
+class ConstantsWritten(Exception):
+    """The program has read the value of a constant, and has written to it: the graph may not hold that value fixed."""
+
+
+@final
+class ReadLiteral(LiteralStorage):
+    """A literal that tells whether it was read."""
+
+    __slots__ = ("is_read",)
+
+    def __init__(self, real: torch.Tensor) -> None:
+        super().__init__(real)
+        self.is_read = False
+
+    def storage(self) -> torch.Tensor:
+        self.is_read = True
+        return self.real
+
+
+class ConstantValues:
+    """The constants of one trace whose values are known."""
+
+    def __init__(self, mode: FakeTensorMode) -> None:
+        self._mode = mode
+        self._known: dict[int, tuple[FakeTensor, ReadLiteral, int]] = {}
+        "By storage."
+
+    def know_buffers(self, module: torch.nn.Module, tensors: list[tuple[str, torch.Tensor, object]]) -> None:
+        """Of the tensors of a module (name, tensor, stand-in), those that no checkpoint holds."""
+        names = module._non_persistent_buffers_set
+        for name, real, stand_in in tensors if names else ():
+            if name in names and is_readable(real):
+                self.know(stand_in.stand_in() if type(stand_in) is LazyParameter else stand_in, real)
+
+    def know(self, fake: object, real: torch.Tensor) -> None:
+        if type(fake) is not FakeTensor or fake.fake_mode is not self._mode or fake._determined is not None:
+            return
+        with _torch.no_modes():
+            literal = ReadLiteral(real.detach().clone())
+        fake._determined = DeterminedContents(literal, literal=True)
+        self._known[_torch.storage_id(fake)] = (fake, literal, fake._version)
+
+    def check_unwritten(self) -> None:
+        if any(literal.is_read and fake._version != version for fake, literal, version in self._known.values()):
+            raise ConstantsWritten
+
+    def forget(self) -> None:
+        """The stand-ins may belong to a mode of the user, and outlive the trace."""
+        for fake, _, _ in self._known.values():
+            if fake._determined is not None:
+                fake._determined.forget()
+                fake._determined = None
+        self._known.clear()
+
+
+def is_readable(tensor: torch.Tensor) -> bool:
+    """Whether this is a small tensor of integers or bools with a memory of its own."""
+    if type(tensor) is not torch.Tensor or tensor.is_floating_point() or tensor.is_complex() or tensor.is_quantized:
+        return False
+    if tensor.layout is not torch.strided or tensor.device.type != "cpu" or tensor.numel() > MOST_READABLE:
+        return False
+    return tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+
+
 class BorrowedModules:
     """Puts stand-ins into modules during a trace, and restores the modules afterwards."""
 
-    def __init__(self, mode: FakeTensorMode | None) -> None:
+    def __init__(self, mode: FakeTensorMode | None, constant_values: ConstantValues | None = None) -> None:
         self._mode = mode
+        self._constant_values = constant_values
         self._borrowed: BorrowedState | None = None
         self._buffers: list[tuple[dict[str, Any], dict[str, Any]]] = []
         """If the program really runs: the buffers of modules, and what they were before."""
@@ -179,9 +255,12 @@ class BorrowedModules:
             for path, part in named:
                 if self._borrowed is None and isinstance(part._buffers, dict):  # of scripted modules they are in C++
                     self._buffers.append((part._buffers, dict(part._buffers)))
-                for name, real, tensor in self._tensors(part):
+                tensors = self._tensors(part)
+                for name, real, tensor in tensors:
                     path_of_tensor = f"{path}.{name}" if path else name
                     constants.expect(tensor, real, path_of_tensor if is_root else None)
+                if self._constant_values is not None:
+                    self._constant_values.know_buffers(part, tensors)
 
     @property
     def parts(self) -> list[torch.nn.Module]:
@@ -215,14 +294,36 @@ class BorrowedModules:
             now.update(before)
 
 
+class CachePlace(NamedTuple):
+    """Where a program has a cached function: an attribute of a module or class, or the cell of a closure."""
+
+    owner: Any
+    name: str
+    cache: Any
+    is_plain: bool
+    """Whether it stands there by itself, and not in a staticmethod or property."""
+
+
+def call_with_sizes(cache: Any) -> Callable[..., object]:
+    """A cached function that is called without its cache where a size is a symbol. As a key of the cache, the size would
+    have to be a number; and what is kept for it belongs to this trace."""
+
+    @functools.wraps(cache)
+    def call(*args: object, **kwargs: object) -> object:
+        return cache.__wrapped__(*args, **kwargs) if flat(torch.SymInt, args, kwargs) else cache(*args, **kwargs)
+
+    call.__dict__.update(cache_info=cache.cache_info, cache_clear=cache.cache_clear)
+    return call
+
+
 class CachesOfModules:
     """The cached functions in a Python module, in its classes, and in modules that it imports. A module is searched
     once, and again if names were added to it."""
 
     def __init__(self) -> None:
-        self._seen: dict[str, tuple[int, list[Any]]] = {}
+        self._seen: dict[str, tuple[int, list[CachePlace]]] = {}
 
-    def find(self, names: Iterable[str]) -> Iterator[Any]:
+    def find(self, names: Iterable[str]) -> Iterator[CachePlace]:
         modules = {name: sys.modules.get(name) for name in names}
         for name, module in modules.items():
             if module is None or not _is_searched(module):
@@ -247,20 +348,23 @@ def _inner_modules(module: ModuleType) -> list[ModuleType]:
     return [value for value in list(vars(module).values()) if isinstance(value, ModuleType) and _is_searched(value)]
 
 
-def _caches_in(module: ModuleType) -> Iterator[Any]:
-    for value in list(vars(module).values()):
-        yield from _caches_behind(value)
+def _caches_in(module: ModuleType) -> Iterator[CachePlace]:
+    for name, value in list(vars(module).items()):
+        yield from _caches_behind(module, name, value)
         if isinstance(value, type) and value.__module__ == module.__name__:
-            for member in list(vars(value).values()):
-                yield from _caches_behind(unwrap_member(member))
+            for inner, member in list(vars(value).items()):
+                yield from _caches_behind(value, inner, member)
 
 
-def _caches_behind(value: object) -> Iterator[Any]:
+def _caches_behind(owner: object, name: str, member: object) -> Iterator[CachePlace]:
     """The cached functions behind a value: the value itself, or those that a wrapper calls."""
+    value = unwrap_member(member)
     if type(value) is LRU_CACHE:
-        yield value
+        yield CachePlace(owner, name, value, value is member)
     elif isinstance(value, FunctionType) and value.__closure__ and hasattr(value, "__wrapped__"):
-        yield from (part for part in map(cell_contents, value.__closure__) if type(part) is LRU_CACHE)
+        for cell in value.__closure__:
+            if type(found := cell_contents(cell)) is LRU_CACHE:
+                yield CachePlace(cell, "cell_contents", found, True)
 
 
 def _surroundings_of(f: Callable[..., object]) -> tuple[list[Any], set[str]]:
@@ -301,7 +405,25 @@ class ProgramCaches:
         self._variables = ProgramVariables(f, kinds)
 
     def _all(self) -> Iterable[Any]:
-        return {id(cache): cache for cache in (*self._around, *_CACHES.find(self._names))}.values()
+        caches = (*self._around, *(place.cache for place in _CACHES.find(self._names)))
+        return {id(cache): cache for cache in caches}.values()
+
+    @contextmanager
+    def accept_symbols(self) -> Iterator[None]:
+        """Inside, sizes that are symbols are no keys of the caches."""
+        changed: list[tuple[Any, str, Any, Any]] = []
+
+        def restore() -> None:
+            for owner, name, before, call in reversed(changed):
+                if getattr(owner, name, None) is call:
+                    setattr(owner, name, before)
+
+        with run_to_the_end(restore):
+            for owner, name, cache, is_plain in list(_CACHES.find(self._names)):
+                if is_plain and (before := getattr(owner, name, None)) is not None:
+                    changed.append((owner, name, before, call_with_sizes(cache)))
+                    setattr(owner, name, changed[-1][-1])
+            yield
 
     def holds(self, tensor: torch.Tensor) -> bool:
         """Whether this tensor was in a cache before the trace."""

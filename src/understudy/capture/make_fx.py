@@ -20,7 +20,13 @@ from torch.fx import Graph, GraphModule, Node
 
 from understudy import _torch
 from understudy.capture import wrapper_subclasses
-from understudy.capture.borrowed_modules import BorrowedModules, ProgramCaches, modules_of
+from understudy.capture.borrowed_modules import (
+    BorrowedModules,
+    ConstantsWritten,
+    ConstantValues,
+    ProgramCaches,
+    modules_of,
+)
 from understudy.capture.constants import ORIGINAL_PATH, OutsideTensors, restore_optimizers_after
 from understudy.capture.graph_passes import insert_promises, make_writable, remove_dead_code
 from understudy.capture.higher_order.torch_tracing import running
@@ -156,6 +162,8 @@ class Options:
     torch_functions: bool = True
     records_parts: bool = True
     """Above autograd: also record the inner operators of composites, for a backward pass inside the program."""
+    knows_constants: bool = False
+    """Whether the values of small integer constants are determined: see `ConstantValues`."""
     whole: Container[Any] | None = None
     """Composite operators that are recorded without decomposition. Autograd, which would decompose them, is skipped."""
 
@@ -191,13 +199,15 @@ def make_fx(
     options = Options(
         decomposition_table, tracing_mode, allow_non_fake_inputs or _allow_non_fake_inputs, pre_dispatch,
         record_module_stack, _allow_fake_constant, _error_on_data_dependent_ops, proxy_module_inputs,
-        torch_functions=not _disable_torch_fn_metadata_mode,
+        torch_functions=not _disable_torch_fn_metadata_mode, knows_constants=True,
     )  # fmt: skip
 
     @functools.wraps(f)
     def trace(*args: object) -> GraphModule:
         try:
             return Capture(f, options).run(args)
+        except ConstantsWritten:
+            return Capture(f, replace(options, knows_constants=False)).run(args)
         except RecursionError:
             refuse_cycles(args)
             raise
@@ -218,6 +228,7 @@ class Capture:
         if outer is not None:
             self.tracer.constants.outer = outer.tracer.constants
         self.fake_mode: FakeTensorMode | None = None
+        self.constant_values: ConstantValues | None = None
         self.recorder: ProxyTorchDispatchMode
         self._modules_given: list[torch.nn.Module] = []
 
@@ -231,6 +242,8 @@ class Capture:
         self.fake_mode = self.outer.stand_ins if self.outer is not None else self._mode_for(args)
         if self.fake_mode is not None:
             self.tracer.shape_env = self.fake_mode.shape_env
+            if self.options.knows_constants and self.outer is None:
+                self.constant_values = ConstantValues(self.fake_mode)
         leaves, in_spec = _torch.tree_flatten(args)
         if self.outer is None:
             self.tracer.constants.belongs_to(_mode_among(leaves))
@@ -258,6 +271,8 @@ class Capture:
         OPEN.remove(self.tracer.graph)
         if self.tracer.random_state is not None:
             self.tracer.random_state.restore()
+        if self.constant_values is not None:
+            self.constant_values.forget()
         self.tracer.constants.put_back()
         self.tracer.node_meta.close()
         for leaf in inputs:
@@ -373,7 +388,7 @@ class Capture:
     @contextmanager
     def _state(self) -> Iterator[BorrowedModules]:
         """Borrow the modules that `f` refers to or gets as arguments, if stand-ins are traced."""
-        state = BorrowedModules(self.fake_mode)
+        state = BorrowedModules(self.fake_mode, self.constant_values)
         given = [(module, False) for module in self._modules_given]
         modules = [] if self.outer is not None else [*modules_of(self.f), *given]
         layers = RepeatedLayers([module for module, _ in modules]) if self._may_repeat_layers() else None
@@ -402,6 +417,8 @@ class Capture:
                 try:
                     result = _call_program(self.f, args)
                     _call_program(state.record_assigned, ())
+                    if self.constant_values is not None:
+                        self.constant_values.check_unwritten()
                     return result
                 except Exception as error:
                     add_last_nodes(error, self.tracer.graph)
@@ -421,7 +438,8 @@ class Capture:
             return
         cached = ProgramCaches(self.f, state.parts, mode)
         self.tracer.strays = OutsideTensors(self.tracer.constants, mode, cached)
-        with above, regions, run_to_the_end(cached.empty), restore_optimizers_after(), names:
+        sizes = cached.accept_symbols() if options.tracing_mode == "symbolic" else nullcontext()
+        with above, regions, run_to_the_end(cached.empty), sizes, restore_optimizers_after(), names:
             yield
 
     @contextmanager

@@ -16,6 +16,7 @@ from understudy.fake.inputs import handler, real_handler
 from understudy.fake.native import canonical
 from understudy.fake.realise import convert_sparse, make_new, make_view
 from understudy.fake.tensor import FakeTensor
+from understudy.fake.values.determined import MOST_COMPUTED, copy_storage
 from understudy.shapes.input_dims import name_of, symbolic_sizes
 from understudy.spec import TensorSpec
 from understudy.spec.error_context import with_line
@@ -116,10 +117,19 @@ class FakeTensorConverter:
         else:  # entering these costs as much as the conversion
             fake = self._convert(fake_mode, t, wanted)
         self._remember(t, fake, id(t))
-        if make_constant and type(t) is not FakeTensor and t.layout is torch.strided and t.device.type == "cpu":
-            with _torch.no_modes():
-                fake_mode.remember_literal(fake, t.detach().clone())
+        if make_constant:
+            self.read_values(fake_mode, t, fake)
         return fake
+
+    @staticmethod
+    def read_values(fake_mode: FakeTensorMode, t: torch.Tensor, fake: FakeTensor) -> None:
+        """The values of a real tensor are those of its stand-in. Of a view, the storage is copied: it has a place there."""
+        if type(t) is FakeTensor or t.layout is not torch.strided or t.device.type != "cpu":
+            return
+        is_whole = t.is_contiguous() and not t.storage_offset()
+        if is_whole or t.untyped_storage().nbytes() <= MOST_COMPUTED:
+            with _torch.no_modes():
+                fake_mode.remember_literal(fake, t.detach().clone() if is_whole else copy_storage(t.detach()))
 
     def from_meta_and_device(
         self, fake_mode: FakeTensorMode, t: torch.Tensor, device: torch.device | str, **ignored: object

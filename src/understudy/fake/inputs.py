@@ -92,7 +92,7 @@ def accept_inputs(mode: FakeTensorMode, func: Any, types: Any, args: Any, kwargs
             raise _make_real_tensor_error(func, args, kwargs, tensor)
         # It is a constant of the program, like a buffer, not an input: its sizes are static.
         return mode.fake_tensor_converter.from_real_tensor(
-            mode, tensor, make_constant=tensor.numel() == 1, static_shapes=True
+            mode, tensor, make_constant=is_readable(tensor), static_shapes=True
         )
 
     converted, converted_kwargs = map_structure(convert, torch.Tensor, (tuple(args), dict(kwargs)))
@@ -102,6 +102,16 @@ def accept_inputs(mode: FakeTensorMode, func: Any, types: Any, args: Any, kwargs
             if tensor is not fake:
                 mode.fake_tensor_converter.keep_alive(tensor, fake)
     return None, converted, converted_kwargs
+
+
+MOST_READ_INTEGERS = 1 << 12
+"""The values of integer constants up to this many elements are read: a grid of patches has three for each image."""
+
+
+def is_readable(constant: torch.Tensor) -> bool:
+    """Whether the values of a real tensor are determined. A program decides by flags, and by numbers that it counts with."""
+    count = constant.numel()
+    return count == 1 or (count <= MOST_READ_INTEGERS and not (constant.is_floating_point() or constant.is_complex()))
 
 
 def _is_of_other_mode(mode: FakeTensorMode, tensor: torch.Tensor) -> bool:

@@ -346,6 +346,11 @@ def as_val(value: object) -> Any:
     return val_of(value, make_val)
 
 
+def is_constant(node: Node) -> bool:
+    """Whether a node reads a tensor that is no state of a module: captures give such tensors this name."""
+    return node.op == "get_attr" and str(node.target).startswith("_tensor_constant")
+
+
 def set_val(node: Node, value: object) -> None:
     """Set `val` and `tensor_meta` of a node that produced this value."""
     if type(value) is FakeTensor:

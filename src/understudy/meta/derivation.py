@@ -24,6 +24,7 @@ from understudy.errors import OperatorError, UnderstudyError
 from understudy.fake.inputs import describe_tensors
 from understudy.fake.mode import FakeTensorMode
 from understudy.fake.tensor import FakeTensor
+from understudy.fake.values.determined import MOST_READABLE
 from understudy.lines import user_frames, user_line
 from understudy.meta.errors import MetaTraceError
 from understudy.meta.modules import modules_in_python
@@ -95,10 +96,6 @@ def torch_abs_override(input: torch.Tensor, *, out: torch.Tensor | None = None) 
 
 SHOWN_CALLS = 5
 """How many unknown calls the warning shows."""
-
-
-MOST_READABLE = 16
-"""The values of constants up to this many elements are determined: a program may branch on a flag in a buffer."""
 
 
 class MetadataUnknown(Exception):
@@ -236,10 +233,8 @@ class Derivation:
                 type(tensor) is not FakeTensor  # of another mode: it has no data
                 and tensor.numel() <= MOST_READABLE
                 and not isinstance(tensor, torch.nn.Parameter)
-                and tensor.device.type == "cpu"
             ):
-                with _torch.no_modes():
-                    self.mode.remember_literal(made, tensor.detach().clone())
+                self.mode.fake_tensor_converter.read_values(self.mode, tensor, made)
         self._made[id(tensor)] = made
         self._found[id(tensor)] = (tensor, made._version)
         return made

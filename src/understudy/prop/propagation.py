@@ -15,6 +15,7 @@ from torch.fx import GraphModule, Node
 
 from understudy import _torch
 from understudy.contexts import GuardedExit, contextmanager, guard_exit, run_to_the_end
+from understudy.fake.inputs import is_readable
 from understudy.fake.mode import FakeTensorMode
 from understudy.fake.realise import make_view
 from understudy.fake.tensor import FakeTensor
@@ -24,6 +25,7 @@ from understudy.graph.node_values import (
     convert_to_fakes,
     is_alike,
     is_complete,
+    is_constant,
     needs_dispatch,
     return_tensor,
     snapshot,
@@ -254,7 +256,9 @@ class FakeTensorProp(torch.fx.Interpreter):
             if node.op == "get_attr" and node.target not in constants:
                 value = self.fetch_attr(node.target)
                 if isinstance(value, torch.Tensor):
-                    constants[node.target] = convert_to_fakes(self._mode, value)
+                    constants[node.target] = fake = convert_to_fakes(self._mode, value)
+                    if is_constant(node) and type(fake) is FakeTensor and type(value) is torch.Tensor and is_readable(value):
+                        self._mode.fake_tensor_converter.read_values(self._mode, value, fake)
         self._constants = constants
 
     def _convert(self, value: object) -> object:

@@ -26,7 +26,7 @@ from understudy import _torch
 from understudy.errors import Context, DataDependentOutputException
 from understudy.fake.patches.devices import OPTIONS, SYMBOLIC, has_stand_ins, stack_data
 from understudy.fake.tensor import FakeTensor
-from understudy.graph.node_values import set_val
+from understudy.graph.node_values import is_constant, set_val
 from understudy.graph.random_state import finds_state_tracer
 from understudy.lines import user_line
 from understudy.patching import RECORDING, patch
@@ -127,14 +127,10 @@ def varies(tracer: PythonKeyTracer, tensor: torch.Tensor) -> bool:
         if node in seen:
             continue
         seen.add(node)
-        if node.op == "placeholder" or _is_parameter(node) or _is_drawn(node):
+        if node.op == "placeholder" or (node.op == "get_attr" and not is_constant(node)) or _is_drawn(node):
             return True
         todo += node.all_input_nodes
     return False
-
-
-def _is_parameter(node: Node) -> bool:
-    return node.op == "get_attr" and not str(node.target).startswith("_tensor_constant")
 
 
 def _is_drawn(node: Node) -> bool:
@@ -335,7 +331,9 @@ def check_tolist(original: Function) -> Function:
 
     @functools.wraps(original)
     def read(tensor: torch.Tensor) -> Any:
-        tracer = active_tracer() if type(tensor) is not FakeTensor else None
+        if type(tensor) is FakeTensor:  # that of a real tensor: a stand-in has a method of its own
+            return tensor.tolist()
+        tracer = active_tracer()
         if tracer is not None:
             check(tracer, original, (tensor,), {})
         return original(tensor)

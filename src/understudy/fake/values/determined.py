@@ -38,6 +38,8 @@ DEEPEST_EXPRESSION = 48
 """Expressions deeper than this are computed at once, so that a counter in a long loop stays small. Large tensors and
 gradients (those of a sum are ones, and so on) are no longer tracked at this depth."""
 MOST_COMPUTED = 1 << 16
+MOST_READABLE = 16
+"""The values of a program's constants up to this many elements are determined: it may branch on a flag in a buffer."""
 
 
 class DeterminedContents:

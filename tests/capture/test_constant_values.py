@@ -1,0 +1,169 @@
+"""Integer buffers that no checkpoint holds, and real tensors outside of modules, are constants: a trace knows their values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.capture.captured import assert_same, captured, targets
+from understudy import FakeTensorMode, FakeTensorProp, make_fx
+from understudy.errors import GuardOnDataDependentSymNode
+
+ON_STAND_INS = ("fake", "symbolic")
+
+
+class Padded(nn.Module):
+    """Pads by what its buffers hold, as the convolutions of Encodec."""
+
+    def __init__(self, kernel: int, stride: int, persistent: bool = False) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(2, 2, kernel, stride)
+        self.register_buffer("stride", torch.tensor(stride), persistent=persistent)
+        self.register_buffer("total", torch.tensor(kernel - stride), persistent=persistent)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        right = self.total // 2
+        if max(right, self.total - right) >= x.shape[-1]:
+            x = nn.functional.pad(x, (0, 1))
+        return self.conv(nn.functional.pad(x, (self.total - right, right)))
+
+
+@pytest.mark.parametrize("mode", ON_STAND_INS)
+def test_a_program_may_decide_by_a_buffer_that_no_checkpoint_holds(mode: str) -> None:
+    model = Padded(5, 2)
+    graph = captured(model, torch.randn(2, 2, 9), mode=mode)
+    assert_same(model, graph, torch.randn(2, 2, 9))
+    assert not any("local_scalar" in target for target in targets(graph))
+    if mode == "symbolic":
+        assert_same(model, graph, torch.randn(3, 2, 12))
+
+
+@pytest.mark.parametrize("mode", ON_STAND_INS)
+def test_a_buffer_of_the_checkpoint_is_state(mode: str) -> None:
+    with pytest.raises(GuardOnDataDependentSymNode, match="item"):
+        captured(Padded(5, 2, persistent=True), torch.randn(2, 2, 9), mode=mode)
+
+
+@pytest.mark.parametrize("mode", ON_STAND_INS)
+def test_layers_that_differ_by_such_a_value(mode: str) -> None:
+    class Shift(nn.Module):
+        def __init__(self, by: int) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+            self.register_buffer("by", torch.tensor(by), persistent=False)
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return self.linear(x.roll(int(self.by), -1) if self.by > 0 else -x)
+
+    model = nn.Sequential(*(Shift(by) for by in (0, 1, 2, 0, 3)))
+    assert_same(model, captured(model, torch.randn(2, 4), mode=mode), torch.randn(2, 4))
+
+
+class Counting(nn.Module):
+    """`place` is where the next row goes, and is read before it is written to, or after."""
+
+    def __init__(self, in_place: bool, reads_first: bool) -> None:
+        super().__init__()
+        self.in_place, self.reads_first = in_place, reads_first
+        self.register_buffer("place", torch.tensor(1), persistent=False)
+        self.register_buffer("rows", torch.zeros(5, 3), persistent=False)
+
+    def count(self) -> None:
+        if self.in_place:
+            self.place += 1
+        else:
+            self.place = self.place + 1
+
+    def forward(self, x: torch.Tensor) -> Any:
+        if not self.reads_first:
+            self.count()
+        place = self.place.item()
+        torch._check(place >= 0)
+        torch._check(place < 5)
+        rows = self.rows.index_copy(0, torch.full((1,), place), x)
+        if self.reads_first:
+            self.count()
+        return rows
+
+
+@pytest.mark.parametrize("reads_first", [True, False])
+@pytest.mark.parametrize("in_place", [True, False])
+@pytest.mark.parametrize("mode", ON_STAND_INS)
+def test_a_buffer_that_is_written_to_is_state(mode: str, in_place: bool, reads_first: bool) -> None:
+    model = Counting(in_place, reads_first)
+    graph = captured(model, torch.randn(1, 3), mode=mode)
+    assert model.place == 1
+    for place in (1, 2):
+        x = torch.randn(1, 3)
+        expected = torch.zeros(5, 3)
+        expected[place if reads_first else place + 1] = x
+        assert torch.equal(graph(x), expected)
+        assert graph.place == place + 1
+
+
+def test_the_values_are_known_to_the_trace_alone() -> None:
+    model = Padded(5, 2)
+    with FakeTensorMode() as mode:
+        x = torch.randn(2, 2, 9)
+    make_fx(model, tracing_mode="fake")(x)
+    assert mode.from_tensor(model.total)._determined is None
+
+
+# --- outside of modules --------------------------------------------------------------------------------------------------
+
+
+def split_by(grid: torch.Tensor) -> Any:
+    def program(x: torch.Tensor) -> Any:
+        lengths = torch.repeat_interleave(grid[:, 1] * grid[:, 2], grid[:, 0])
+        ends = nn.functional.pad(lengths.cumsum(0), (1, 0))
+        rows = x.split((ends[1:] - ends[:-1]).tolist())
+        return [row * height for row, (_, height, _) in zip(rows, grid.tolist(), strict=True)]
+
+    return program
+
+
+GRID = torch.tensor([[1, 2, 2], [1, 3, 2]])
+
+
+@pytest.mark.parametrize("mode", ON_STAND_INS)
+@pytest.mark.parametrize("grid", [GRID, torch.cat([GRID, GRID], 1)[:, 3:]], ids=["whole", "view"])
+def test_a_closure_over_a_grid(mode: str, grid: torch.Tensor) -> None:
+    program = split_by(grid)
+    graph = captured(program, torch.randn(10, 3), mode=mode, allow_non_fake_inputs=True)
+    assert_same(program, graph, torch.randn(10, 3))
+    if mode == "symbolic":
+        assert not graph.shape_env.evaluate_guards(torch.randn(11, 3))
+        assert_same(program, graph, torch.randn(10, 5))
+
+
+def test_many_numbers_are_not_read() -> None:
+    grid = torch.ones(5000, 3, dtype=torch.int64)
+    with pytest.raises(GuardOnDataDependentSymNode):
+        captured(split_by(grid), torch.randn(5000, 3), mode="fake", allow_non_fake_inputs=True)
+
+
+@pytest.mark.parametrize("mode", ON_STAND_INS)
+def test_tolist_of_a_real_tensor_that_has_a_stand_in(mode: str) -> None:
+    model = nn.Module()
+    model.register_buffer("numbers", torch.tensor([2, 3]))
+    numbers = model.numbers
+
+    def program(x: torch.Tensor) -> Any:
+        return x * sum(numbers.tolist()) + model.numbers.sum()
+
+    graph = captured(program, torch.randn(10, 3), mode=mode)
+    numbers += 1
+    assert_same(program, graph, torch.randn(10, 3))
+
+
+def test_propagation_knows_the_constants_of_a_graph() -> None:
+    def program(x: torch.Tensor) -> Any:
+        return x[torch.repeat_interleave(GRID[0])]
+
+    graph = captured(program, torch.randn(10, 3), mode="fake", allow_non_fake_inputs=True)
+    for node in graph.graph.nodes:
+        node.meta.clear()
+    assert FakeTensorProp(graph).propagate(torch.randn(10, 3)).shape == (5, 3)
