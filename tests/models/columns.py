@@ -17,12 +17,20 @@ import understudy
 from tests.graph.reality import differences
 from tests.meta.reality import leaves
 from tests.models.classes import Case, Inputs
+from tests.models.variants import bind_structure
 from tests.oracle.compare import facts_of
 from understudy import FakeTensorMode, FakeTensorProp, make_fx, symbolic_trace
-from understudy.errors import DataDependentOutputException, DynamicOutputShapeException
+from understudy.errors import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    GuardOnDataDependentSymNode,
+)
+from understudy.meta.errors import MetaTraceError
 
-SIZE, OTHER_SIZE = (2, 8), (3, 11)
-"""Batch and length of the example, and of the run that a symbolic graph is tried with."""
+SIZE = (2, 8)
+"""Batch and length of the example."""
+OTHER_SIZES = {(3, 11): "", (3, 8): "length fixed", (4, 11): "batch even"}
+"""Those of the run that a symbolic graph is tried with: the first that its guards allow, and what is noted of it."""
 CLOSE = 1e-5
 """What a number may differ by, beside the largest of its tensor or 1."""
 
@@ -32,6 +40,9 @@ Results = dict[str, Facts | Exception]
 """Of each step."""
 
 
+BOUND = "grid bound"
+"""The note of a capture that decides by the structure of the batch: it is taken again with this input as a constant, and holds
+for no other structure."""
 ANSWERED = "plausible answers"
 """The note of a step that reads data: a plain mode refuses it, `answers="plausible"` does not."""
 
@@ -43,10 +54,11 @@ class Wrong(Exception):
 class Eager:
     """The real model, what eager makes of it, and what several columns need."""
 
-    def __init__(self, case: Case) -> None:
-        self.case = case
+    def __init__(self, case: Case, is_bound: bool = False) -> None:
+        self.case, self.is_bound = case, is_bound
         self.model = case.build()
         self.names = list(case.inputs(*SIZE))
+        self.function = as_function(self.model, self.names, case.fixed)
         self.facts = {"construct": state_facts(self.model), "train step": train_facts(case, self.model)}
         self.model.zero_grad()
         self.facts["forward"] = forward_facts(case, self.model)
@@ -56,18 +68,33 @@ class Eager:
             for seed in (1, 2):  # those of the columns
                 self.function(*self.inputs(SIZE, seed).values())
 
-    def function(self, *tensors: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The model as a function of tensors alone."""
-        return leaves(self.model(**dict(zip(self.names, tensors, strict=True)), **self.case.fixed))
-
     def inputs(self, size: tuple[int, int], seed: int) -> Inputs:
         torch.manual_seed(seed)
         return self.case.inputs(*size)
 
+    def capture(self, tracing_mode: Any) -> GraphModule:
+        """Real tensors outside of modules are constants: those that are bound."""
+        trace = make_fx(self.function, tracing_mode=tracing_mode, allow_non_fake_inputs=self.is_bound)
+        return trace(*self.inputs(SIZE, 1).values())
+
     @cached_property
     def captured(self) -> GraphModule:
         with torch.no_grad():
-            return make_fx(self.function, tracing_mode="fake")(*self.inputs(SIZE, 1).values())
+            return self.capture("fake")
+
+    @cached_property
+    def bound(self) -> Eager | None:
+        case = bind_structure(self.case, SIZE)
+        return None if case is None else Eager(case, is_bound=True)
+
+
+def as_function(model: nn.Module, names: list[str], fixed: Inputs) -> Callable[..., dict[str, torch.Tensor]]:
+    """The model as a function of tensors alone. It refers to nothing else, as captures look for modules in what it refers to."""
+
+    def run(*tensors: torch.Tensor) -> dict[str, torch.Tensor]:
+        return leaves(model(**dict(zip(names, tensors, strict=True)), **fixed))
+
+    return run
 
 
 Column = Callable[[Eager], str | None]
@@ -194,15 +221,18 @@ def capture_fake(eager: Eager) -> None:
 
 
 def capture_symbolic(eager: Eager) -> str:
-    """The graph at another batch and length, or, where its guards fix the length, at another batch."""
+    """The graph at another batch and length, or, where its guards fix the length, at another batch. If the structure of the
+    batch is bound, they fix both."""
     with torch.no_grad():
-        graph = make_fx(eager.function, tracing_mode="symbolic")(*eager.inputs(SIZE, 1).values())
+        graph = eager.capture("symbolic")
         _compare_runs(eager, graph, SIZE)
-        for size, note in ((OTHER_SIZE, ""), ((OTHER_SIZE[0], SIZE[1]), "length fixed")):
+        for size, note in OTHER_SIZES.items():
             inputs = list(eager.inputs(size, 2).values())
             if graph.shape_env.evaluate_guards(*inputs):
                 _compare_runs(eager, graph, size)
                 return note
+    if eager.is_bound:
+        return ""
     raise Wrong(f"holds for no other batch: {'; '.join(map(str, graph.shape_env.check(*inputs)))}")
 
 
@@ -245,8 +275,24 @@ def trace(eager: Eager) -> None:
         _compare_runs(eager, lambda *tensors: leaves(graph(**dict(zip(names, tensors, strict=True)))), SIZE)
 
 
+def or_bound(column: Column) -> Column:
+    """A capture; where it needs to know data, with the structure of the batch bound, if there is one."""
+
+    def capture(eager: Eager) -> str | None:
+        try:
+            return column(eager)
+        except (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode, MetaTraceError):
+            if eager.bound is None:
+                raise
+        column(eager.bound)
+        return BOUND
+
+    return capture
+
+
 COLUMNS: dict[str, Column] = {
     "construct": on_stand_ins("construct"), "forward": on_stand_ins("forward"), "train step": on_stand_ins("train step"),
-    "make_fx fake": capture_fake, "make_fx symbolic": capture_symbolic, "FakeTensorProp": propagate, "symbolic_trace": trace,
+    "make_fx fake": or_bound(capture_fake), "make_fx symbolic": or_bound(capture_symbolic), "FakeTensorProp": or_bound(propagate),
+    "symbolic_trace": or_bound(trace),
     "construct, cuda": on_cuda("construct"), "forward, cuda": on_cuda("forward"), "train step, cuda": on_cuda("train step"),
 }  # fmt: skip

@@ -1,7 +1,7 @@
 """The sweep over model classes: `python -m tests.models.sweep [--out FILE] [--library L] [names]`.
 
 Each class runs in a process of its own, forked from one that has imported the libraries; one that takes longer than a
-minute and a half is ended. A line of JSON is written for each class, and what stands in the file already is not run again,
+minute and a half is ended. A class that takes eager longer than 15 seconds is not counted. A line of JSON is written for each class, and what stands in the file already is not run again,
 so that a sweep can be stopped and resumed. `--table` prints the table of a file.
 """
 
@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 import time
 import traceback
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,8 @@ from tests.models.columns import COLUMNS, Eager
 from tests.models.variants import VARIANTS, find_case
 
 SECONDS = 90
+SECONDS_OF_EAGER = 15
+"""A class that eager takes longer for is not small in any of the configurations, and is not counted."""
 Result = dict[str, Any]
 """`name`, and either `not counted` with the reason, or `columns`: "ok", "ok (…)" or what went wrong."""
 
@@ -40,13 +44,34 @@ def run_class(name: str, columns: Iterable[str] = COLUMNS, seconds: float = SECO
     return _gather(name, columns, pieces, ending)
 
 
+class TooSlow(BaseException):
+    """Not an error that the search for inputs would go on after."""
+
+
+@contextmanager
+def limit_eager(seconds: float) -> Iterator[None]:
+    """Raise `TooSlow` inside after so many seconds of the program's own processor time."""
+
+    def stop(*_: object) -> None:
+        raise TooSlow(f"eager takes longer than {seconds} seconds")
+
+    before = signal.signal(signal.SIGVTALRM, stop)
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
+
+
 def _try_columns(name: str, columns: Iterable[str]) -> Iterator[Result]:
     """`not counted`, or a piece for eager, and for each column what it said."""
     warnings.simplefilter("ignore")
     start = time.monotonic()
     try:
-        eager = Eager(find_case(name))
-    except Exception as error:
+        with limit_eager(SECONDS_OF_EAGER):
+            eager = Eager(find_case(name))
+    except (Exception, TooSlow) as error:
         yield {"not counted": f"{type(error).__name__}: {str(error)[:800]}"}
         return
     yield {"column": "eager", "seconds": round(time.monotonic() - start, 2)}

@@ -9,13 +9,14 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
 
 from tests.forks import run_in_fork
 from tests.models.classes import Case, NotCounted, find_case, list_names
-from tests.models.columns import COLUMNS, Eager
+from tests.models.columns import BOUND, COLUMNS, Eager
 from tests.models.sweep import (
     is_right,
     list_failures,
@@ -26,6 +27,7 @@ from tests.models.sweep import (
     write_table,
 )
 from tests.models.variants import VARIANTS
+from understudy.errors import UnderstudyError
 
 pytest.importorskip("transformers")
 
@@ -123,6 +125,43 @@ def test_what_is_wrong_is_seen(wrong: str, columns: set[str]) -> None:
     assert columns <= {name for name, said in columns_of(wrong).items() if said != "ok"}
 
 
+class OnPatches(torch.nn.Module):
+    """Its patches are in one dimension; the grid tells of which images."""
+
+    def __init__(self, needs_grid: bool) -> None:
+        super().__init__()
+        self.linear, self.needs_grid = torch.nn.Linear(4, 4), needs_grid
+
+    def forward(self, pixel_values: torch.Tensor, grid_thw: torch.Tensor) -> Any:
+        y = self.linear(pixel_values) * grid_thw[0, 0]
+        if not self.needs_grid:
+            return y
+        return [part.mean(0) if len(part) > 4 else part for part in y.split(grid_thw.prod(-1).tolist())]
+
+
+def inputs_on_grid(batch: int, length: int) -> Any:
+    return {"pixel_values": torch.randn(batch * 6, 4), "grid_thw": torch.tensor([[1, 2, 3]] * batch)}
+
+
+CAPTURES = ("make_fx fake", "make_fx symbolic", "FakeTensorProp", "symbolic_trace")
+
+
+@pytest.mark.parametrize("needs_grid", [True, False])
+def test_a_grid_is_bound_only_where_a_capture_needs_its_values(needs_grid: bool) -> None:
+    eager = Eager(Case(lambda: OnPatches(needs_grid), inputs_on_grid))
+    assert [COLUMNS[name](eager) or "" for name in CAPTURES] == [BOUND if needs_grid else ""] * 4
+
+
+@pytest.mark.parametrize("name", CAPTURES)
+def test_a_bound_grid_does_not_help_a_capture_that_decides_by_pixels(name: str) -> None:
+    class ByPixels(OnPatches):
+        def forward(self, pixel_values: torch.Tensor, grid_thw: torch.Tensor) -> Any:
+            return super().forward(pixel_values if pixel_values.sum() > 0 else -pixel_values, grid_thw)
+
+    with pytest.raises(UnderstudyError):
+        COLUMNS[name](Eager(Case(lambda: ByPixels(True), inputs_on_grid)))
+
+
 def test_a_class_that_eager_does_not_construct_is_not_counted() -> None:
     assert "not counted" in run_class("transformers/NoSuchModel")
 
@@ -130,6 +169,11 @@ def test_a_class_that_eager_does_not_construct_is_not_counted() -> None:
 def test_a_class_that_takes_too_long_is_ended() -> None:
     result = run_class("transformers/ElectraModel", seconds=0.01)
     assert "timeout" in str(result)
+
+
+def test_a_class_that_is_slow_in_eager_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.models.sweep.SECONDS_OF_EAGER", 0.01)
+    assert "eager takes longer" in try_class("transformers/ElectraModel")["not counted"]
 
 
 def test_what_a_process_gave_before_it_was_ended_is_kept() -> None:

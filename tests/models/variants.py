@@ -91,6 +91,31 @@ def decode(case: Case) -> Case:
     return _change_model(case, TwoSteps)
 
 
+STRUCTURE = frozenset({"grid_thw", "merge_sizes", "spatial_shapes"})
+"""Integers that say how the batch is made up, and so decide what a model does: how many patches each image has."""
+
+
+class Bound(nn.Module):
+    """A model some of whose arguments are constants."""
+
+    def __init__(self, model: nn.Module, arguments: Inputs) -> None:
+        super().__init__()
+        self.model, self.arguments = model, arguments
+
+    def forward(self, **others: Any) -> Any:
+        return self.model(**others, **self.arguments)
+
+
+def bind_structure(case: Case, size: tuple[int, int]) -> Case | None:
+    """The structure of a batch of this size as a constant of the program, as a user would bind it by a closure. None if none of
+    the inputs is one."""
+    bound = {name: value for name, value in case.inputs(*size).items() if name in STRUCTURE}
+    if not bound:
+        return None
+    case = _change_model(case, lambda model: Bound(model, bound))
+    return _change_inputs(case, lambda inputs: {name: value for name, value in inputs.items() if name not in STRUCTURE})
+
+
 VARIANTS: dict[str, Variant] = {
     "eager attention": attend_eagerly, "checkpoint": checkpoint, "reentrant checkpoint": checkpoint_reentrant,
     "bf16": cast(torch.bfloat16), "fp16": cast(torch.float16), "fp64": cast(torch.float64), "labels": give_labels,
