@@ -232,3 +232,18 @@ def test_a_mask_has_to_fit_the_weights(query: tuple[int, ...], mask: tuple[int, 
         assert attend(x) == expected
     if expected != "refused" and 3 in mask:  # a mask of another length does not fit
         assert env.check(torch.randn(*query[:-2], 7, 4))
+
+
+@pytest.mark.parametrize("p", [2.5, 1.0, 0.5, -1.0])
+def test_a_chance_of_dropout_is_checked_in_inference_mode(p: float) -> None:
+    @torch.inference_mode()
+    def attend(x: torch.Tensor) -> Any:
+        try:
+            return F.scaled_dot_product_attention(x, x, x, dropout_p=p).shape
+        except RuntimeError:
+            return "refused"
+
+    real = torch.randn(2, 3, 4)
+    expected = attend(real)
+    with FakeTensorMode() as mode:
+        assert attend(mode.from_tensor(real)) == expected

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from understudy.errors import ArgumentError, DtypeError, ShapeMismatch
+from understudy.ops.random import check_probability
 from understudy.ops.registry import rule
 from understudy.ops.shared.batching import BatchLevel, batching_rule, with_dims_between
 from understudy.ops.shared.dtypes import FLOATS, HALVES, check_cpu_dtype, check_one_dtype
@@ -89,6 +90,8 @@ def math_attention(
 ) -> Any:  # fmt: skip
     if query.ndim < 2 or dropout_mask is not None:
         return NotImplemented
+    if dropout_p > 0:
+        check_probability(dropout_p)
     what = "scaled_dot_product_attention"
     check_one_dtype(what, query, key, value)
     check_cpu_dtype(what, query, FLOATS)
