@@ -1,15 +1,15 @@
 """The patch engine: applies all changes of torch while a mode of ours is active.
 
-    @patch("torch.nn.functional.one_hot", during=SYMBOLS)
-    def take_symbolic_classes(original):
+    @patch_call("torch.nn.functional.one_hot", during=SYMBOLS)
+    def take_symbolic_classes(original, tensor, num_classes=-1):
         \"\"\"C++ reads the number of classes as a plain integer.\"\"\"
-        def one_hot(tensor, num_classes=-1):
-            ...
-        return one_hot
+        ...
+        return original(tensor, num_classes)
 
-A *patch* is a function from an original object of torch to its replacement; its docstring is the reason. It is in force
-while one of its *scopes* is active, in all threads of the process. So each replacement checks whether it applies to
-this thread, and calls the original if not. Nothing is changed at import.
+A *patch* is a function that is called in the place of one of torch, or a function from an object of torch to its
+replacement (`@patch`); its docstring is the reason. It is in force while one of its *scopes* is active, in all threads
+of the process. So each replacement checks whether it applies to this thread, and calls the original if not. Nothing is
+changed at import.
 
 Several patches of one place compose: the one whose scope is later in `SCOPES` is outermost, and gets the others as its
 original. Two of the same scope are an error.
@@ -22,6 +22,7 @@ If the user assigns to a patched place, the assignment is kept: it is not overwr
 from __future__ import annotations
 
 import builtins
+import functools
 import gc
 import importlib
 import inspect
@@ -452,6 +453,25 @@ def patch(*places: str, during: Scopes, reason: str = "", is_new: bool = False) 
         for place in places:
             ENGINE.register(Patch(place, make, *_find_reason(make, during, reason), is_new))
         return make
+
+    return register
+
+
+def patch_call(*places: str, during: Scopes, reason: str = "") -> Callable[[M], M]:
+    """Register a function that is called in the place of the original, with the original as its first argument. Where
+    one more call of Python matters, `patch` does without it."""
+
+    def register(function: M) -> M:
+        @functools.wraps(function)
+        def make(original: Callable[..., object]) -> Callable[..., object]:
+            @functools.wraps(original)
+            def call(*args: object, **kwargs: object) -> object:
+                return function(original, *args, **kwargs)
+
+            return call
+
+        patch(*places, during=during, reason=reason)(make)
+        return function
 
     return register
 

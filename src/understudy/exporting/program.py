@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 import pickle
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -46,7 +45,7 @@ from understudy.fake.mode import FakeTensorMode
 from understudy.fake.torch_api import maybe_get_fake_mode
 from understudy.graph.borrowed_state import has_same_form
 from understudy.graph.node_values import spec_of_val
-from understudy.patching import ACCELERATION, EXPORTING, active, patch
+from understudy.patching import ACCELERATION, EXPORTING, active, patch, patch_call
 from understudy.shapes.env import ShapeEnv
 
 Table = Mapping[Any, Callable[..., Any]]
@@ -541,25 +540,22 @@ def accelerate_export() -> Iterator[None]:
         ACCELERATED.reset(token)
 
 
-@patch("torch.export.export", during=ACCELERATION)
-def capture_quickly(original: Callable[..., Any]) -> Callable[..., Any]:
+@patch_call("torch.export.export", during=ACCELERATION)
+def capture_quickly(
+    original: Callable[..., Any], mod: torch.nn.Module, args: Any, kwargs: Any = None, **options: Any
+) -> Any:
     """Exports by our capture; if that fails, by torch's."""
-
-    @functools.wraps(original)
-    def export_faster(mod: torch.nn.Module, args: Any, kwargs: Any = None, **options: Any) -> Any:
-        if not ACCELERATED.get() or options.get("strict"):
-            return original(mod, args, kwargs, **options)
-        token = ACCELERATED.set(False)
-        try:
-            return export(mod, args, kwargs, **options)
-        except Exception as error:  # torch may still be able to export the program
-            reason = "\n".join(str(error).splitlines()[:LINES_OF_REASON])
-            warnings.warn(
-                f"accelerate_export: torch's own export is used, because {type(error).__name__}: {reason}",
-                AccelerationWarning, stacklevel=2,
-            )  # fmt: skip
-            return original(mod, args, kwargs, **options)
-        finally:
-            ACCELERATED.reset(token)
-
-    return export_faster
+    if not ACCELERATED.get() or options.get("strict"):
+        return original(mod, args, kwargs, **options)
+    token = ACCELERATED.set(False)
+    try:
+        return export(mod, args, kwargs, **options)
+    except Exception as error:  # torch may still be able to export the program
+        reason = "\n".join(str(error).splitlines()[:LINES_OF_REASON])
+        warnings.warn(
+            f"accelerate_export: torch's own export is used, because {type(error).__name__}: {reason}",
+            AccelerationWarning, stacklevel=3,
+        )  # fmt: skip
+        return original(mod, args, kwargs, **options)
+    finally:
+        ACCELERATED.reset(token)

@@ -11,7 +11,6 @@ that finds its tracer.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
@@ -20,7 +19,7 @@ from torch.fx import Node
 from torch.fx.node import has_side_effect
 
 from understudy import _torch
-from understudy.patching import RECORDING, TRACING, patch
+from understudy.patching import RECORDING, TRACING, patch, patch_call
 
 Function = Callable[..., object]
 
@@ -77,46 +76,27 @@ CHANGES_OF_GENERATOR = frozenset({torch_set_rng_state, torch_manual_seed})
 SIDE_EFFECTS: tuple[Any, ...] = (torch_set_rng_state, torch_manual_seed, torch_set_default_dtype)
 for change in SIDE_EFFECTS:
     has_side_effect(change)  # passes of torch.fx would remove these calls, because nothing uses their results
-CHANGES_OF_STATE = "The call is a node of the graph: operators that are recorded after it depend on it."
+TARGETS: dict[str, Function] = {function.__name__: function for function in (*STATES, torch_set_default_dtype)}
+"""The functions that nodes call."""
 
 
-@patch("torch.get_rng_state", "torch.random.get_rng_state", during=(RECORDING, TRACING), reason=CHANGES_OF_STATE)
-def record_get_rng_state(original: Function) -> Function:
-    return _record_calls(torch_get_rng_state, original)
-
-
-@patch("torch.set_rng_state", "torch.random.set_rng_state", during=(RECORDING, TRACING), reason=CHANGES_OF_STATE)
-def record_set_rng_state(original: Function) -> Function:
-    return _record_calls(torch_set_rng_state, original)
-
-
-@patch("torch.manual_seed", "torch.random.manual_seed", during=(RECORDING, TRACING), reason=CHANGES_OF_STATE)
-def record_manual_seed(original: Function) -> Function:
-    return _record_calls(torch_manual_seed, original)
-
-
-@patch("torch.set_default_dtype", during=(RECORDING, TRACING), reason=CHANGES_OF_STATE)
-def record_set_default_dtype(original: Function) -> Function:
-    return _record_calls(torch_set_default_dtype, original)
-
-
-def _record_calls(target: Function, original: Function) -> Function:
-    """`target`: the function that the node calls."""
-
-    @functools.wraps(original)
-    def call(*args: object, **kwargs: Any) -> Any:
-        tracer = active_tracer()
-        if tracer is None:  # a checkpoint may put back the state of a program while a call of it is tried out
-            return None if _has_values_of_trace(args) else original(*args, **kwargs)
-        result: object = None
-        with _torch.no_modes():
-            if tracer.random_state is not None and target in CHANGES_OF_GENERATOR:
-                tracer.random_state.keep()
-            if not _has_values_of_trace(args):
-                result = original(*args, **kwargs)
-        return tracer.record_state("call_function", target, args, kwargs, result)[1]
-
-    return call
+@patch_call(
+    "torch.get_rng_state", "torch.random.get_rng_state", "torch.set_rng_state", "torch.random.set_rng_state",
+    "torch.manual_seed", "torch.random.manual_seed", "torch.set_default_dtype", during=(RECORDING, TRACING),
+)  # fmt: skip
+def record_changes_of_state(original: Callable[..., object], *args: object, **kwargs: Any) -> Any:
+    """The call is a node of the graph: operators that are recorded after it depend on it."""
+    tracer = active_tracer()
+    if tracer is None:  # a checkpoint may put back the state of a program while a call of it is tried out
+        return None if _has_values_of_trace(args) else original(*args, **kwargs)
+    target = TARGETS[original.__name__]
+    result: object = None
+    with _torch.no_modes():
+        if tracer.random_state is not None and target in CHANGES_OF_GENERATOR:
+            tracer.random_state.keep()
+        if not _has_values_of_trace(args):
+            result = original(*args, **kwargs)
+    return tracer.record_state("call_function", target, args, kwargs, result)[1]
 
 
 def _has_values_of_trace(args: tuple[object, ...]) -> bool:

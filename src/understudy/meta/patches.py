@@ -17,8 +17,10 @@ from torch.fx import Proxy
 from understudy import _torch
 from understudy.contexts import contextmanager, run_to_the_end
 from understudy.graph.random_state import finds_state_tracer
+from understudy.meta.errors import make_unregistered_error
+from understudy.meta.functions import apply_function, call_scripted, call_vmap
 from understudy.meta.proxies import SYMBOLIC, DeviceOf, MetaProxy
-from understudy.patching import TRACING, Hold, patch, patch_found
+from understudy.patching import TRACING, Hold, patch, patch_call, patch_found
 from understudy.shapes.algebra.floats import FUNCTIONS
 
 if TYPE_CHECKING:
@@ -58,8 +60,8 @@ def record_module_call(original: Callable[..., object]) -> Callable[..., object]
 
     @functools.wraps(original)
     def call(self: torch.nn.Module, /, *args: object, **kwargs: object) -> Any:
-        tracer = current_tracer.get()
-        if tracer is None or tracer.is_deriving:
+        tracer = recording_tracer()
+        if tracer is None:
             return original(self, *args, **kwargs)
         return tracer.record_module(self, functools.partial(original, self), args, kwargs)
 
@@ -73,11 +75,11 @@ def record_as_node(original: Callable[..., object]) -> Callable[..., object]:
 
     @functools.wraps(original)
     def call(*args: object, **kwargs: object) -> Any:
-        tracer = current_tracer.get()
-        if tracer is None or tracer.is_deriving:
+        tracer = recording_tracer()
+        if tracer is None:
             return original(*args, **kwargs)
         if tracer.handles(args, kwargs):
-            return tracer.record_whole_call(original, args, kwargs)
+            return tracer.create_proxy("call_function", original, args, kwargs)
         is_symbolic = any(isinstance(argument, SYMBOLIC) for argument in args)
         return (of_symbols if is_symbolic and of_symbols else original)(*args, **kwargs)
 
@@ -107,22 +109,14 @@ def gen_constructor_wrapper(target: Callable[..., object]) -> tuple[Callable[...
     return call, target
 
 
-@patch("torch.nn.functional.scaled_dot_product_attention", during=TRACING)
-def decide_conditions(original: Callable[..., object]) -> Callable[..., object]:
+@patch_call("torch.nn.functional.scaled_dot_product_attention", during=TRACING)
+def decide_conditions(original: Callable[..., object], *args: object, **kwargs: object) -> Any:
     """Programs pass `is_causal = length > 1 and …`, which may be a symbolic condition, and C++ requires a bool."""
-
-    @functools.wraps(original)
-    def call(*args: object, **kwargs: object) -> Any:
-        tracer = current_tracer.get()
-        if tracer is not None and not tracer.is_deriving:
-            args = tuple(bool(value) if isinstance(value, torch.SymBool) else value for value in args)
-            kwargs = {
-                key: bool(value) if isinstance(value, torch.SymBool) else value
-                for key, value in kwargs.items()
-            }
-        return original(*args, **kwargs)
-
-    return call
+    tracer = recording_tracer()
+    if tracer is not None:
+        args = tuple(bool(value) if isinstance(value, torch.SymBool) else value for value in args)
+        kwargs = {key: bool(value) if isinstance(value, torch.SymBool) else value for key, value in kwargs.items()}
+    return original(*args, **kwargs)
 
 
 @patch("torch.nn.Parameter.__new__", during=TRACING)
@@ -131,26 +125,21 @@ def refuse_new_parameters(original: Any) -> Any:
 
     @functools.wraps(original)
     def new(cls: object, data: Any = None, requires_grad: bool = True) -> Any:
-        tracer = current_tracer.get()
-        if tracer is not None and not tracer.is_deriving and tracer.handles((data,), {}):
-            raise tracer.make_parameter_error()
+        tracer = recording_tracer()
+        if tracer is not None and tracer.handles((data,), {}):
+            raise make_unregistered_error("a parameter is made while the program is traced", "nn.Parameter")
         return original(cls, data, requires_grad)
 
     return staticmethod(new)
 
 
-@patch("torch.jit.ScriptFunction.__call__", during=TRACING)
-def record_script_call(original: Callable[..., object]) -> Callable[..., object]:
+@patch_call("torch.jit.ScriptFunction.__call__", during=TRACING)
+def record_script_call(original: Callable[..., object], self: object, /, *args: object, **kwargs: object) -> Any:
     """TorchScript runs in C++, and would read the empty tensors that proxies are."""
-
-    @functools.wraps(original)
-    def call(self: object, /, *args: object, **kwargs: object) -> Any:
-        tracer = current_tracer.get()
-        if tracer is None or tracer.is_deriving or not tracer.handles(args, kwargs):
-            return original(self, *args, **kwargs)
-        return tracer.record_script_call(self, args, kwargs)
-
-    return call
+    tracer = recording_tracer()
+    if tracer is None or not tracer.handles(args, kwargs):
+        return original(self, *args, **kwargs)
+    return tracer.create_proxy("call_function", call_scripted, (self, *args), kwargs)
 
 
 @patch("torch.autograd.Function.apply", during=TRACING)
@@ -161,42 +150,32 @@ def record_autograd_function(original: Any) -> Any:
 
     @functools.wraps(original)
     def apply(cls: object, *args: Any, **kwargs: Any) -> Any:
-        tracer = current_tracer.get()
-        if tracer is None or tracer.is_deriving or not tracer.handles(args, kwargs):
+        tracer = recording_tracer()
+        if tracer is None or not tracer.handles(args, kwargs):
             return of_any_class(cls, *args, **kwargs)
-        return tracer.record_autograd_call(cls, args, kwargs)
+        return tracer.create_proxy("call_function", apply_function, (cls, *args), kwargs)
 
     return classmethod(apply)
 
 
-@patch("torch._functorch.eager_transforms._wrap_tensor_for_grad", during=TRACING)
-def refuse_differentiation(original: Callable[..., object]) -> Callable[..., object]:
+@patch_call("torch._functorch.eager_transforms._wrap_tensor_for_grad", during=TRACING)
+def refuse_differentiation(original: Callable[..., object], value: Any, level: int) -> object:
     """Called for each input of a function that `torch.func` differentiates; traced values have no gradients."""
-
-    @functools.wraps(original)
-    def wrap(value: Any, level: int) -> object:
-        tracer = current_tracer.get()
-        if tracer is not None and not tracer.is_deriving and tracer.handles((value,), {}):
-            raise tracer.make_refusal(
-                "torch.func differentiates a function of this value, which can't be recorded", value
-            )
-        return original(value, level)
-
-    return wrap
+    tracer = recording_tracer()
+    if tracer is not None and tracer.handles((value,), {}):
+        raise tracer.make_refusal(
+            "torch.func differentiates a function of this value, which can't be recorded", value
+        )
+    return original(value, level)
 
 
-@patch("torch._functorch.apis.vmap_impl", during=TRACING)
-def record_vmap(original: Callable[..., object]) -> Callable[..., object]:
+@patch_call("torch._functorch.apis.vmap_impl", during=TRACING)
+def record_vmap(
+    original: Callable[..., object], func: Callable[..., object], in_dims: object, out_dims: object, randomness: str,
+    chunk_size: object, *args: object, **kwargs: object,
+) -> Any:  # fmt: skip
     """Called for every function that `torch.vmap` made: it is recorded with its body as a subgraph."""
-
-    @functools.wraps(original)
-    def call(
-        func: object, in_dims: object, out_dims: object, randomness: object, chunk_size: object, *args: object,
-        **kwargs: object,
-    ) -> Any:
-        tracer = current_tracer.get()
-        if tracer is None or tracer.is_deriving:
-            return original(func, in_dims, out_dims, randomness, chunk_size, *args, **kwargs)
-        return tracer.record_vmap_call(func, in_dims, out_dims, randomness, chunk_size, args, kwargs)
-
-    return call
+    tracer = recording_tracer()
+    if tracer is None:
+        return original(func, in_dims, out_dims, randomness, chunk_size, *args, **kwargs)
+    return call_vmap(tracer, func, in_dims, out_dims, randomness, chunk_size, args, kwargs)

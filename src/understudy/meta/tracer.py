@@ -29,9 +29,8 @@ from understudy.meta.errors import (
     MetaTraceError,
     make_left_over_error,
     make_refused_error,
-    make_unregistered_error,
 )
-from understudy.meta.functions import VmapBody, apply_function, call_scripted, call_vmap, erase_empty_regions
+from understudy.meta.functions import VmapBody, erase_empty_regions
 from understudy.meta.inputs import ExampleInputs, TraceInputs
 from understudy.meta.modules import ORIGINAL_PATH, AssignedAttributes, clear_caches_of
 from understudy.meta.patches import patch_calls
@@ -463,19 +462,6 @@ class MetaTracer(torch.fx.Tracer):
     def call_torch_function(self, func: object, args: object, kwargs: object) -> Any:
         return functions.call_torch_function(self, func, args, kwargs)
 
-    def record_whole_call(self, function: Callable[..., object], args: object, kwargs: object) -> Any:
-        """Record a call of a function as one node."""
-        return self.create_proxy("call_function", function, args, kwargs)
-
-    def record_vmap_call(self, *call: Any) -> Any:
-        return call_vmap(self, *call)
-
-    def record_script_call(self, function: object, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
-        return self.create_proxy("call_function", call_scripted, (function, *args), kwargs)
-
-    def record_autograd_call(self, function: object, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
-        return self.create_proxy("call_function", apply_function, (function, *args), kwargs)
-
     def record_module(
         self, module: torch.nn.Module, forward: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]
     ) -> Any:
@@ -501,9 +487,6 @@ class MetaTracer(torch.fx.Tracer):
 
     def path_of_module(self, mod: torch.nn.Module) -> str:
         return modules.path_of(self, mod)
-
-    def make_parameter_error(self) -> MetaTraceError:
-        return make_unregistered_error("a parameter is made while the program is traced", "nn.Parameter")
 
     # --- conversions of values --------------------------------------------------------------------------
 

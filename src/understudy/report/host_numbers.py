@@ -17,7 +17,7 @@ from understudy._torch import OpOverload
 from understudy.fake.tensor import FakeTensor
 from understudy.ops.registry import record_of
 from understudy.ops.traits.scratch import NUMBER_SIZES, saves_number, tensor_positions
-from understudy.patching import OBSERVATION, patch
+from understudy.patching import OBSERVATION, patch_call
 from understudy.report.measurement import Measurement
 from understudy.simulation.memory import HostMemory
 from understudy.simulation.storages import Listener, ObservedMode, ScratchRecord
@@ -118,15 +118,11 @@ def _size_of_cast(func: Any, args: tuple[object, ...], number: object) -> int:
     return 0 if computed is wrapped else computed.itemsize
 
 
-@patch("torch.get_rng_state", "torch.random.get_rng_state", during=OBSERVATION)
-def follow_generator_state(original: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
+@patch_call("torch.get_rng_state", "torch.random.get_rng_state", during=OBSERVATION)
+def follow_generator_state(original: Callable[[], torch.Tensor]) -> torch.Tensor:
     """Checkpointing keeps the generator state of each region; no operator makes it, so it is counted here."""
-
-    def get_rng_state() -> torch.Tensor:
-        state = original()
-        places = getattr(_torch.active_fake_mode(), "places", None)
-        if places is not None and places.on_real_tensor is not None and not isinstance(state, FakeTensor):
-            places.on_real_tensor(state)
-        return state
-
-    return get_rng_state
+    state = original()
+    places = getattr(_torch.active_fake_mode(), "places", None)
+    if places is not None and places.on_real_tensor is not None and not isinstance(state, FakeTensor):
+        places.on_real_tensor(state)
+    return state

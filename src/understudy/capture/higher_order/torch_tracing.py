@@ -21,7 +21,7 @@ from understudy.contexts import contextmanager
 from understudy.errors import Context, UnderstudyError, UnsupportedOperatorException
 from understudy.fake.mode import FakeTensorMode
 from understudy.lines import user_line
-from understudy.patching import RECORDING, Hold, active, patch, patch_found
+from understudy.patching import RECORDING, Hold, active, patch, patch_call, patch_found
 
 if TYPE_CHECKING:
     from understudy.capture.make_fx import Capture
@@ -130,18 +130,16 @@ def trace_with_our_make_fx(original: Function) -> Function:
     return make_fx
 
 
-@patch("torch._higher_order_ops.utils._maybe_fake_tracing", during=RECORDING)
-def trace_branch_for_functionalization(original: Function) -> Function:
+@patch_call("torch._higher_order_ops.utils._maybe_fake_tracing", during=RECORDING)
+def trace_branch_for_functionalization(
+    original: Function, function: Function, inputs: Any, pre_dispatch: bool
+) -> Any:
     """Functionalisation traces each branch to find writes to its operands."""
-
-    def trace(function: Function, inputs: Any, pre_dispatch: bool) -> Any:
-        capture = current_capture()
-        if capture is None:
-            return original(function, inputs, pre_dispatch)
-        with _torch.without_recorder():
-            return capture.subgraph(function, tuple(inputs))
-
-    return trace
+    capture = current_capture()
+    if capture is None:
+        return original(function, inputs, pre_dispatch)
+    with _torch.without_recorder():
+        return capture.subgraph(function, tuple(inputs))
 
 
 # --- Higher-order operators that record themselves ----------------------------------------------------------

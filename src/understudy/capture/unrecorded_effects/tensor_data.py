@@ -29,7 +29,7 @@ from understudy.fake.tensor import FakeTensor
 from understudy.graph.node_values import is_constant, set_val
 from understudy.graph.random_state import finds_state_tracer
 from understudy.lines import user_line
-from understudy.patching import RECORDING, patch
+from understudy.patching import RECORDING, patch, patch_call
 from understudy.spec.call import flat, map_structure
 
 if TYPE_CHECKING:
@@ -257,20 +257,15 @@ def record_subclass(original: Function) -> Any:
     return staticmethod(make_parameter)
 
 
-@patch("torch.from_dlpack", "torch.utils.dlpack.from_dlpack", during=RECORDING)
-def record_from_dlpack(original: Function) -> Function:
+@patch_call("torch.from_dlpack", "torch.utils.dlpack.from_dlpack", during=RECORDING)
+def record_from_dlpack(original: Function, ext_tensor: Any, *, device: Any = None, copy: bool | None = None) -> Any:
     """The result shares its memory with the argument, without an operator."""
-
-    @functools.wraps(original)
-    def from_dlpack(ext_tensor: Any, *, device: Any = None, copy: bool | None = None) -> Any:
-        tracer = active_tracer() if isinstance(ext_tensor, torch.Tensor) else None
-        if tracer is None or tracer.find_node(ext_tensor) is None or not _is_plain(ext_tensor):
-            return original(ext_tensor, device=device, copy=copy)
-        result = aten.alias.default(ext_tensor)
-        result = result.clone() if copy else result
-        return result if device is None else result.to(device)
-
-    return from_dlpack
+    tracer = active_tracer() if isinstance(ext_tensor, torch.Tensor) else None
+    if tracer is None or tracer.find_node(ext_tensor) is None or not _is_plain(ext_tensor):
+        return original(ext_tensor, device=device, copy=copy)
+    result = aten.alias.default(ext_tensor)
+    result = result.clone() if copy else result
+    return result if device is None else result.to(device)
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
@@ -279,35 +274,25 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     return tensor.layout is torch.strided and not has_bits and not tensor.requires_grad
 
 
-@patch("torch.to_dlpack", "torch.utils.dlpack.to_dlpack", during=RECORDING)
-def check_to_dlpack(original: Function) -> Function:
+@patch_call("torch.to_dlpack", "torch.utils.dlpack.to_dlpack", during=RECORDING)
+def check_to_dlpack(original: Function, tensor: torch.Tensor) -> Any:
     """The program reads data of a tensor that the graph computes."""
-
-    @functools.wraps(original)
-    def to_dlpack(tensor: torch.Tensor) -> Any:
-        tracer = active_tracer() if type(tensor) is not FakeTensor else None
-        if tracer is not None:
-            check(tracer, torch.Tensor.__dlpack__, (tensor,), {})
-        return original(tensor)
-
-    return to_dlpack
+    tracer = active_tracer() if type(tensor) is not FakeTensor else None
+    if tracer is not None:
+        check(tracer, torch.Tensor.__dlpack__, (tensor,), {})
+    return original(tensor)
 
 
-@patch("torch.Tensor.as_subclass", during=RECORDING)
-def record_as_subclass(original: Function) -> Function:
+@patch_call("torch.Tensor.as_subclass", during=RECORDING)
+def record_as_subclass(original: Function, tensor: torch.Tensor, kind: Any) -> Any:
     """The result is the same value, in an object of another class, without an operator."""
-
-    @functools.wraps(original)
-    def as_subclass(tensor: torch.Tensor, kind: Any) -> Any:
-        result = original(tensor, kind)
-        tracer = active_tracer()
-        if tracer is not None and tracer.find_node(result) is None:
-            source = tracer.find_node(tensor)
-            if source is not None:
-                tracer.remember(result, source)
-        return result
-
-    return as_subclass
+    result = original(tensor, kind)
+    tracer = active_tracer()
+    if tracer is not None and tracer.find_node(result) is None:
+        source = tracer.find_node(tensor)
+        if source is not None:
+            tracer.remember(result, source)
+    return result
 
 
 @patch("torch.autograd.Function.apply", during=RECORDING)
@@ -325,24 +310,20 @@ def apply_to_fakes(original: Any) -> Any:
     return classmethod(apply)
 
 
-@patch("torch.Tensor.tolist", during=RECORDING)
-def check_tolist(original: Function) -> Function:
+@patch_call("torch.Tensor.tolist", during=RECORDING)
+def check_tolist(original: Function, tensor: torch.Tensor) -> Any:
     """Torch's own Python functions call `tolist` as well, which a function mode does not see."""
-
-    @functools.wraps(original)
-    def read(tensor: torch.Tensor) -> Any:
-        if type(tensor) is FakeTensor:  # that of a real tensor: a stand-in has a method of its own
-            return tensor.tolist()
-        tracer = active_tracer()
-        if tracer is not None:
-            check(tracer, original, (tensor,), {})
-        return original(tensor)
-
-    return read
+    if type(tensor) is FakeTensor:  # that of a real tensor: a stand-in has a method of its own
+        return tensor.tolist()
+    tracer = active_tracer()
+    if tracer is not None:
+        check(tracer, original, (tensor,), {})
+    return original(tensor)
 
 
-GET_DATA: Function = torch.Tensor.data.__get__  # type: ignore[attr-defined]
-SET_DATA: Function = torch.Tensor.data.__set__  # type: ignore[attr-defined]
+_DATA: Any = torch.Tensor.data
+GET_DATA: Function = _DATA.__get__
+SET_DATA: Function = _DATA.__set__
 
 
 def get_data(tracer: PythonKeyTracer, tensor: torch.Tensor) -> torch.Tensor:

@@ -7,7 +7,6 @@ specialised to the example.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
@@ -24,7 +23,7 @@ from understudy.fake.tensor import FakeTensor
 from understudy.fake.values.data_dependent import convert_lengths_to_tensors
 from understudy.ops.nn import recurrent
 from understudy.ops.variants import compute_then_copy
-from understudy.patching import RECORDING, patch
+from understudy.patching import RECORDING, patch_call
 from understudy.spec.call import flat
 
 if TYPE_CHECKING:
@@ -32,27 +31,12 @@ if TYPE_CHECKING:
 
 aten = torch.ops.aten
 Function = Callable[..., object]
-ONE_NODE = "The number of steps may be a symbol: the layer is one node, the composite operator."
 
 
-@patch("torch._VF.lstm", during=RECORDING, reason=ONE_NODE)
-def record_lstm(original: Function) -> Function:
-    return functools.wraps(original)(lambda *args, **kwargs: _call_layer(aten.lstm.input, original, args, kwargs))
-
-
-@patch("torch._VF.gru", during=RECORDING, reason=ONE_NODE)
-def record_gru(original: Function) -> Function:
-    return functools.wraps(original)(lambda *args, **kwargs: _call_layer(aten.gru.input, original, args, kwargs))
-
-
-@patch("torch._VF.rnn_tanh", during=RECORDING, reason=ONE_NODE)
-def record_rnn_tanh(original: Function) -> Function:
-    return functools.wraps(original)(lambda *args, **kwargs: _call_layer(aten.rnn_tanh.input, original, args, kwargs))
-
-
-@patch("torch._VF.rnn_relu", during=RECORDING, reason=ONE_NODE)
-def record_rnn_relu(original: Function) -> Function:
-    return functools.wraps(original)(lambda *args, **kwargs: _call_layer(aten.rnn_relu.input, original, args, kwargs))
+@patch_call("torch._VF.lstm", "torch._VF.gru", "torch._VF.rnn_tanh", "torch._VF.rnn_relu", during=RECORDING)
+def record_layer(original: Any, *args: object, **kwargs: object) -> Any:
+    """The number of steps may be a symbol: the layer is one node, the composite operator."""
+    return _call_layer(getattr(aten, original.__name__).input, original, args, kwargs)
 
 
 def record_operator(tracer: PythonKeyTracer, op: Any, args: object, kwargs: object) -> Any:
@@ -103,7 +87,7 @@ def _can_be_whole(recorder: Any, op: object, args: Any) -> bool:
     if op is aten.lstm.input and recurrent.uses_onednn_layers(args):
         return False
     is_plain = not listeners and not recorder.pre_dispatch and op not in recorder.decomposition_table
-    is_plain = is_plain and not _torch.is_transformed() and not torch.is_autocast_enabled(x.device.type)
+    is_plain = is_plain and not _torch.has_transforms() and not torch.is_autocast_enabled(x.device.type)
     return is_plain and all(unpack_dual(tensor).tangent is None for tensor in tensors)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,17 @@ from understudy.fake import higher_order as _higher_order  # noqa: F401  (regist
 from understudy.fake.kernels import transforms
 from understudy.fake.tensor import FakeTensor
 from understudy.ops import hops
-from understudy.patching import ANY_MODE, ENGINE, RECORDING, SCRIPTED, SYMBOLS, TRACING, on_replacement, patch
+from understudy.patching import (
+    ANY_MODE,
+    ENGINE,
+    RECORDING,
+    SCRIPTED,
+    SYMBOLS,
+    TRACING,
+    on_replacement,
+    patch,
+    patch_call,
+)
 from understudy.spec.error_context import with_line
 
 if TYPE_CHECKING:
@@ -27,17 +36,13 @@ if TYPE_CHECKING:
 Function = Callable[..., Any]
 
 
-@patch("torch.compile", during=ANY_MODE)
-def skip_compilation(original: Function) -> Function:
+@patch_call("torch.compile", during=ANY_MODE)
+def skip_compilation(original: Function, model: object = None, **options: object) -> object:
     """torch's compiler does not support our fakes, and would gain nothing: the function runs uncompiled. Higher-order
     operators that are called eagerly compile themselves."""
-
-    def compile(model: object = None, **options: object) -> object:
-        if active_fake_mode() is None and not _records_branches(_torch.active_recorder()):
-            return original(model, **options)
-        return (lambda function: function) if model is None else model
-
-    return compile
+    if active_fake_mode() is None and not _records_branches(_torch.active_recorder()):
+        return original(model, **options)
+    return (lambda function: function) if model is None else model
 
 
 @patch("torch._ops.HigherOrderOperator.dispatch", during=ANY_MODE)
@@ -69,64 +74,47 @@ def _records_branches(recorder: object) -> bool:
     return hasattr(type(recorder), "call_higher_order")
 
 
-@patch("torch._higher_order_ops.cond.validate_subgraph_args_types", during=RECORDING)
-def accept_structures_in_cond(original: Function) -> Function:
+@patch_call("torch._higher_order_ops.cond.validate_subgraph_args_types", during=RECORDING)
+def accept_structures_in_cond(original: Function, operands: Sequence[object]) -> None:
     """Operands of `cond` may be nested: torch's compiler flattens them first, our recorder flattens them itself."""
-
-    def validate(operands: Sequence[object]) -> None:
-        if not _records_branches(_torch.active_recorder()):
-            original(operands)
-
-    return validate
+    if not _records_branches(_torch.active_recorder()):
+        original(operands)
 
 
 ENGINE.begin_with_modes(SCRIPTED, once=_torch.has_scripted_functions)
 on_replacement.append(_torch.compile_as)
 
 
-@patch("torch.jit._script._set_jit_function_cache", during=ANY_MODE)
-def notice_scripted_functions(original: Function) -> Function:
+@patch_call("torch.jit._script._set_jit_function_cache", during=ANY_MODE)
+def notice_scripted_functions(original: Function, *args: object) -> None:
     """TorchScript has compiled a function inside a mode: from now on modes need the patches for scripted functions."""
-
-    def keep(*args: object) -> None:
-        original(*args)
-        ENGINE.begin_with_modes(SCRIPTED)
-
-    return keep
+    original(*args)
+    ENGINE.begin_with_modes(SCRIPTED)
 
 
-@patch("torch.jit.ScriptFunction.__call__", during=SCRIPTED)
-def run_python_of_scripted_function(original: Function) -> Function:
+@patch_call("torch.jit.ScriptFunction.__call__", during=SCRIPTED)
+def run_python_of_scripted_function(original: Function, self: object, *args: object, **kwargs: object) -> Any:
     """TorchScript reads sizes as integers, and makes real tensors of numbers. The Python function is run instead."""
-
-    def call(self: object, *args: object, **kwargs: object) -> Any:
-        is_watched = active_fake_mode() is not None or _torch.active_recorder() is not None
-        written = _torch.python_function_of_script(self) if is_watched else None
-        return original(self, *args, **kwargs) if written is None else written(*args, **kwargs)
-
-    return call
+    is_watched = active_fake_mode() is not None or _torch.active_recorder() is not None
+    written = _torch.python_function_of_script(self) if is_watched else None
+    return original(self, *args, **kwargs) if written is None else written(*args, **kwargs)
 
 
-@patch("torch.jit.trace", "torch.jit.trace_module", during=ANY_MODE)
-def refuse_jit_traces(original: Function) -> Function:
+@patch_call("torch.jit.trace", "torch.jit.trace_module", during=ANY_MODE)
+def refuse_jit_traces(original: Function, *args: object, **kwargs: object) -> object:
     """TorchScript's tracer runs the function again on its own, and compares values."""
-
-    @functools.wraps(original)
-    def trace(*args: object, **kwargs: object) -> object:
-        tensors = [value for value in _torch.tree_leaves((args, kwargs)) if type(value) is FakeTensor]
-        module: Any = next((value for value in args if isinstance(value, torch.nn.Module)), None)
-        if module is not None:
-            tensors += [value for value in module.parameters() if type(value) is FakeTensor]
-        if not tensors:
-            return original(*args, **kwargs)
-        raise with_line(
-            NoDataError("torch.jit.trace records what real tensors go through, and checks values: stand-ins have none"),
-            "torch.jit.trace", ", ".join(str(tensor.spec) for tensor in tensors[:3]),
-            "trace real tensors outside of the mode; or capture the program: understudy.make_fx(function)(*inputs), "
-            "understudy.export(module, inputs)",
-        )  # fmt: skip
-
-    return trace
+    tensors = [value for value in _torch.tree_leaves((args, kwargs)) if type(value) is FakeTensor]
+    module: Any = next((value for value in args if isinstance(value, torch.nn.Module)), None)
+    if module is not None:
+        tensors += [value for value in module.parameters() if type(value) is FakeTensor]
+    if not tensors:
+        return original(*args, **kwargs)
+    raise with_line(
+        NoDataError("torch.jit.trace records what real tensors go through, and checks values: stand-ins have none"),
+        "torch.jit.trace", ", ".join(str(tensor.spec) for tensor in tensors[:3]),
+        "trace real tensors outside of the mode; or capture the program: understudy.make_fx(function)(*inputs), "
+        "understudy.export(module, inputs)",
+    )  # fmt: skip
 
 
 @patch(
@@ -140,55 +128,39 @@ def add_batching_rules(original: Function) -> Function:
     return transforms.add_rules_to_transform(original)
 
 
-@patch("torch._functorch.eager_transforms._func_increment_nesting", during=SYMBOLS)
-def add_rules_to_functionalize(original: Function) -> Function:
+@patch_call("torch._functorch.eager_transforms._func_increment_nesting", during=SYMBOLS)
+def add_rules_to_functionalize(original: Function, *args: object) -> Any:
     """C++ decomposes operators with plain integers. Ours are registered while torch.func.functionalize runs."""
-
-    def _func_increment_nesting(*args: object) -> Any:
-        transforms.begin_functional_level()
-        return original(*args)
-
-    return _func_increment_nesting
+    transforms.begin_functional_level()
+    return original(*args)
 
 
-@patch("torch._functorch.eager_transforms._func_decrement_nesting", during=SYMBOLS)
-def remove_rules_of_functionalize(original: Function) -> Function:
+@patch_call("torch._functorch.eager_transforms._func_decrement_nesting", during=SYMBOLS)
+def remove_rules_of_functionalize(original: Function) -> Any:
     """Our decompositions are registered only while torch.func.functionalize runs."""
-
-    def _func_decrement_nesting() -> Any:
-        transforms.end_functional_level()
-        return original()
-
-    return _func_decrement_nesting
+    transforms.end_functional_level()
+    return original()
 
 
-@patch(
+@patch_call(
     "torch._functorch.eager_transforms.make_fx", "torch._higher_order_ops.flex_attention.make_fx", during=ANY_MODE
 )
-def trace_fakes_with_our_make_fx(original: Function) -> Function:
+def trace_fakes_with_our_make_fx(original: Function, f: Function, *args: object, **options: object) -> Function:
     """`torch.func.linearize` and flex attention trace a function themselves, and torch's tracer does not know our fakes."""
-
-    def make_fx(f: Function, *args: object, **options: object) -> Function:
-        mode = active_fake_mode()
-        if mode is None or type(mode) is _torch.torch_fake_mode_class():
-            return original(f, *args, **options)
-        public = importlib.import_module("understudy")  # imported late: this package must not import `capture`
-        traced: Function = public.make_fx(f, *args, **{"_allow_fake_constant": True, **options})
-        return traced
-
-    return make_fx
+    mode = active_fake_mode()
+    if mode is None or type(mode) is _torch.torch_fake_mode_class():
+        return original(f, *args, **options)
+    public = importlib.import_module("understudy")  # imported late: this package must not import `capture`
+    traced: Function = public.make_fx(f, *args, **{"_allow_fake_constant": True, **options})
+    return traced
 
 
-@patch("torch._functorch.eager_transforms.lazy_dynamo_disallow", during=ANY_MODE)
-def keep_our_functions_from_dynamo(original: Function) -> Function:
+@patch_call("torch._functorch.eager_transforms.lazy_dynamo_disallow", during=ANY_MODE)
+def keep_our_functions_from_dynamo(original: Function, function: Callable[..., object]) -> Callable[..., object]:
     """`linearize` tells dynamo not to trace its tracer. Dynamo accepts only functions of torch there, and skips ours
     anyway."""
-
-    def disallow(function: Callable[..., object]) -> Callable[..., object]:
-        is_ours = str(getattr(function, "__module__", "")).startswith("understudy.")
-        return function if is_ours else original(function)
-
-    return disallow
+    is_ours = getattr(function, "__globals__", {}).get("__name__", "").startswith("understudy.")
+    return function if is_ours else original(function)
 
 
 @patch("torch.overrides._pop_mode_temporarily", during=(RECORDING, TRACING))

@@ -14,7 +14,7 @@ from understudy.fake.inputs import is_real
 from understudy.fake.kernels import autocast
 from understudy.fake.native import WITHOUT_INDEX, canonical, native, on_first_device
 from understudy.fake.tensor import FakeTensor
-from understudy.patching import ABSENT_DEVICES, ANY_MODE, ENGINE, STORAGES, patch
+from understudy.patching import ABSENT_DEVICES, ANY_MODE, ENGINE, STORAGES, patch, patch_call
 from understudy.spec.call import flat
 
 Function = Callable[..., Any]
@@ -56,42 +56,30 @@ def _answer_in_mode(original: Function, answer: bool) -> Function:
     return ask
 
 
-@patch("torch.clear_autocast_cache", during=ANY_MODE)
-def forget_casts_of_region(original: Callable[[], None]) -> Callable[[], None]:
+@patch_call("torch.clear_autocast_cache", during=ANY_MODE)
+def forget_casts_of_region(original: Callable[[], None]) -> None:
     """Weights that were cast in an autocast region are cast again in the next one."""
-
-    def clear_autocast_cache() -> None:
-        original()
-        autocast.clear_cast_cache()
-
-    return clear_autocast_cache
+    original()
+    autocast.clear_cast_cache()
 
 
-@patch("torch._C._group_tensors_by_device_and_dtype", during=ABSENT_DEVICES)
-def group_by_simulated_device(original: Function) -> Function:
+@patch_call("torch._C._group_tensors_by_device_and_dtype", during=ABSENT_DEVICES)
+def group_by_simulated_device(original: Function, *args: object, **kwargs: object) -> object:
     """Optimizers and gradient clipping choose their kernels by the device of each group."""
-
-    def group(*args: object, **kwargs: object) -> object:
-        meant = _torch.stand_in_devices
-        return {
-            (meant.get(device, device), dtype): rest
-            for (device, dtype), rest in original(*args, **kwargs).items()
-        }
-
-    return group
+    meant = _torch.stand_in_devices
+    return {
+        (meant.get(device, device), dtype): rest
+        for (device, dtype), rest in original(*args, **kwargs).items()
+    }
 
 
-@patch("torch.Tensor.__deepcopy__", "torch.nn.Parameter.__deepcopy__", during=ANY_MODE)
-def copy_real_tensors_outside_of_mode(original: Function) -> Function:
+@patch_call("torch.Tensor.__deepcopy__", "torch.nn.Parameter.__deepcopy__", during=ANY_MODE)
+def copy_real_tensors_outside_of_mode(original: Function, self: torch.Tensor, memo: dict[str, object]) -> object:
     """`copy.deepcopy` of a real tensor copies its storage by operators; in a fake mode, too, it gives a real one."""
-
-    def deepcopy(self: torch.Tensor, memo: dict[str, object]) -> object:
-        if not is_real(self):
-            return original(self, memo)
-        with _torch.without_fake_mode():
-            return original(self, memo)
-
-    return deepcopy
+    if not is_real(self):
+        return original(self, memo)
+    with _torch.without_fake_mode():
+        return original(self, memo)
 
 
 @patch("torch.Tensor.device", during=ABSENT_DEVICES)
@@ -225,42 +213,28 @@ def _make_leaf(value: Any, dtype: torch.dtype) -> torch.Tensor:
 # --- other functions that reach the memory of a fake --------------------------------------------------------------
 
 
-@patch("torch.to_dlpack", "torch.utils.dlpack.to_dlpack", during=ANY_MODE)
-def refuse_memory_of_fakes(original: Function) -> Function:
+@patch_call("torch.to_dlpack", "torch.utils.dlpack.to_dlpack", during=ANY_MODE)
+def refuse_memory_of_fakes(original: Function, tensor: torch.Tensor) -> object:
     """C++ would hand out memory that is not there."""
-
-    @functools.wraps(original)
-    def to_dlpack(tensor: torch.Tensor) -> object:
-        return tensor.__dlpack__() if type(tensor) is FakeTensor else original(tensor)  # which raises NoDataError
-
-    return to_dlpack
+    return tensor.__dlpack__() if type(tensor) is FakeTensor else original(tensor)  # which raises NoDataError
 
 
-@patch("torch._C._autograd._unsafe_set_version_counter", during=ANY_MODE)
-def count_hidden_writes(original: Function) -> Function:
+@patch_call("torch._C._autograd._unsafe_set_version_counter", during=ANY_MODE)
+def count_hidden_writes(original: Function, *args: object) -> object:
     """A version counter that is set back hides writes, of which what is known of values would not hear."""
-
-    def set_version_counter(*args: object) -> object:
-        mode = active_fake_mode()
-        if mode is not None:
-            mode.uncounted_writes += 1
-        return original(*args)
-
-    return set_version_counter
+    mode = active_fake_mode()
+    if mode is not None:
+        mode.uncounted_writes += 1
+    return original(*args)
 
 
-@patch("torch.UntypedStorage.resize_", during=STORAGES)
-def resize_storages_of_fakes(original: Function) -> Function:
+@patch_call("torch.UntypedStorage.resize_", during=STORAGES)
+def resize_storages_of_fakes(original: Function, storage: Any, size: Any) -> Any:
     """C++ refuses storages without memory on the CPU. FSDP frees the memory of parameters this way, and takes it again."""
-
-    @functools.wraps(original)
-    def resize_(storage: Any, size: Any) -> Any:
-        if not hasattr(storage, "is_of_fake"):
-            return original(storage, size)
-        known = getattr(storage, "determined", None)
-        if known is not None and size < storage.nbytes():
-            known.forget()
-        _torch.resize_handed_out(FakeTensor, storage, int(size))
-        return storage
-
-    return resize_
+    if not hasattr(storage, "is_of_fake"):
+        return original(storage, size)
+    known = getattr(storage, "determined", None)
+    if known is not None and size < storage.nbytes():
+        known.forget()
+    _torch.resize_handed_out(FakeTensor, storage, int(size))
+    return storage

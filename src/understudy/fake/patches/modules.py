@@ -18,94 +18,73 @@ from understudy.fake.tensor import FakeTensor
 from understudy.fake.values.answers import answers_of, number_from_program
 from understudy.fake.values.data_dependent import is_known
 from understudy.ops.nn.attention import drops_padding, encode
-from understudy.patching import ANY_MODE, DATA_PARALLEL, ENGINE, RECORDING, STORAGES, patch
+from understudy.patching import ANY_MODE, DATA_PARALLEL, ENGINE, RECORDING, STORAGES, patch, patch_call
 from understudy.spec.call import map_structure
 from understudy.spec.error_context import with_line
 
 Function = Callable[..., Any]
 
 
-@patch("torch.nn.TransformerEncoder.forward", during=ANY_MODE)
-def encode_padded_batch(original: Function) -> Function:
+@patch_call("torch.nn.TransformerEncoder.forward", during=ANY_MODE)
+def encode_padded_batch(
+    original: Function, self: object, src: torch.Tensor, mask: object = None, src_key_padding_mask: object = None,
+    is_causal: bool | None = None,
+) -> object:  # fmt: skip
     """Eager removes padding with a nested tensor, whose sizes are data-dependent. The padded batch gives the same
     metadata."""
-
-    @functools.wraps(original)
-    def forward(
-        self: object, src: torch.Tensor, mask: object = None, src_key_padding_mask: object = None,
-        is_causal: bool | None = None,
-    ) -> object:
-        is_seen = _torch.is_stand_in(src) or _torch.is_recording()
-        if is_seen and drops_padding(self, src, mask, src_key_padding_mask):
-            return encode(self, src, src_key_padding_mask)
-        return original(self, src, mask, src_key_padding_mask, is_causal)
-
-    return forward
+    is_seen = _torch.is_stand_in(src) or _torch.is_recording()
+    if is_seen and drops_padding(self, src, mask, src_key_padding_mask):
+        return encode(self, src, src_key_padding_mask)
+    return original(self, src, mask, src_key_padding_mask, is_causal)
 
 
-@patch("torch.nn.init._no_grad_trunc_normal_", during=ANY_MODE)
-def draw_truncated_normal_once(original: Function) -> Function:
+@patch_call("torch.nn.init._no_grad_trunc_normal_", during=ANY_MODE)
+def draw_truncated_normal_once(
+    original: Function, tensor: Any, mean: float, std: float, a: float, b: float, generator: object = None
+) -> object:
     """torch draws again until all values are in bounds, which reads the values."""
-
-    def draw(tensor: Any, mean: float, std: float, a: float, b: float, generator: object = None) -> object:
-        if not _torch.is_stand_in(tensor):
-            return original(tensor, mean, std, a, b, generator)
-        if type(tensor) is FakeTensor and initial_values.draw_normal(tensor, mean, std, generator):
-            return tensor
-        with _torch.grad_mode(False):
-            if not _torch.is_recording():
-                return tensor.normal_(mean, std, generator=generator)
-            # In a graph the numbers count: uniform ones between the quantiles of the bounds, through the inverse of the
-            # distribution.
-            low, high = (math.erf((bound - mean) / (std * math.sqrt(2))) for bound in (a, b))
-            tensor.uniform_(low, high, generator=generator).erfinv_()
-            return tensor.mul_(std * math.sqrt(2)).add_(mean).clamp_(a, b)
-
-    return draw
+    if not _torch.is_stand_in(tensor):
+        return original(tensor, mean, std, a, b, generator)
+    if type(tensor) is FakeTensor and initial_values.draw_normal(tensor, mean, std, generator):
+        return tensor
+    with _torch.grad_mode(False):
+        if not _torch.is_recording():
+            return tensor.normal_(mean, std, generator=generator)
+        # In a graph the numbers count: uniform ones between the quantiles of the bounds, through the inverse of the
+        # distribution.
+        low, high = (math.erf((bound - mean) / (std * math.sqrt(2))) for bound in (a, b))
+        tensor.uniform_(low, high, generator=generator).erfinv_()
+        return tensor.mul_(std * math.sqrt(2)).add_(mean).clamp_(a, b)
 
 
-@patch("torch._is_all_true", during=(ANY_MODE, RECORDING))
-def take_arguments_to_be_valid(original: Function) -> Function:
+@patch_call("torch._is_all_true", during=(ANY_MODE, RECORDING))
+def take_arguments_to_be_valid(original: Function, valid: Any) -> Any:
     """torch.distributions asks whether its arguments are in their domains (a positive scale), to raise an error
     otherwise. Where the values are not known they are taken to be; in a real run, looking fixes nothing in the graph."""
-
-    def is_all_true(valid: Any) -> Any:
-        result = original(valid)
-        if type(result) is FakeTensor:
-            if answers_of(result.fake_mode) is None and not is_known(result) and number_from_program(result) is None:
-                return True
-        elif type(result) is torch.Tensor and _torch.is_recording() and not _torch.is_transformed():
-            with _torch.no_modes():
-                return bool(result)
-        return result
-
-    return is_all_true
+    result = original(valid)
+    if type(result) is FakeTensor:
+        if answers_of(result.fake_mode) is None and not is_known(result) and number_from_program(result) is None:
+            return True
+    elif type(result) is torch.Tensor and _torch.is_recording() and not _torch.is_transformed():
+        with _torch.no_modes():
+            return bool(result)
+    return result
 
 
-WITHOUT_SWITCHING = "torch.nn.init switches gradients off and on, which costs more than the rest of the call on a fake."
+INITIALISERS: dict[str, Callable[..., bool]] = {
+    "_no_grad_normal_": initial_values.draw_normal,
+    "_no_grad_uniform_": initial_values.draw_uniform,
+    "_no_grad_fill_": initial_values.fill,
+    "_no_grad_zero_": initial_values.zero,
+}
 
 
-@patch("torch.nn.init._no_grad_normal_", during=ANY_MODE, reason=WITHOUT_SWITCHING)
-def init_normal(original: Function) -> Function:
-    return _write_at_once(initial_values.draw_normal, original)
+@patch(*(f"torch.nn.init.{name}" for name in INITIALISERS), during=ANY_MODE)
+def write_at_once(original: Function) -> Function:
+    """torch.nn.init switches gradients off and on, which costs more than the rest of the call on a fake."""
+    write = INITIALISERS[original.__name__]
 
-
-@patch("torch.nn.init._no_grad_uniform_", during=ANY_MODE, reason=WITHOUT_SWITCHING)
-def init_uniform(original: Function) -> Function:
-    return _write_at_once(initial_values.draw_uniform, original)
-
-
-@patch("torch.nn.init._no_grad_fill_", during=ANY_MODE, reason=WITHOUT_SWITCHING)
-def init_constant(original: Function) -> Function:
-    return _write_at_once(initial_values.fill, original)
-
-
-@patch("torch.nn.init._no_grad_zero_", during=ANY_MODE, reason=WITHOUT_SWITCHING)
-def init_zero(original: Function) -> Function:
-    return _write_at_once(initial_values.zero, original)
-
-
-def _write_at_once(write: Callable[..., bool], original: Function) -> Function:
+    @functools.wraps(original)
     def initialise(tensor: FakeTensor, *numbers: object, **others: object) -> FakeTensor:
         is_usual = type(tensor) is FakeTensor and not others
         return tensor if is_usual and write(tensor, *numbers) else original(tensor, *numbers, **others)
@@ -171,16 +150,12 @@ def draw_for_real() -> Iterator[None]:
 DRAWN_FOR_REAL = "Which examples are taken, and in which order, is drawn and read: in a fake mode as in a run without it."
 
 
-@patch("torch.utils.data.dataset.randperm", during=ANY_MODE, reason=DRAWN_FOR_REAL)
-def draw_outside_of_mode(original: Function) -> Function:
-    @functools.wraps(original)
-    def call(*args: object, **kwargs: object) -> Any:
-        if _torch.active_fake_mode() is None:
-            return original(*args, **kwargs)
-        with draw_for_real():
-            return original(*args, **kwargs)
-
-    return call
+@patch_call("torch.utils.data.dataset.randperm", during=ANY_MODE, reason=DRAWN_FOR_REAL)
+def draw_outside_of_mode(original: Function, *args: object, **kwargs: object) -> Any:
+    if _torch.active_fake_mode() is None:
+        return original(*args, **kwargs)
+    with draw_for_real():
+        return original(*args, **kwargs)
 
 
 class RealOrder:
@@ -204,92 +179,68 @@ class RealOrder:
             yield index
 
 
-@patch("torch.utils.data.dataloader._BaseDataLoaderIter.__init__", during=ANY_MODE, reason=DRAWN_FOR_REAL)
-def draw_order_for_real(original: Function) -> Function:
-    @functools.wraps(original)
-    def __init__(self: Any, loader: object) -> None:
-        if _torch.active_fake_mode() is None:
-            original(self, loader)
-            return
-        with draw_for_real():
-            original(self, loader)
-        self._index_sampler = RealOrder(self._index_sampler)
-        self._sampler_iter = iter(self._index_sampler)
-
-    return __init__
+@patch_call("torch.utils.data.dataloader._BaseDataLoaderIter.__init__", during=ANY_MODE, reason=DRAWN_FOR_REAL)
+def draw_order_for_real(original: Function, self: Any, loader: object) -> None:
+    if _torch.active_fake_mode() is None:
+        original(self, loader)
+        return
+    with draw_for_real():
+        original(self, loader)
+    self._index_sampler = RealOrder(self._index_sampler)
+    self._sampler_iter = iter(self._index_sampler)
 
 
-@patch("torch.utils.data.DataLoader._get_iterator", during=ANY_MODE)
-def load_in_this_process(original: Function) -> Function:
+@patch_call("torch.utils.data.DataLoader._get_iterator", during=ANY_MODE)
+def load_in_this_process(original: Function, self: Any) -> object:
     """Fakes can't be sent between processes, and loading them takes no time: samples are loaded in this process."""
-
-    @functools.wraps(original)
-    def _get_iterator(self: Any) -> object:
-        if _torch.active_fake_mode() is None or not self.num_workers:
-            return original(self)
-        before = self.num_workers, self.timeout
-        self.num_workers = self.timeout = 0
-        try:
-            return original(self)
-        finally:
-            self.num_workers, self.timeout = before
-
-    return _get_iterator
+    if _torch.active_fake_mode() is None or not self.num_workers:
+        return original(self)
+    before = self.num_workers, self.timeout
+    self.num_workers = self.timeout = 0
+    try:
+        return original(self)
+    finally:
+        self.num_workers, self.timeout = before
 
 
 # --- files and storages ---------------------------------------------------------------------------------
 
 
-@patch("torch.storage._StorageBase.__repr__", during=STORAGES)
-def print_storage_without_data(original: Function) -> Function:
+@patch_call("torch.storage._StorageBase.__repr__", during=STORAGES)
+def print_storage_without_data(original: Function, self: Any) -> Any:
     """torch prints the bytes of a storage; a stand-in has none."""
-
-    @functools.wraps(original)
-    def text(self: Any) -> Any:
-        try:
-            return original(self)
-        except RuntimeError:
-            return f"[{type(self).__module__}.{type(self).__name__}(device={self.device}) of size {len(self)}, without data]"
-
-    return text
+    try:
+        return original(self)
+    except RuntimeError:
+        return f"[{type(self).__module__}.{type(self).__name__}(device={self.device}) of size {len(self)}, without data]"
 
 
-@patch("torch.UntypedStorage.data_ptr", during=STORAGES)
-def refuse_pointers(original: Function) -> Function:
+@patch_call("torch.UntypedStorage.data_ptr", during=STORAGES)
+def refuse_pointers(original: Function, self: Any) -> Any:
     """C++ raises an unclear error about an invalid storage; `safetensors` calls this when it writes a file."""
-
-    @functools.wraps(original)
-    def data_ptr(self: Any) -> Any:
-        try:
-            return original(self)
-        except RuntimeError:
-            raise with_line(
-                NoDataError("UntypedStorage.data_ptr(): the storage of a stand-in has no data"),
-                "UntypedStorage.data_ptr", f"{len(self)} bytes on {self.device}",
-                "nothing of a stand-in can be written to a file but its metadata: torch.save keeps that",
-            ) from None  # fmt: skip
-
-    return data_ptr
+    try:
+        return original(self)
+    except RuntimeError:
+        raise with_line(
+            NoDataError("UntypedStorage.data_ptr(): the storage of a stand-in has no data"),
+            "UntypedStorage.data_ptr", f"{len(self)} bytes on {self.device}",
+            "nothing of a stand-in can be written to a file but its metadata: torch.save keeps that",
+        ) from None  # fmt: skip
 
 
-@patch(
+@patch_call(
     "torch.nn.parameter.UninitializedParameter.__new__", "torch.nn.parameter.UninitializedBuffer.__new__", during=ANY_MODE
 )
-def refuse_lazy_parameters(original: Function) -> Function:
+def refuse_lazy_parameters(original: Function, cls: Any, *args: object, **kwargs: object) -> Any:
     """A lazy parameter is a subclass without sizes, for which there is no stand-in."""
-
-    @functools.wraps(original)
-    def make(cls: Any, *args: object, **kwargs: object) -> Any:
-        if _torch.active_fake_mode() is None:
-            return original(cls, *args, **kwargs)
-        raise with_line(
-            UnsupportedFakeTensorException("lazy modules (nn.LazyLinear, …) have no sizes that a stand-in could have"),
-            cls.__name__, "",
-            "give the sizes, as in nn.Linear(in_features, out_features); or build the module outside of the mode, run it "
-            "once on a real batch, and take mode.from_module(module)",
-        )  # fmt: skip
-
-    return make
+    if _torch.active_fake_mode() is None:
+        return original(cls, *args, **kwargs)
+    raise with_line(
+        UnsupportedFakeTensorException("lazy modules (nn.LazyLinear, …) have no sizes that a stand-in could have"),
+        cls.__name__, "",
+        "give the sizes, as in nn.Linear(in_features, out_features); or build the module outside of the mode, run it "
+        "once on a real batch, and take mode.from_module(module)",
+    )  # fmt: skip
 
 
 def name_device(value: Any) -> Any:
@@ -297,31 +248,26 @@ def name_device(value: Any) -> Any:
     return torch.device("cuda", value) if type(value) is int else value
 
 
-@patch("torch.nn.Module.to", "torch.nn.Module.cuda", during=ANY_MODE)
-def explain_real_modules(original: Function) -> Function:
+@patch_call("torch.nn.Module.to", "torch.nn.Module.cuda", during=ANY_MODE)
+def explain_real_modules(original: Function, self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
     """Moving a real module inside a mode fails in C++, with errors that depend on the build: this one names the
     parameter."""
-
-    @functools.wraps(original)
-    def move(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if _torch.active_fake_mode() is not None:
-            args = tuple(map(name_device, args))
-            kwargs = {name: name_device(value) for name, value in kwargs.items()}
-        try:
-            return original(self, *args, **kwargs)
-        except (RuntimeError, AssertionError) as error:
-            real = next((name for name, part in self.named_parameters() if not _torch.is_stand_in(part)), None)
-            is_other = isinstance(error, UnderstudyError) and not isinstance(error, MixedTensorsError)
-            if _torch.active_fake_mode() is None or real is None or is_other:
-                raise
-            seen = str(error).partition("\n")[0]
-            raise with_line(
-                MixedTensorsError(f"{type(self).__name__}.{original.__name__}: the parameter {real!r} is real ({seen})"),
-                f"{type(self).__name__}.{original.__name__}", ", ".join(map(repr, args)),
-                "build the module inside the mode, or move a copy of stand-ins: mode.from_module(module)",
-            ) from error  # fmt: skip
-
-    return move
+    if _torch.active_fake_mode() is not None:
+        args = tuple(map(name_device, args))
+        kwargs = {name: name_device(value) for name, value in kwargs.items()}
+    try:
+        return original(self, *args, **kwargs)
+    except (RuntimeError, AssertionError) as error:
+        real = next((name for name, part in self.named_parameters() if not _torch.is_stand_in(part)), None)
+        is_other = isinstance(error, UnderstudyError) and not isinstance(error, MixedTensorsError)
+        if _torch.active_fake_mode() is None or real is None or is_other:
+            raise
+        seen = str(error).partition("\n")[0]
+        raise with_line(
+            MixedTensorsError(f"{type(self).__name__}.{original.__name__}: the parameter {real!r} is real ({seen})"),
+            f"{type(self).__name__}.{original.__name__}", ", ".join(map(repr, args)),
+            "build the module inside the mode, or move a copy of stand-ins: mode.from_module(module)",
+        ) from error  # fmt: skip
 
 
 # --- DistributedDataParallel, which reads the data of parameters in C++ -----------------------------------------------
@@ -329,42 +275,29 @@ def explain_real_modules(original: Function) -> Function:
 SENT_IN_CPP = "DistributedDataParallel compares and sends the data of parameters in C++, and stand-ins have none."
 
 
-@patch("torch.distributed._verify_params_across_processes", "torch.distributed._broadcast_coalesced", during=ANY_MODE,
+@patch_call("torch.distributed._verify_params_across_processes", "torch.distributed._broadcast_coalesced", during=ANY_MODE,
        reason=SENT_IN_CPP)  # fmt: skip
-def send_no_data(original: Function) -> Function:
-    def send(group: object, tensors: Any, *args: object, **kwargs: object) -> object:
-        if any(type(tensor) is FakeTensor for tensor in tensors):
-            return None
-        return original(group, tensors, *args, **kwargs)
-
-    return send
+def send_no_data(original: Function, group: object, tensors: Any, *args: object, **kwargs: object) -> object:
+    if any(type(tensor) is FakeTensor for tensor in tensors):
+        return None
+    return original(group, tensors, *args, **kwargs)
 
 
-@patch("torch.distributed._compute_bucket_assignment_by_size", during=ANY_MODE)
-def notice_data_parallel(original: Function) -> Function:
+@patch_call("torch.distributed._compute_bucket_assignment_by_size", during=ANY_MODE)
+def notice_data_parallel(original: Function, tensors: Any, *args: object, **kwargs: object) -> Any:
     """DistributedDataParallel is being constructed: if its parameters are fakes, its other patches are needed."""
-
-    @functools.wraps(original)
-    def assign(tensors: Any, *args: object, **kwargs: object) -> Any:
-        if any(type(tensor) is FakeTensor for tensor in tensors):
-            ENGINE.begin_with_modes(DATA_PARALLEL)
-        return original(tensors, *args, **kwargs)
-
-    return assign
+    if any(type(tensor) is FakeTensor for tensor in tensors):
+        ENGINE.begin_with_modes(DATA_PARALLEL)
+    return original(tensors, *args, **kwargs)
 
 
-@patch("torch.nn.parallel.distributed.DistributedDataParallel._passing_sync_batchnorm_handle", during=DATA_PARALLEL)
-def reduce_with_nobody(original: Function) -> Function:
+@patch_call("torch.nn.parallel.distributed.DistributedDataParallel._passing_sync_batchnorm_handle", during=DATA_PARALLEL)
+def reduce_with_nobody(original: Function, self: Any, module: Any) -> None:
     """The reducer waits in C++ for results of the process group. For stand-ins, each bucket is its own sum: a
     communication hook returns it. Installed here, because this is called once the reducer exists."""
-
-    @functools.wraps(original)
-    def prepare(self: Any, module: Any) -> None:
-        original(self, module)
-        if any(type(parameter) is FakeTensor for parameter in module.parameters()):
-            _torch.set_bucket_hook(self.reducer, _keep_bucket)
-
-    return prepare
+    original(self, module)
+    if any(type(parameter) is FakeTensor for parameter in module.parameters()):
+        _torch.set_bucket_hook(self.reducer, _keep_bucket)
 
 
 def _keep_bucket(state, bucket):  # type: ignore[no-untyped-def]  # torch compares annotations with its own objects
@@ -373,11 +306,7 @@ def _keep_bucket(state, bucket):  # type: ignore[no-untyped-def]  # torch compar
     return future
 
 
-@patch("torch.distributed.Reducer._rebuild_buckets", during=DATA_PARALLEL)
-def keep_buckets(original: Function) -> Function:
+@patch_call("torch.distributed.Reducer._rebuild_buckets", during=DATA_PARALLEL)
+def keep_buckets(original: Function, self: object) -> object:
     """After the first step DistributedDataParallel reorders its buckets, and broadcasts the order in C++."""
-
-    def rebuild(self: object) -> object:
-        return original(self) if _torch.active_fake_mode() is None else False
-
-    return rebuild
+    return original(self) if _torch.active_fake_mode() is None else False

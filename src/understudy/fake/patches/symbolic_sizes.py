@@ -19,7 +19,7 @@ from understudy.ops.nn import pooling, recurrent
 from understudy.ops.nn.losses import linear_cross_entropy_of_classes
 from understudy.ops.nn.upsampling import UPSAMPLINGS, UPSAMPLINGS_WITH_CORNERS, upsample_to_symbols
 from understudy.ops.variants import compute_then_copy
-from understudy.patching import ANY_MODE, RECORDING, SYMBOLS, patch
+from understudy.patching import ANY_MODE, RECORDING, SYMBOLS, patch, patch_call
 from understudy.shapes.node import SymNode
 from understudy.spec.call import flat
 from understudy.spec.error_context import with_line
@@ -27,17 +27,12 @@ from understudy.spec.error_context import with_line
 Function = Callable[..., Any]
 
 
-@patch("torch.ctc_loss", during=ANY_MODE)
-def pass_lengths_as_tensors(original: Function) -> Function:
+@patch_call("torch.ctc_loss", during=ANY_MODE)
+def pass_lengths_as_tensors(original: Function, *args: object, **kwargs: object) -> Any:
     """C++ reads the memory of tensors of lengths."""
-
-    @functools.wraps(original)
-    def loss(*args: object, **kwargs: object) -> Any:
-        if active_fake_mode() is not None:
-            args, kwargs = convert_lengths_to_tensors(args, kwargs)
-        return original(*args, **kwargs)
-
-    return loss
+    if active_fake_mode() is not None:
+        args, kwargs = convert_lengths_to_tensors(args, kwargs)
+    return original(*args, **kwargs)
 
 
 @patch("torch.SymInt.__hash__", during=SYMBOLS)
@@ -51,33 +46,25 @@ def hash_as_number(original: Function) -> Function:
     return __hash__
 
 
-@patch("torch.masked._ops._input_mask", during=SYMBOLS)
-def broadcast_if_ranks_differ(original: Function) -> Function:
+@patch_call("torch.masked._ops._input_mask", during=SYMBOLS)
+def broadcast_if_ranks_differ(original: Function, input: Any, *args: object, **kwargs: object) -> object:
     """torch.masked compares the shapes of mask and input, size by size, even if their ranks differ: that would add
     guards that nothing needs."""
-
-    def input_mask(input: Any, *args: object, **kwargs: object) -> object:
-        mask = kwargs.get("mask")
-        if isinstance(mask, FakeTensor) and mask.layout is torch.strided and mask.ndim < input.ndim:
-            kwargs["mask"] = torch.broadcast_to(mask.clone(), input.shape).to(dtype=torch.bool)
-        return original(input, *args, **kwargs)
-
-    return input_mask
+    mask = kwargs.get("mask")
+    if isinstance(mask, FakeTensor) and mask.layout is torch.strided and mask.ndim < input.ndim:
+        kwargs["mask"] = torch.broadcast_to(mask.clone(), input.shape).to(dtype=torch.bool)
+    return original(input, *args, **kwargs)
 
 
-@patch("torch.nn.functional.linear_cross_entropy", during=SYMBOLS)
-def compare_ranks_of_loss(original: Function) -> Function:
+@patch_call("torch.nn.functional.linear_cross_entropy", during=SYMBOLS)
+def compare_ranks_of_loss(original: Function, *args: object, **kwargs: Any) -> object:
     """torch compares the shapes of input and target where only their ranks matter: that would add guards."""
-
-    def linear_cross_entropy(*args: object, **kwargs: Any) -> object:
-        mode = active_fake_mode()
-        if mode is not None and mode.shape_env is not None and len(args) == 3:
-            loss = linear_cross_entropy_of_classes(*args, **kwargs)
-            if loss is not NotImplemented:
-                return loss
-        return original(*args, **kwargs)
-
-    return linear_cross_entropy
+    mode = active_fake_mode()
+    if mode is not None and mode.shape_env is not None and len(args) == 3:
+        loss = linear_cross_entropy_of_classes(*args, **kwargs)
+        if loss is not NotImplemented:
+            return loss
+    return original(*args, **kwargs)
 
 
 @patch("torch._lowrank.min", "torch.nn.functional.min", during=(SYMBOLS, RECORDING))
@@ -89,58 +76,44 @@ def take_symbolic_minimum(original: Function) -> Function:
 INTEGERS_IN_C = "C++ reads the sizes of its inputs as plain integers. torch has a version in Python, which takes symbols."
 
 
-@patch("torch._VF.gru", "torch._VF.rnn_tanh", "torch._VF.rnn_relu", during=SYMBOLS, reason=INTEGERS_IN_C)
-def run_python_version(original: Function) -> Function:
-    @functools.wraps(original)
-    def call(*args: object, **kwargs: object) -> Any:
-        if not _takes_symbols(args):
-            return original(*args, **kwargs)
-        with _torch.python_versions():
-            return original(*args, **kwargs)
-
-    return call
+@patch_call("torch._VF.gru", "torch._VF.rnn_tanh", "torch._VF.rnn_relu", during=SYMBOLS, reason=INTEGERS_IN_C)
+def run_python_version(original: Function, *args: object, **kwargs: object) -> Any:
+    if not _takes_symbols(args):
+        return original(*args, **kwargs)
+    with _torch.python_versions():
+        return original(*args, **kwargs)
 
 
-@patch("torch._VF.lstm", "torch.lstm", during=SYMBOLS, reason=INTEGERS_IN_C)  # modules call the one of torch._VF
-def run_python_version_of_lstm(original: Function) -> Function:
-    in_python = run_python_version(original)
-
-    @functools.wraps(original)
-    def lstm(*args: Any, **kwargs: object) -> tuple[torch.Tensor, ...]:
-        is_whole = kwargs or _torch.is_recorded_above_autograd()
-        if not is_whole and _takes_symbols(args) and recurrent.uses_onednn_layers(args):
-            return recurrent.run_onednn_layers(*args)
-        return in_python(*args, **kwargs)
-
-    return lstm
+@patch_call("torch._VF.lstm", "torch.lstm", during=SYMBOLS, reason=INTEGERS_IN_C)  # modules call the one of torch._VF
+def run_python_version_of_lstm(original: Function, *args: Any, **kwargs: object) -> tuple[torch.Tensor, ...]:
+    is_whole = kwargs or _torch.is_recorded_above_autograd()
+    if not is_whole and _takes_symbols(args) and recurrent.uses_onednn_layers(args):
+        return recurrent.run_onednn_layers(*args)
+    return run_python_version(original, *args, **kwargs)
 
 
-@patch("torch._decomp.decompositions._rnn_helper", during=(SYMBOLS, RECORDING))
-def add_dropout_between_layers(original: Function) -> Function:
+@patch_call("torch._decomp.decompositions._rnn_helper", during=(SYMBOLS, RECORDING))
+def add_dropout_between_layers(
+    original: Function, input: torch.Tensor, hidden: Sequence[object], params: Sequence[object], has_biases: bool,
+    num_layers: int, dropout: float, train: bool, bidirectional: bool, batch_first: bool, layer_fn: Function,
+) -> tuple[torch.Tensor, list[Any]]:  # fmt: skip
     """In training a recurrent module has dropout between its layers, which torch's Python version leaves out. Here the
     layers are called one by one, with dropout between them."""
+    directions = 2 if bidirectional else 1
+    found: list[Any] = []
 
-    def layers(
-        input: torch.Tensor, hidden: Sequence[object], params: Sequence[object], has_biases: bool, num_layers: int,
-        dropout: float, train: bool, bidirectional: bool, batch_first: bool, layer_fn: Function,
-    ) -> tuple[torch.Tensor, list[Any]]:  # fmt: skip
-        directions = 2 if bidirectional else 1
-        found: list[Any] = []
+    def run(input: torch.Tensor, layer: int) -> torch.Tensor:
+        own = slice(layer * directions, (layer + 1) * directions)
+        output: torch.Tensor
+        output, last = original(
+            input, hidden[own], params[own], has_biases, 1, 0.0, train, bidirectional, False, layer_fn
+        )
+        found.extend(last)
+        return output
 
-        def run(input: torch.Tensor, layer: int) -> torch.Tensor:
-            own = slice(layer * directions, (layer + 1) * directions)
-            output: torch.Tensor
-            output, last = original(
-                input, hidden[own], params[own], has_biases, 1, 0.0, train, bidirectional, False, layer_fn
-            )
-            found.extend(last)
-            return output
-
-        input = input.transpose(0, 1) if batch_first else input
-        input = recurrent.run_layers(input, num_layers, dropout, train, run)
-        return input.transpose(0, 1) if batch_first else input, found
-
-    return layers
+    input = input.transpose(0, 1) if batch_first else input
+    input = recurrent.run_layers(input, num_layers, dropout, train, run)
+    return input.transpose(0, 1) if batch_first else input, found
 
 
 def _takes_symbols(args: tuple[object, ...]) -> bool:
@@ -150,7 +123,7 @@ def _takes_symbols(args: tuple[object, ...]) -> bool:
 
 
 def _has_symbols(args: Any) -> bool:
-    if _torch.is_transformed():  # the stand-ins are inside wrappers of torch.func
+    if _torch.has_transforms():  # the stand-ins are inside wrappers of torch.func
         sizes = [size for tensor in flat(torch.Tensor, args, {}) for size in tensor.shape]
         return any(isinstance(size, torch.SymInt) for size in (*sizes, *flat(torch.SymInt, args, {})))
     return any(
@@ -167,142 +140,84 @@ def read_sizes(args: Any) -> tuple[object, ...]:
     ])  # fmt: skip
 
 
-def _patch_upsampling(name: str) -> None:
-    @patch(f"torch._C._nn.{name}", during=SYMBOLS)
-    def resample_to_symbols(original: Function) -> Function:
-        """C++ computes the output's size in plain integers. For inputs of symbolic size the decomposition of the operator
-        uses symbols; inside of torch.func, and where only the output's size is a symbol, no kernel of ours is reached."""
-        in_python = run_python_version(original)
-
-        @functools.wraps(original)
-        def upsample(*args: object, **kwargs: object) -> torch.Tensor:
-            args = read_sizes(args)
-            result = upsample_to_symbols(name, args, kwargs) if _takes_symbols(args) else NotImplemented
-            return in_python(*args, **kwargs) if result is NotImplemented else result
-
-        return upsample
+UPSAMPLING_FUNCTIONS = (*UPSAMPLINGS, *UPSAMPLINGS_WITH_CORNERS, "_upsample_lanczos2d_aa")
 
 
-for _name in (*UPSAMPLINGS, *UPSAMPLINGS_WITH_CORNERS, "_upsample_lanczos2d_aa"):
-    _patch_upsampling(_name)
+@patch_call(*(f"torch._C._nn.{name}" for name in UPSAMPLING_FUNCTIONS), during=SYMBOLS)
+def resample_to_symbols(original: Function, *args: object, **kwargs: object) -> torch.Tensor:
+    """C++ computes the output's size in plain integers. For inputs of symbolic size the decomposition of the operator
+    uses symbols; inside of torch.func, and where only the output's size is a symbol, no kernel of ours is reached."""
+    args = read_sizes(args)
+    result = upsample_to_symbols(original.__name__, args, kwargs) if _takes_symbols(args) else NotImplemented
+    return run_python_version(original, *args, **kwargs) if result is NotImplemented else result
 
 
-@patch("torch.nn.functional.scaled_dot_product_attention", during=SYMBOLS)
-def decide_flags(original: Function) -> Function:
+@patch_call("torch.nn.functional.scaled_dot_product_attention", during=SYMBOLS)
+def decide_flags(original: Function, *args: Any, **kwargs: Any) -> Any:
     """C++ takes no symbols for `is_causal=q.shape[2] > 1 and mask is None`, where Python has decided the first part
     already."""
-
-    @functools.wraps(original)
-    def attend(*args: Any, **kwargs: Any) -> Any:
-        flags = {name: bool(value) for name, value in kwargs.items() if type(value) is torch.SymBool}
-        args = tuple([bool(value) if type(value) is torch.SymBool else value for value in args])
-        return original(*args, **kwargs | flags)
-
-    return attend
+    flags = {name: bool(value) for name, value in kwargs.items() if type(value) is torch.SymBool}
+    args = tuple([bool(value) if type(value) is torch.SymBool else value for value in args])
+    return original(*args, **kwargs | flags)
 
 
 INTEGER_OUTPUT = "The schema of the operator takes the output's size as plain integers."
 
 
-@patch("torch._C._nn.adaptive_max_pool2d", during=SYMBOLS, reason=INTEGER_OUTPUT)
-def adaptive_max_pool2d(original: Function) -> Function:
-    return _pool_to_symbols("adaptive_max_pool2d", original)
+@patch_call(*(f"torch._C._nn.{name}" for name in pooling.TO_INTEGERS), during=SYMBOLS, reason=INTEGER_OUTPUT)
+def pool_to_symbols(original: Function, *args: object, **kwargs: object) -> object:
+    args = read_sizes(args)
+    is_plain = not kwargs and active_fake_mode() is not None
+    result = pooling.pool_to_symbols(original.__name__, args) if is_plain else NotImplemented
+    return original(*args, **kwargs) if result is NotImplemented else result
 
 
-@patch("torch._C._nn.adaptive_max_pool3d", during=SYMBOLS, reason=INTEGER_OUTPUT)
-def adaptive_max_pool3d(original: Function) -> Function:
-    return _pool_to_symbols("adaptive_max_pool3d", original)
+@patch_call("torch.nn.functional.adaptive_avg_pool1d", during=SYMBOLS, reason=INTEGER_OUTPUT)
+def average_to_symbols(original: Function, *args: object, **kwargs: object) -> object:
+    is_plain = not kwargs and len(args) == 2 and active_fake_mode() is not None
+    result = pooling.average_to_symbols(*args) if is_plain else NotImplemented
+    return original(*args, **kwargs) if result is NotImplemented else result
 
 
-@patch("torch._C._nn.fractional_max_pool2d", during=SYMBOLS, reason=INTEGER_OUTPUT)
-def fractional_max_pool2d(original: Function) -> Function:
-    return _pool_to_symbols("fractional_max_pool2d", original)
+@patch_call("torch.nn.functional.fractional_max_pool2d", "torch.nn.functional.fractional_max_pool3d", during=SYMBOLS)
+def keep_symbolic_shares(
+    original: Function, input: object, kernel_size: object, output_size: object = None, output_ratio: object = None,
+    *args: object, **kwargs: object,
+) -> object:  # fmt: skip
+    """torch makes an integer of the share of each size that is to be left."""
+    if output_size is None and output_ratio is not None and active_fake_mode() is not None:
+        output_size = pooling.scale_sizes(input, output_ratio, pooling.DIMENSIONS[original.__name__])
+    return original(input, kernel_size, output_size, output_ratio, *args, **kwargs)
 
 
-@patch("torch._C._nn.fractional_max_pool3d", during=SYMBOLS, reason=INTEGER_OUTPUT)
-def fractional_max_pool3d(original: Function) -> Function:
-    return _pool_to_symbols("fractional_max_pool3d", original)
-
-
-def _pool_to_symbols(name: str, original: Function) -> Function:
-    def pool(*args: object, **kwargs: object) -> object:
-        args = read_sizes(args)
-        is_plain = not kwargs and active_fake_mode() is not None
-        result = pooling.pool_to_symbols(name, args) if is_plain else NotImplemented
-        return original(*args, **kwargs) if result is NotImplemented else result
-
-    return pool
-
-
-@patch("torch.nn.functional.adaptive_avg_pool1d", during=SYMBOLS, reason=INTEGER_OUTPUT)
-def average_to_symbols(original: Function) -> Function:
-    def adaptive_avg_pool1d(*args: object, **kwargs: object) -> object:
-        is_plain = not kwargs and len(args) == 2 and active_fake_mode() is not None
-        result = pooling.average_to_symbols(*args) if is_plain else NotImplemented
-        return original(*args, **kwargs) if result is NotImplemented else result
-
-    return adaptive_avg_pool1d
-
-
-CUT_TO_INTEGERS = "torch makes an integer of the share of each size that is to be left."
-
-
-@patch("torch.nn.functional.fractional_max_pool2d", during=SYMBOLS, reason=CUT_TO_INTEGERS)
-def keep_symbolic_shares_in_2d(original: Function) -> Function:
-    return _keep_symbolic_shares(2, original)
-
-
-@patch("torch.nn.functional.fractional_max_pool3d", during=SYMBOLS, reason=CUT_TO_INTEGERS)
-def keep_symbolic_shares_in_3d(original: Function) -> Function:
-    return _keep_symbolic_shares(3, original)
-
-
-def _keep_symbolic_shares(dims: int, original: Function) -> Function:
-    def fractional_max_pool(
-        input: object, kernel_size: object, output_size: object = None, output_ratio: object = None, *args: object,
-        **kwargs: object,
-    ) -> object:
-        if output_size is None and output_ratio is not None and active_fake_mode() is not None:
-            output_size = pooling.scale_sizes(input, output_ratio, dims)
-        return original(input, kernel_size, output_size, output_ratio, *args, **kwargs)
-
-    return fractional_max_pool
-
-
-@patch("torch.tensor_split", "torch.Tensor.tensor_split", during=ANY_MODE)
-def split_at_numbers(original: Function) -> Function:
+@patch_call("torch.tensor_split", "torch.Tensor.tensor_split", during=ANY_MODE)
+def split_at_numbers(
+    original: Function, input: object, indices_or_sections: object = None, *args: object, **kwargs: object
+) -> object:
     """C++ reads a tensor of split points from memory, without a dispatch."""
-
-    def tensor_split(input: object, indices_or_sections: object = None, *args: object, **kwargs: object) -> object:
-        points = kwargs.pop("tensor_indices_or_sections", indices_or_sections)
-        if type(points) is FakeTensor and points.dtype is torch.int64 and points.ndim < 2:  # C++ refuses others
-            points = points.tolist() if points.ndim else int(points.item())
-        points = () if points is None else (points,)
-        return original(input, *points, *args, **kwargs)
-
-    return tensor_split
+    points = kwargs.pop("tensor_indices_or_sections", indices_or_sections)
+    if type(points) is FakeTensor and points.dtype is torch.int64 and points.ndim < 2:  # C++ refuses others
+        points = points.tolist() if points.ndim else int(points.item())
+    points = () if points is None else (points,)
+    return original(input, *points, *args, **kwargs)
 
 
-@patch("torch.nn.functional.one_hot", during=ANY_MODE)
-def take_symbolic_classes(original: Function) -> Function:
+@patch_call("torch.nn.functional.one_hot", during=ANY_MODE)
+def take_symbolic_classes(original: Function, tensor: Any, num_classes: Any = -1) -> object:
     """C++ takes another path for subclasses, and reads the number of classes as a plain integer. With a given number of
     classes the operators are those of eager; with a symbolic or data-dependent one, those of that other path."""
-
-    def one_hot(tensor: Any, num_classes: Any = -1) -> object:
-        mode = active_fake_mode()
-        if type(num_classes) is int and num_classes == -1 and type(tensor) is FakeTensor and mode is not None:
-            num_classes = _count_determined_classes(tensor)
-        if type(tensor) is FakeTensor and mode is not None and can_scatter_one_hot(tensor, num_classes):
-            return scatter_one_hot(tensor, num_classes)
-        if type(num_classes) is int and num_classes <= 0 and num_classes != -1:
-            raise OperatorError(f"one_hot: no class is smaller than num_classes={num_classes}")
-        is_open = type(tensor) is FakeTensor and mode is not None and mode.allow_scalar_outputs
-        is_asked = type(num_classes) is torch.SymInt or num_classes == -1
-        if not is_open or not is_asked or tensor.dtype is not torch.int64:
-            return original(tensor, num_classes)
-        return compare_one_hot(tensor, tensor.max().item() + 1 if type(num_classes) is int else num_classes)
-
-    return one_hot
+    mode = active_fake_mode()
+    if type(num_classes) is int and num_classes == -1 and type(tensor) is FakeTensor and mode is not None:
+        num_classes = _count_determined_classes(tensor)
+    if type(tensor) is FakeTensor and mode is not None and can_scatter_one_hot(tensor, num_classes):
+        return scatter_one_hot(tensor, num_classes)
+    if type(num_classes) is int and num_classes <= 0 and num_classes != -1:
+        raise OperatorError(f"one_hot: no class is smaller than num_classes={num_classes}")
+    is_open = type(tensor) is FakeTensor and mode is not None and mode.allow_scalar_outputs
+    is_asked = type(num_classes) is torch.SymInt or num_classes == -1
+    if not is_open or not is_asked or tensor.dtype is not torch.int64:
+        return original(tensor, num_classes)
+    return compare_one_hot(tensor, tensor.max().item() + 1 if type(num_classes) is int else num_classes)
 
 
 def _count_determined_classes(tensor: FakeTensor) -> int:
@@ -313,16 +228,12 @@ def _count_determined_classes(tensor: FakeTensor) -> int:
     return most + 1 if type(most) is int else -1
 
 
-@patch("torch.max_pool1d", during=ANY_MODE)
-def refuse_integers_without_indices(original: Function) -> Function:
+@patch_call("torch.max_pool1d", during=ANY_MODE)
+def refuse_integers_without_indices(original: Function, input: Any, *args: object, **kwargs: object) -> object:
     """Of plain CPU tensors, eager computes it by a kernel of its own, which takes floats only; of subclasses by that of
     images, which takes integers."""
-
-    def max_pool1d(input: Any, *args: object, **kwargs: object) -> object:
-        pooling.check_pooled_dtype(input)
-        return original(input, *args, **kwargs)
-
-    return max_pool1d
+    pooling.check_pooled_dtype(input)
+    return original(input, *args, **kwargs)
 
 
 @patch("torch.linalg.matrix_rank", during=ANY_MODE)
@@ -351,45 +262,34 @@ def divide_by_symbol_with_rest(original: None) -> Callable[..., object]:
     return lambda divisor, number: (number // divisor, number % divisor)
 
 
-@patch("torch._VF._pad_packed_sequence", during=ANY_MODE)
-def pad_packed_sequence(original: Function) -> Function:
+@patch_call("torch._VF._pad_packed_sequence", during=ANY_MODE)
+def pad_packed_sequence(
+    original: Function, data: Any, batch_sizes: Any, batch_first: bool, value: object, total_length: int
+) -> object:
     """C++ reads the batch sizes from memory, and writes the lengths into it."""
-
-    def pad(data: Any, batch_sizes: Any, batch_first: bool, value: object, total_length: int) -> object:
-        if not (_torch.is_stand_in(data) or _torch.is_recording()):
-            return original(data, batch_sizes, batch_first, value, total_length)
-        return recurrent.pad_packed(data, batch_sizes.tolist(), batch_first, value, total_length)
-
-    return pad
+    if not (_torch.is_stand_in(data) or _torch.is_recording()):
+        return original(data, batch_sizes, batch_first, value, total_length)
+    return recurrent.pad_packed(data, batch_sizes.tolist(), batch_first, value, total_length)
 
 
-@patch("torch._VF.gru", "torch._VF.lstm", "torch._VF.rnn_tanh", "torch._VF.rnn_relu", during=ANY_MODE)
-def run_layer_on_packed_sequence(original: Function) -> Function:
+@patch_call("torch._VF.gru", "torch._VF.lstm", "torch._VF.rnn_tanh", "torch._VF.rnn_relu", during=ANY_MODE)
+def run_layer_on_packed_sequence(original: Function, *args: Any, **kwargs: object) -> Any:
     """C++ reads the batch sizes from memory."""
-
-    @functools.wraps(original)
-    def run(*args: Any, **kwargs: object) -> Any:
-        is_packed = len(args) == 9 and type(args[1]) is FakeTensor and type(args[3]) is not bool
-        if is_packed and not _takes_symbols(args) and not _torch.is_recorded_above_autograd():
-            sizes = args[1].fake_mode.value_of(args[1])
-            if sizes is None:
-                sizes = torch.tensor(args[1].tolist())  # an answer, or an error
-            args = (args[0], readable(args[1].fake_mode, sizes), *args[2:])
-        return original(*args, **kwargs)
-
-    return run
+    is_packed = len(args) == 9 and type(args[1]) is FakeTensor and type(args[3]) is not bool
+    if is_packed and not _takes_symbols(args) and not _torch.is_recorded_above_autograd():
+        sizes = args[1].fake_mode.value_of(args[1])
+        if sizes is None:
+            sizes = torch.tensor(args[1].tolist())  # an answer, or an error
+        args = (args[0], readable(args[1].fake_mode, sizes), *args[2:])
+    return original(*args, **kwargs)
 
 
-@patch("torch._C._nn.pad_sequence", during=SYMBOLS)
-def pad_sequences_of_symbolic_length(original: Function) -> Function:
+@patch_call("torch._C._nn.pad_sequence", during=SYMBOLS)
+def pad_sequences_of_symbolic_length(original: Function, sequences: Any, *args: Any, **kwargs: Any) -> object:
     """C++ reads the lengths as plain integers."""
-
-    def pad_sequence(sequences: Any, *args: Any, **kwargs: Any) -> object:
-        if not _takes_symbols((sequences,)):
-            return original(sequences, *args, **kwargs)
-        return recurrent.pad_sequence(sequences, *args, **kwargs)
-
-    return pad_sequence
+    if not _takes_symbols((sequences,)):
+        return original(sequences, *args, **kwargs)
+    return recurrent.pad_sequence(sequences, *args, **kwargs)
 
 
 @patch("torch.linspace", during=SYMBOLS)

@@ -23,7 +23,7 @@ from understudy.ops.shared.dtypes import (
     check_any_dtype,
     check_cpu_dtype,
     check_dtype,
-    check_same_dtype,
+    check_one_dtype,
 )
 from understudy.ops.variants import check_castable, exact_out
 from understudy.shapes.node import Shape
@@ -100,7 +100,7 @@ def binary_cross_entropy(
     a: TensorSpec, target: TensorSpec, weight: TensorSpec | None = None, reduction: int = MEAN
 ) -> TensorSpec:
     check_dtype("binary_cross_entropy", a.dtype, "f", a.device)
-    check_same_dtype("binary_cross_entropy", a, target)
+    check_one_dtype("binary_cross_entropy", a, target)
     if not same_shape(a.shape, target.shape):
         raise ShapeMismatch(f"binary_cross_entropy: {a} and the target {target} must have the same shape")
     if weight is not None:
@@ -114,7 +114,7 @@ def binary_cross_entropy_backward(
     reduction: int = MEAN,
 ) -> TensorSpec:  # fmt: skip
     check_dtype("binary_cross_entropy", a.dtype, "f", a.device)
-    check_same_dtype("binary_cross_entropy", a, target)
+    check_one_dtype("binary_cross_entropy", a, target)
     return preserved_copy(a)
 
 
@@ -492,7 +492,7 @@ def linear_cross_entropy_of_classes(
     is_plain = classes == 1 and label_smoothing == 0 and target.dtype == torch.int64 and reduction in REDUCTIONS
     if options is None or not is_plain or torch.jit.is_tracing():
         if options is not None:
-            warnings.warn(UNCHUNKED, stacklevel=3)
+            warnings.warn(UNCHUNKED, stacklevel=4)
         return functional.cross_entropy(
             _logits(x, linear_weight, linear_bias), target, weight=weight, reduction=reduction, ignore_index=ignored,
             label_smoothing=label_smoothing,
