@@ -2,6 +2,7 @@
 
     GuardedExit      decorator of an `__exit__` that runs even after an interrupt; `guard_exit` registers its function
     run_to_the_end   runs a function at the end of a block
+    Restoring        base class of context managers that restore something, by their method `restore`
     contextmanager   as contextlib's, with a guarded `__exit__`
 
 Python handles signals between two instructions, also before the first instruction of `__exit__`, where no `try` is active.
@@ -80,7 +81,21 @@ def guard_exit(manager: object, leave: Callable[[], None]) -> None:
     _ENTERING.guard = None
 
 
-class run_to_the_end:
+class Restoring:
+    """A context manager whose end is `restore`, which may be called twice. Its `__enter__` calls
+    `guard_exit(self, self.restore)` before it changes anything."""
+
+    __slots__ = ()
+
+    def restore(self) -> None:
+        raise NotImplementedError
+
+    @GuardedExit
+    def __exit__(self, *exception: object) -> None:
+        self.restore()
+
+
+class run_to_the_end(Restoring):
     """`with run_to_the_end(step):` runs `step` at the end of the block, and again from its start if it is interrupted:
     it must be idempotent."""
 
@@ -90,13 +105,9 @@ class run_to_the_end:
         self._step, self._is_done = step, False
 
     def __enter__(self) -> None:
-        guard_exit(self, self._finish)
+        guard_exit(self, self.restore)
 
-    @GuardedExit
-    def __exit__(self, *exception: object) -> None:
-        self._finish()
-
-    def _finish(self) -> None:
+    def restore(self) -> None:
         if not self._is_done:
             try:
                 self._step()

@@ -11,7 +11,7 @@ The rest of the library uses `_torch.name`; the modules group the names by subje
     graphs       graphs and graph modules of torch.fx, exported programs
     functorch    transforms of torch.func, higher-order operators
     checkpoints  torch.load and torch.save
-    identity     classes that torch's tools check by isinstance; sympy types of torch
+    identity     names that are loaded on demand; classes that torch's tools check by isinstance; sympy types of torch
 """
 
 from understudy._torch.releases import *  # isort: skip  -- before what an older torch does not have

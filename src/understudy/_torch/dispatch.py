@@ -19,7 +19,7 @@ from torch._C import DispatchKey
 from torch.utils._device import DeviceContext
 
 from understudy._torch.functorch import has_transforms
-from understudy._torch.identity import is_module_conversion
+from understudy._torch.identity import call_on_demand, is_module_conversion
 from understudy._torch.modes import (
     FAKE,
     active_fake_mode,
@@ -29,7 +29,7 @@ from understudy._torch.modes import (
     no_modes,
 )
 from understudy._torch.tensors import DispatchKeySet, NoDispatch, innermost, is_stand_in
-from understudy.contexts import GuardedExit, guard_exit
+from understudy.contexts import Restoring, guard_exit
 from understudy.patching import ANY_MODE, ENGINE, switch
 
 
@@ -76,11 +76,8 @@ if "torch._dynamo" not in sys.modules:
 # --- the stack of modes -----------------------------------------------------------------------------------
 
 
-def python_versions() -> Any:
-    """A context in which Python implementations of operators are used where torch has them."""
-    from torch._dispatch.python import enable_python_dispatcher  # why: only symbolic sizes need it
-
-    return enable_python_dispatcher()
+python_versions = call_on_demand("torch._dispatch.python", "enable_python_dispatcher")
+"""A context in which Python implementations of operators are used where torch has them."""
 
 
 def call_innermost_mode(op: object, args: tuple[object, ...]) -> Any:
@@ -257,7 +254,7 @@ _is_included = torch._C._dispatch_tls_is_dispatch_key_included
 count_dispatch_modes: Callable[[], int] = _count_dispatch_modes
 
 
-class ReplayOnRealTensors:
+class ReplayOnRealTensors(Restoring):
     """A context to run recorded operators on real tensors: below all modes, without autocast, with the recorded default
     dtype."""
 
@@ -269,7 +266,7 @@ class ReplayOnRealTensors:
     def __enter__(self) -> None:
         self._dtype_before = torch.get_default_dtype()
         self._guards: list[Any] = []
-        guard_exit(self, self._leave)
+        guard_exit(self, self.restore)
         # In this order, because the last one has to be freed first.
         self._guards.append(NoDispatch())
         self._guards.append(torch._C._ExcludeDispatchKeyGuard(_AUTOCAST_KEYS))
@@ -277,11 +274,7 @@ class ReplayOnRealTensors:
         if self._dtype_before is not self._dtype:
             _set_default_dtype(self._dtype)
 
-    @GuardedExit
-    def __exit__(self, *exception: object) -> None:
-        self._leave()
-
-    def _leave(self) -> None:
+    def restore(self) -> None:
         if self._dtype_before is not self._dtype:
             _set_default_dtype(self._dtype_before)
         while self._guards:
@@ -311,15 +304,8 @@ exit_autocast: Any = torch.amp.autocast_mode._exit_autocast
 handle_torch_function: Any = torch.overrides.handle_torch_function
 
 
-def is_transformed() -> bool:
-    """Whether a transform of torch.func is active in this thread."""
-    return _transform() is not None
-
-
-def place_of_generator() -> tuple[Any, str]:
-    """The module and name with which the code of a graph refers to the class of generators."""
-    return torch._C, "Generator"
-
+place_of_generator: tuple[Any, str] = (torch._C, "Generator")
+"""The module and name with which the code of a graph refers to the class of generators."""
 
 # --- devices that this machine lacks ------------------------------------------------------------------------------
 
@@ -495,13 +481,8 @@ def simulated_facts(tensor: object) -> Any:
     return getattr(mode, "device_facts", None)
 
 
-def make_fake_store() -> Any:
-    """The store of torch's fake process group, which it registers with its import."""
-    from torch.testing._internal.distributed.fake_pg import (
-        FakeStore,  # why: only programs with processes need it
-    )
-
-    return FakeStore()
+make_fake_store = call_on_demand("torch.testing._internal.distributed.fake_pg", "FakeStore")
+"""The store of torch's fake process group, which it registers with its import."""
 
 
 def set_bucket_hook(reducer: Any, hook: Callable[..., object]) -> None:

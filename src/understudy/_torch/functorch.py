@@ -16,8 +16,8 @@ import torch.autograd.forward_ad as _forward_ad
 from torch import Tensor
 from torch._C import DispatchKey
 
-from understudy._torch.identity import torch_recorder_class
-from understudy.contexts import GuardedExit, guard_exit
+from understudy._torch.identity import call_on_demand, on_demand, torch_recorder_class
+from understudy.contexts import Restoring, guard_exit
 
 SingleLevelFunction: Any = torch.autograd.function._SingleLevelFunction
 """The base class of an `autograd.Function` at one level of torch.func."""
@@ -28,8 +28,6 @@ running_node: Callable[[], Any] = torch._C._current_autograd_node
 """The autograd node that is running, None if there is none."""
 number_of_node: Callable[[Any], int] = operator.methodcaller("_sequence_nr")
 """The sequence number of an autograd node: the order in which the forward made it."""
-running_backward: Callable[[], int] = torch._C._current_graph_task_id
-"""The id of the backward pass of this thread, -1 if there is none."""
 BACKWARD = torch.autograd.graph._engine_run_backward.__code__
 STARTED_FROM = "t_outputs"
 """Its local variable with the roots of the backward pass."""
@@ -49,19 +47,13 @@ def shape_of_gradient(node: object, result: int = 0) -> Any:
     return node._input_metadata[result].shape
 
 
-def over_batches(function: Callable[..., object], in_dims: tuple[int | None, ...], size: int, randomness: str) -> Any:
-    """`torch.vmap` of a function of flat operands that also returns the batch dimension of each result, None if it has
-    none."""
-    from torch._functorch.vmap import restore_vmap  # why: seldom needed
-
-    return restore_vmap(function, in_dims, size, randomness)
-
-
-def single_level_functions() -> Any:
-    """A context in which such functions may be applied."""
-    from torch._functorch.autograd_function import enable_single_level_autograd_function  # why: seldom needed
-
-    return enable_single_level_autograd_function()
+over_batches = call_on_demand("torch._functorch.vmap", "restore_vmap")
+"""over_batches(function, in_dims, size, randomness): `torch.vmap` of a function of flat operands that also returns the
+batch dimension of each result, None if it has none."""
+single_level_functions = call_on_demand(
+    "torch._functorch.autograd_function", "enable_single_level_autograd_function"
+)
+"""A context in which such functions may be applied."""
 
 
 def innermost_transform(op: object = None) -> tuple[Any, str, bool]:
@@ -121,7 +113,7 @@ def has_transforms() -> bool:
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 
-class no_transforms:
+class no_transforms(Restoring):
     """Deactivates all transforms of torch.func of this thread."""
 
     __slots__ = ("_depth", "_taken")
@@ -129,15 +121,11 @@ class no_transforms:
     def __enter__(self) -> None:
         self._taken: list[Any] = []
         self._depth: int = torch._C._functorch.get_dynamic_layer_stack_depth()
-        guard_exit(self, self._put_back)
+        guard_exit(self, self.restore)
         # Without a line of Python between two of them: an interrupt would lose the one in between.
         self._taken.extend(itertools.starmap(torch._C._functorch.pop_dynamic_layer_stack, itertools.repeat((), self._depth)))
 
-    @GuardedExit
-    def __exit__(self, *exception: object) -> None:
-        self._put_back()
-
-    def _put_back(self) -> None:
+    def restore(self) -> None:
         if torch._C._functorch.get_dynamic_layer_stack_depth() < self._depth:
             collections.deque(map(torch._C._functorch.push_dynamic_layer_stack, reversed(self._taken)), maxlen=0)
 
@@ -189,31 +177,13 @@ def tracing_functions_of(handler: object, names: Iterable[str]) -> list[tuple[di
     ]  # fmt: skip
 
 
-def indexing_by_tensors() -> Any:
-    """A context in which `table[i]`, for a tensor `i` with one element, is an operator that reads no value."""
-    from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex  # why: slow to load
-
-    return TransformGetItemToIndex()
-
-
-def while_loop() -> Any:
-    from torch._higher_order_ops.while_loop import while_loop_op  # why: seldom needed
-
-    return while_loop_op
-
-
-def while_loop_with_all_rounds() -> Any:
-    """A loop that returns its state after every iteration."""
-    from torch._higher_order_ops.while_loop import while_loop_stack_output_op  # why: seldom needed
-
-    return while_loop_stack_output_op
-
-
-def backward_of(function: Callable[..., object], operands: tuple[object, ...]) -> Callable[..., Any]:
-    """A function from operands and gradients of the results to gradients of the operands."""
-    import torch._higher_order_ops.utils as utils  # why: loads parts of the compiler when it is called
-
-    return utils.create_bw_fn(function, operands)
+indexing_by_tensors = call_on_demand("torch._dynamo._trace_wrapped_higher_order_op", "TransformGetItemToIndex")
+"""A context in which `table[i]`, for a tensor `i` with one element, is an operator that reads no value."""
+while_loop = on_demand("torch._higher_order_ops.while_loop", "while_loop_op")
+while_loop_with_all_rounds = on_demand("torch._higher_order_ops.while_loop", "while_loop_stack_output_op")
+"""A loop that returns its state after every iteration."""
+backward_of = call_on_demand("torch._higher_order_ops.utils", "create_bw_fn")
+"""backward_of(function, operands): a function from operands and gradients of the results to gradients of the operands."""
 
 
 def as_graph(function: Callable[..., object], operands: Any, keys: tuple[Any, Any]) -> torch.fx.GraphModule:

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from understudy._torch.identity import on_demand
+
 
 def python_function_of_script(scripted: object) -> Any:
     """The Python function that `torch.jit.script` compiled; None for traced functions."""
@@ -118,14 +120,19 @@ class NodeAppender:
                 number += 1
             self._counts[base] = number
             self._used.add(name)
+        bucket = self.graph._find_nodes_lookup_table.table[op, target if op == "call_function" else None]
+        return self._append(name, op, target, args, kwargs, bucket)
+
+    def _append(
+        self, name: str, op: str, target: Any, args: Any, kwargs: Any, bucket: dict[Any, None]
+    ) -> torch.fx.Node:
         graph = self.graph
         node = new_node(NODE)
         init_node(node, graph, name, op, target, None)
         set_node_arguments(node, args, kwargs)
         self._names[node] = name
         graph._insert(node)
-        key = (op, target if op == "call_function" else None)
-        graph._find_nodes_lookup_table.table[key][node] = None
+        bucket[node] = None
         graph._len += 1
         return node
 
@@ -140,15 +147,7 @@ class NodeAppender:
         else:  # as the graph itself would choose
             self._used.add(name)
             self._counts[name] = 0
-        graph = self.graph
-        node = new_node(NODE)
-        init_node(node, graph, name, "get_attr", target, None)
-        set_node_arguments(node, (), {})
-        self._names[node] = name
-        graph._insert(node)
-        self._attributes[node] = None
-        graph._len += 1
-        return node
+        return self._append(name, "get_attr", target, (), {}, self._attributes)
 
 
 TAKEN_NAMES, NODE = torch.fx.graph._illegal_names, torch.fx.Node
@@ -279,16 +278,10 @@ def flatten_shapes(arguments: dict[str, Any], dynamic_shapes: object) -> list[An
     return found
 
 
-def training_verifier() -> Any:
-    from torch._export.verifier import TrainingIRVerifier  # why: private, and slow to import
-
-    return TrainingIRVerifier
-
-
-def verifier() -> Any:
-    from torch._export.verifier import Verifier  # why: private, and slow to import
-
-    return Verifier
+training_verifier = on_demand("torch._export.verifier", "TrainingIRVerifier")
+verifier = on_demand("torch._export.verifier", "Verifier")
+wrap_set_grad = on_demand("torch._higher_order_ops.wrap", "wrap_with_set_grad_enabled")
+wrap_autocast = on_demand("torch._higher_order_ops.wrap", "wrap_with_autocast")
 
 
 def broken_guards(guards: torch.nn.Module, leaves: Sequence[object]) -> list[str]:
@@ -312,18 +305,6 @@ class _Asserts:
 
     def __init__(self, note: Callable[[Any, str], None]) -> None:
         self._assert = note
-
-
-def wrap_set_grad() -> Any:
-    from torch._higher_order_ops.wrap import wrap_with_set_grad_enabled  # why: private
-
-    return wrap_with_set_grad_enabled
-
-
-def wrap_autocast() -> Any:
-    from torch._higher_order_ops.wrap import wrap_with_autocast  # why: private
-
-    return wrap_with_autocast
 
 
 def materialise_table(table: Any) -> dict[Any, Callable[..., Any]]:

@@ -1,21 +1,46 @@
-"""Classes that torch and its tools check by `isinstance`. They are only named; none of their behaviour is used."""
+"""Names of torch that are loaded on demand, and classes that torch and its tools check by `isinstance`: these are only
+named, none of their behaviour is used."""
 
 from __future__ import annotations
 
+import functools
+import importlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from understudy._torch.tensors import is_stand_in
 
-# --- sympy, as torch's tools use it -----------------------------------------------------------------------
+# --- names that are loaded on demand: it takes long, and few programs need them -----------------------------------
 
 
-def sympy_functions() -> Any:
-    """The module of torch's own sympy functions: `FloorDiv`, `Mod`, `PythonMod`, `Max`, `Min`, …"""
-    import torch.utils._sympy.functions as functions  # why: loads sympy, which only other tools want
+def on_demand(module: str, name: str) -> Callable[[], Any]:
+    """A function that returns this name of a module, which the first call imports."""
 
-    return functions
+    @functools.cache
+    def find() -> Any:
+        return getattr(importlib.import_module(module), name)
+
+    return find
+
+
+def call_on_demand(module: str, name: str) -> Callable[..., Any]:
+    """A function that calls this function of a module, which the first call imports."""
+    find = on_demand(module, name)
+    return lambda *args, **kwargs: find()(*args, **kwargs)
+
+
+torch_fake_tensor_class = on_demand("torch._subclasses.fake_tensor", "FakeTensor")
+torch_fake_mode_class = on_demand("torch._subclasses.fake_tensor", "FakeTensorMode")
+torch_recorder_class = on_demand("torch.fx.experimental.proxy_tensor", "ProxyTorchDispatchMode")
+torch_state_recorder_class = on_demand("torch.fx.experimental.proxy_tensor", "PreDispatchTorchFunctionMode")
+
+
+# --- sympy, as torch's tools use it: to load it takes long, and only other tools need it --------------------------
+
+sympy_functions: Callable[[], Any] = functools.partial(importlib.import_module, "torch.utils._sympy.functions")
+"""The module of torch's own sympy functions: `FloorDiv`, `Mod`, `PythonMod`, `Max`, `Min`, …"""
 
 
 def value_range(low: int | None, high: int | None) -> Any:
@@ -49,14 +74,6 @@ def key_class(name: str) -> Any:
     return getattr(shapes, name)
 
 
-def any_number() -> Any:
-    """The unbounded range as an object of torch's class."""
-    from torch.utils._sympy.numbers import int_oo  # why: loads sympy, which only other tools want
-    from torch.utils._sympy.value_ranges import ValueRanges  # why: the same
-
-    return ValueRanges(-int_oo, int_oo)
-
-
 # --- classes checked by isinstance ------------------------------------------------------------------------------
 
 
@@ -76,29 +93,3 @@ def is_module_conversion(frame: object) -> bool:
 _APPLY = torch.nn.Module._apply.__code__
 _SWAP = torch.utils.swap_tensors.__code__
 _APPLY_INNER = "compute_should_use_set_data"
-
-
-def torch_fake_tensor_class() -> Any:
-    from torch._subclasses.fake_tensor import FakeTensor  # why: only when somebody asks who we are
-
-    return FakeTensor
-
-
-def torch_fake_mode_class() -> Any:
-    from torch._subclasses.fake_tensor import FakeTensorMode  # why: only when somebody asks who we are
-
-    return FakeTensorMode
-
-
-def torch_recorder_class() -> Any:
-    # why: only when somebody asks who we are
-    from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
-
-    return ProxyTorchDispatchMode
-
-
-def torch_state_recorder_class() -> Any:
-    # why: only when somebody asks who we are
-    from torch.fx.experimental.proxy_tensor import PreDispatchTorchFunctionMode
-
-    return PreDispatchTorchFunctionMode

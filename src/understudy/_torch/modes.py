@@ -12,7 +12,7 @@ import torch._ops as _ops
 import torch.utils._python_dispatch as _modes
 from torch._C import DispatchKey
 
-from understudy.contexts import GuardedExit, guard_exit
+from understudy.contexts import Restoring, guard_exit
 from understudy.patching import ANY_MODE, RECORDING, Hold, combine
 
 FAKE = torch._C._TorchDispatchModeKey.FAKE
@@ -250,7 +250,7 @@ def dispatch_modes() -> list[Any]:
     return list(_modes._get_current_dispatch_mode_stack())
 
 
-class no_modes:
+class no_modes(Restoring):
     """Deactivates all dispatch modes of this thread."""
 
     __slots__ = ("_taken",)
@@ -258,14 +258,10 @@ class no_modes:
     def __enter__(self) -> None:
         above, below = _ops.mode_stack_state_for_pre_dispatch(), dispatch_modes()
         self._taken = [*below, *(mode for mode in (above.get(0), above.get(1), above._schema_check_mode) if mode)]
-        guard_exit(self, self._put_back)
+        guard_exit(self, self.restore)
         _pop_all()
 
-    @GuardedExit
-    def __exit__(self, *exception: object) -> None:
-        self._put_back()
-
-    def _put_back(self) -> None:
+    def restore(self) -> None:
         """Restore the modes. An interrupt may have come before all were removed."""
         taken = self._taken
         if taken:
@@ -282,50 +278,42 @@ def _pop_all() -> None:
         _modes._pop_mode()
 
 
-class without_fake_mode:
+class without_fake_mode(Restoring):
     """Deactivates the active fake mode; yields it."""
 
     __slots__ = ("_previous",)
 
     def __enter__(self) -> Any:
         self._previous = _dispatch_mode(FAKE)
-        guard_exit(self, self._put_back)
+        guard_exit(self, self.restore)
         torch._C._unset_dispatch_mode(FAKE)
         return self._previous
 
-    @GuardedExit
-    def __exit__(self, *exception: object) -> None:
-        self._put_back()
-
-    def _put_back(self) -> None:
+    def restore(self) -> None:
         if self._previous is not None and _dispatch_mode(FAKE) is None:
             torch._C._set_dispatch_mode(self._previous)
         self._previous = None
 
 
-class without_recorder:
+class without_recorder(Restoring):
     """Deactivates the active recorder; yields it."""
 
     __slots__ = ("_previous",)
 
     def __enter__(self) -> Any:
         self._previous = _innermost_recorder()
-        guard_exit(self, self._put_back)
+        guard_exit(self, self.restore)
         _take_recorder()
         return self._previous
 
-    @GuardedExit
-    def __exit__(self, *exception: object) -> None:
-        self._put_back()
-
-    def _put_back(self) -> None:
+    def restore(self) -> None:
         previous = self._previous
         if previous is not None and previous not in (_innermost_recorder(), _dispatch_mode(PROXY)):
             _modes._push_mode(previous)
         self._previous = None
 
 
-class function_mode:
+class function_mode(Restoring):
     """Enters a function mode."""
 
     __slots__ = ("_depth", "_mode")
@@ -335,15 +323,11 @@ class function_mode:
 
     def __enter__(self) -> Any:
         self._depth = count_function_modes()
-        guard_exit(self, self._leave)
+        guard_exit(self, self.restore)
         torch._C._push_on_torch_function_stack(self._mode)
         return self._mode
 
-    @GuardedExit
-    def __exit__(self, *exception: object) -> None:
-        self._leave()
-
-    def _leave(self) -> None:
+    def restore(self) -> None:
         while count_function_modes() > self._depth:
             torch._C._pop_torch_function_stack()
 
@@ -354,7 +338,7 @@ inference_mode = torch._C._InferenceMode
 """As torch.inference_mode, which is a Python class around it: an interrupt can't come inside this one's `__exit__`."""
 
 
-class grad_mode:
+class grad_mode(Restoring):
     """As torch.set_grad_enabled in a `with` statement, and safe against interrupts."""
 
     __slots__ = ("_is_enabled", "_was_enabled")
@@ -364,12 +348,8 @@ class grad_mode:
 
     def __enter__(self) -> None:
         self._was_enabled = torch.is_grad_enabled()
-        guard_exit(self, self._put_back)
+        guard_exit(self, self.restore)
         torch._C._set_grad_enabled(self._is_enabled)
 
-    @GuardedExit
-    def __exit__(self, *exception: object) -> None:
-        self._put_back()
-
-    def _put_back(self) -> None:
+    def restore(self) -> None:
         torch._C._set_grad_enabled(self._was_enabled)

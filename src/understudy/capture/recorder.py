@@ -254,7 +254,7 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
         return subgraphs.enter(self, original, op, key, args, kwargs)
 
     def _dispatch_unusual(self, func: Any, types: object, args: Any, kwargs: Any, fake_mode: object) -> Any:
-        if self.pre_dispatch and _torch.is_transformed():
+        if self.pre_dispatch and _torch.has_transforms():
             return self.below_transforms(func, args, kwargs)
         if isinstance(func, _torch.HigherOrderOperator):
             return subgraphs.record(self, func, args, kwargs)

@@ -320,7 +320,7 @@ def record_call(original: Callable[..., object]) -> Callable[..., Any]:
 FUNCTIONS_WITHOUT_TENSORS = (
     *((torch.random, name) for name in ("get_rng_state", "set_rng_state", "manual_seed")),
     (torch, "set_default_dtype"),
-    _torch.place_of_generator(),
+    _torch.place_of_generator,
 )
 """As they are named in the code of a graph."""
 CHANGES_OF_STATE = (_torch.set_grad_enabled, _torch.enter_autocast, _torch.exit_autocast)

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from understudy import _torch
-from understudy.contexts import GuardedExit, guard_exit
+from understudy.contexts import Restoring, guard_exit
 from understudy.errors import OperatorError, UnderstudyError
 from understudy.fake.inputs import describe_tensors
 from understudy.fake.mode import FakeTensorMode
@@ -136,7 +136,7 @@ def proxys_to_metas(v: Any) -> Any:
     return v._meta
 
 
-class SuspendedRecording:
+class SuspendedRecording(Restoring):
     """A region in which torch functions are not recorded; enters a fake mode if one is given."""
 
     __slots__ = ("_derivation", "_entry", "_mode", "_taken")
@@ -149,7 +149,7 @@ class SuspendedRecording:
 
     def __enter__(self) -> None:
         derivation = self._derivation
-        guard_exit(self, self._leave)
+        guard_exit(self, self.restore)
         if not derivation.is_active:
             self._taken = _torch.function_modes_from(derivation.recording)
             derivation.is_active = True
@@ -158,11 +158,7 @@ class SuspendedRecording:
             self._entry = _torch.FakeModeEntry(self._mode)
             self._entry.enter(self._mode.patch_scopes)
 
-    @GuardedExit
-    def __exit__(self, *error: object) -> None:
-        self._leave()
-
-    def _leave(self) -> None:
+    def restore(self) -> None:
         if self._entry is not None:
             self._entry.leave()
             self._entry = None

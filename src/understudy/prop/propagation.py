@@ -14,7 +14,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from understudy import _torch
-from understudy.contexts import GuardedExit, contextmanager, guard_exit, run_to_the_end
+from understudy.contexts import Restoring, contextmanager, guard_exit, run_to_the_end
 from understudy.fake.inputs import is_readable
 from understudy.fake.mode import FakeTensorMode
 from understudy.fake.realise import make_view
@@ -166,7 +166,7 @@ ENDS = ("placeholder", "output")
 NOTHING: dict[str, Any] = {}
 
 
-class LazyModeEntry:
+class LazyModeEntry(Restoring):
     """A context manager inside which a mode can be entered later, once."""
 
     def __init__(self, mode: FakeTensorMode) -> None:
@@ -174,19 +174,14 @@ class LazyModeEntry:
         self._entered: Any = None
 
     def __enter__(self) -> None:
-        guard_exit(self, self.leave)
-
-    @GuardedExit
-    def __exit__(self, *exception: object) -> None:
-        self.leave()
+        guard_exit(self, self.restore)
 
     def enter(self) -> None:
         if self._entered is None:
             self._entered = _torch.FakeModeEntry(self._mode)
             self._entered.enter(self._mode.patch_scopes)
 
-    def leave(self) -> None:
-        """An interrupt may cause a second call."""
+    def restore(self) -> None:
         if self._entered is not None:
             self._entered.leave()
 

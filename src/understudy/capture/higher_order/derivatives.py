@@ -104,7 +104,7 @@ def backward_of(function: Function, count: int, wanted: Sequence[int], given: Se
             return tuple(at(given, function(*replace_at(operands, wanted, inner))))
 
         # An autograd.Function may be of a kind that torch.func does not support.
-        pulled = _by_torch_func if _torch.is_transformed() else _by_autograd
+        pulled = _by_torch_func if _torch.has_transforms() else _by_autograd
         return _copy_results(pulled(of_wanted, at(wanted, operands), gradients), values)
 
     return run

@@ -77,7 +77,7 @@ def enter(
         return _call_with_flat_functions(capture, form, op, args, kwargs)
     if key == _torch.TRANSFORMS and (answer := transform_operator(op, args, kwargs)) is not NotImplemented:
         return answer
-    if capture is not None and not capture.options.pre_dispatch and not _torch.is_transformed():
+    if capture is not None and not capture.options.pre_dispatch and not _torch.has_transforms():
         answer = with_gradients(op, args, kwargs)
         if answer is not NotImplemented:
             return answer
@@ -88,7 +88,7 @@ def enter(
             return answer
     if recorder.pre_dispatch and _torch.is_recorded_above_autograd():
         # An autograd.Function inside a transform, which handles it.
-        if not form.takes_functions and _torch.is_transformed():
+        if not form.takes_functions and _torch.has_transforms():
             return recorder.below_transforms(op, args, kwargs)
         if form.takes_functions and (answer := _run_with_parts(recorder, op, args, kwargs)) is not NotImplemented:
             return answer

@@ -278,7 +278,7 @@ def _is_unknown_number(index: FakeTensor) -> bool:
     if index._determined is not None and index._determined.content is not None and symbolic_values_of(index) is None:
         return False
     # Inside transforms of torch.func there is no number to read; modes may turn such an index into an operator.
-    return not _torch.is_transformed() and not _torch.has_function_modes()
+    return not _torch.has_transforms() and not _torch.has_function_modes()
 
 
 INDEX_PARTS = {FakeTensor, slice}

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from understudy import _torch
-from understudy.errors import ArgumentError, ShapeMismatch
+from understudy.errors import ShapeMismatch
 from understudy.ops.registry import rule
+from understudy.ops.shared.dtypes import refuse_cpu
 from understudy.ops.traits.caching import uncacheable
 from understudy.spec import TensorSpec, spec_of
 from understudy.spec.call import flat
@@ -49,17 +50,12 @@ def mkldnn_layer_backward(
     return tuple(spec.like(dtype=torch.float32) for spec in (x, weight1, weight2, weight3, weight4, hx, cx))
 
 
-def _check_gpu(what: str, spec: TensorSpec) -> None:
-    if spec.device.type == "cpu":
-        raise ArgumentError(f"{what}: there is no CPU kernel")
-
-
 @rule("_thnn_fused_lstm_cell")
 def lstm_cell(
     input_gates: TensorSpec, hidden_gates: TensorSpec, cx: TensorSpec, input_bias: Maybe = None,
     hidden_bias: Maybe = None,
 ) -> tuple[TensorSpec, ...]:  # fmt: skip
-    _check_gpu("_thnn_fused_lstm_cell", cx)
+    refuse_cpu("_thnn_fused_lstm_cell", cx)
     return cx.like(), cx.like(), input_gates.like()
 
 
@@ -67,7 +63,7 @@ def lstm_cell(
 def lstm_cell_backward(
     grad_hy: Maybe, grad_cy: Maybe, cx: TensorSpec, cy: TensorSpec, workspace: TensorSpec, has_bias: bool
 ) -> tuple[Maybe, ...]:
-    _check_gpu("_thnn_fused_lstm_cell", cx)
+    refuse_cpu("_thnn_fused_lstm_cell", cx)
     if grad_hy is None and grad_cy is None:
         return None, None, None
     return workspace.like(), cx.like(), workspace.like(workspace.shape[1:]) if has_bias else None
@@ -78,14 +74,14 @@ def gru_cell(
     input_gates: TensorSpec, hidden_gates: TensorSpec, hx: TensorSpec, input_bias: Maybe = None,
     hidden_bias: Maybe = None,
 ) -> tuple[TensorSpec, ...]:  # fmt: skip
-    _check_gpu("_thnn_fused_gru_cell", hx)
+    refuse_cpu("_thnn_fused_gru_cell", hx)
     batch, width = hx.shape
     return hx.like(), hx.like((batch, 5 * width))
 
 
 @rule("_thnn_fused_gru_cell_backward")
 def gru_cell_backward(grad_hy: TensorSpec, workspace: TensorSpec, has_bias: bool) -> tuple[Maybe, ...]:
-    _check_gpu("_thnn_fused_gru_cell", workspace)
+    refuse_cpu("_thnn_fused_gru_cell", workspace)
     batch, width = workspace.shape[0], workspace.shape[1] // 5
     gates = workspace.like((batch, 3 * width))
     bias = workspace.like((3 * width,)) if has_bias else None
@@ -109,7 +105,7 @@ def uses_onednn_layers(args: Any) -> bool:
     is_usual = all(
         spec is not None and (spec.dtype, spec.device.type) == (torch.float32, "cpu") for spec in specs
     )
-    if not is_usual or x.dim() != 3 or hx.shape[2] != cx.shape[2] or _torch.is_transformed():
+    if not is_usual or x.dim() != 3 or hx.shape[2] != cx.shape[2] or _torch.has_transforms():
         return False
     return not torch.is_autocast_enabled("cpu") and bool(x.numel() != 0)
 

@@ -151,7 +151,7 @@ class TorchFacade:
 
     def _default_unspecified_value_range(self) -> Any:
         """Called by torch's passes."""
-        return _torch.any_number()
+        return _torch.value_range(None, None)
 
     def bound_sympy(self, expr: object, size_oblivious: bool = False) -> Any:
         """The range of an expression, as an object of torch's class for ranges."""
