@@ -4,90 +4,50 @@ A program that imports from there changes one line. A name for a mechanism that 
 and says what to use instead when it is used.
 """
 
-from __future__ import annotations
-
 from understudy.errors import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensorDeviceMismatchError,
-    MetadataMismatchError,
-    UnsupportedFakeTensorException,
-    UnsupportedMutationAliasingException,
-    UnsupportedOperatorException,
+    DataDependentOutputException as DataDependentOutputException,
+    DynamicOutputShapeException as DynamicOutputShapeException,
+    FakeTensorDeviceMismatchError as FakeTensorDeviceMismatchError,
+    MetadataMismatchError as MetadataMismatchError,
+    UnsupportedFakeTensorException as UnsupportedFakeTensorException,
+    UnsupportedMutationAliasingException as UnsupportedMutationAliasingException,
+    UnsupportedOperatorException as UnsupportedOperatorException,
 )
-from understudy.fake.convert import FakeTensorConverter
-from understudy.fake.copying import FakeCopyMode
-from understudy.fake.inputs import FakeTensorTLS, fake_tensor_tls
-from understudy.fake.mode import FakeTensorMode
-from understudy.fake.tensor import FakeTensor, SymNumberMemoDescriptor
+from understudy.fake.convert import FakeTensorConverter as FakeTensorConverter
+from understudy.fake.copying import FakeCopyMode as FakeCopyMode
+from understudy.fake.inputs import FakeTensorTLS as FakeTensorTLS, fake_tensor_tls as fake_tensor_tls
+from understudy.fake.mode import FakeTensorMode as FakeTensorMode
+from understudy.fake.tensor import (
+    FakeTensor as FakeTensor,
+    SymNumberMemoDescriptor as SymNumberMemoDescriptor,
+)
 from understudy.fake.torch_api import (
-    FakeTensorConfig,
-    IncrementRecursionCount,
-    SingletonConstant,
-    TensorMetadata,
-    disable_fake_tensor_cache,
-    dump_cache_stats,
-    evict_fake_tensor_cache_key,
-    extract_tensor_metadata,
-    get_plain_tensors,
-    get_schema_info,
-    in_kernel_invocation_manager,
-    inferred_fake_kernel_from_real_out,
-    init_gpu_context,
-    is_fake,
-    is_fake_tensor,
-    maybe_get_fake_constant,
-    maybe_get_fake_device,
-    maybe_get_fake_mode,
-    maybe_get_real_tensor,
-    ordered_set,
-    run_fallback_kernel,
-    should_allow_numbers_as_tensors,
-    torch_decomp_decompositions,
-    tree_flatten_only,
-    unset_fake_temporarily,
+    FakeTensorConfig as FakeTensorConfig,
+    IncrementRecursionCount as IncrementRecursionCount,
+    SingletonConstant as SingletonConstant,
+    TensorMetadata as TensorMetadata,
+    disable_fake_tensor_cache as disable_fake_tensor_cache,
+    dump_cache_stats as dump_cache_stats,
+    evict_fake_tensor_cache_key as evict_fake_tensor_cache_key,
+    extract_tensor_metadata as extract_tensor_metadata,
+    get_plain_tensors as get_plain_tensors,
+    get_schema_info as get_schema_info,
+    in_kernel_invocation_manager as in_kernel_invocation_manager,
+    inferred_fake_kernel_from_real_out as inferred_fake_kernel_from_real_out,
+    init_gpu_context as init_gpu_context,
+    is_fake as is_fake,
+    is_fake_tensor as is_fake_tensor,
+    maybe_get_fake_constant as maybe_get_fake_constant,
+    maybe_get_fake_device as maybe_get_fake_device,
+    maybe_get_fake_mode as maybe_get_fake_mode,
+    maybe_get_real_tensor as maybe_get_real_tensor,
+    ordered_set as ordered_set,
+    run_fallback_kernel as run_fallback_kernel,
+    should_allow_numbers_as_tensors as should_allow_numbers_as_tensors,
+    torch_decomp_decompositions as torch_decomp_decompositions,
+    tree_flatten_only as tree_flatten_only,
+    unset_fake_temporarily as unset_fake_temporarily,
 )
-from understudy.infer.cache import DispatchCacheInfo
+from understudy.infer.cache import DispatchCacheInfo as DispatchCacheInfo
 
-__all__ = [
-    "DataDependentOutputException",
-    "DispatchCacheInfo",
-    "DynamicOutputShapeException",
-    "FakeCopyMode",
-    "FakeTensor",
-    "FakeTensorConfig",
-    "FakeTensorConverter",
-    "FakeTensorDeviceMismatchError",
-    "FakeTensorMode",
-    "FakeTensorTLS",
-    "IncrementRecursionCount",
-    "MetadataMismatchError",
-    "SingletonConstant",
-    "SymNumberMemoDescriptor",
-    "TensorMetadata",
-    "UnsupportedFakeTensorException",
-    "UnsupportedMutationAliasingException",
-    "UnsupportedOperatorException",
-    "disable_fake_tensor_cache",
-    "dump_cache_stats",
-    "evict_fake_tensor_cache_key",
-    "extract_tensor_metadata",
-    "fake_tensor_tls",
-    "get_plain_tensors",
-    "get_schema_info",
-    "in_kernel_invocation_manager",
-    "inferred_fake_kernel_from_real_out",
-    "init_gpu_context",
-    "is_fake",
-    "is_fake_tensor",
-    "maybe_get_fake_constant",
-    "maybe_get_fake_device",
-    "maybe_get_fake_mode",
-    "maybe_get_real_tensor",
-    "ordered_set",
-    "run_fallback_kernel",
-    "should_allow_numbers_as_tensors",
-    "torch_decomp_decompositions",
-    "tree_flatten_only",
-    "unset_fake_temporarily",
-]
+__all__ = [name for name in dir() if not name.startswith("_")]

@@ -3,10 +3,6 @@
 A program that imports from there changes one line.
 """
 
-from __future__ import annotations
+from understudy.prop.propagation import FakeTensorProp as FakeTensorProp
 
-from understudy.prop.propagation import FakeTensorProp
-
-__all__ = [
-    "FakeTensorProp",
-]
+__all__ = [name for name in dir() if not name.startswith("_")]
