@@ -73,6 +73,18 @@ def layouts(shape: Sequence[int], dtype: torch.dtype = FLOAT, *, few: bool = Fal
         yield expanded(shape, dim, dtype)
 
 
+def formats(shape: Sequence[int], dtype: torch.dtype = FLOAT) -> list[torch.Tensor]:
+    """A batch of images in some layouts: contiguous, channels last, reversed, with gaps, expanded."""
+    ndim = len(shape)
+    return [
+        filled(shape, dtype),
+        permuted(shape, (0, *range(2, ndim), 1), dtype),
+        permuted(shape, tuple(reversed(range(ndim))), dtype),
+        strided(shape, dtype),
+        expanded(shape, 0, dtype),
+    ]
+
+
 def every(checks: Iterator[tuple[Any, ...]]) -> None:
     """Check all of these calls, and show the first few that fail together."""
     failures = []

@@ -39,7 +39,7 @@ from understudy.spec import (
 from understudy.spec.elementwise import CPU
 
 if TYPE_CHECKING:
-    from understudy.shapes.node import Scalar, SymNode
+    from understudy.shapes.node import Scalar
 
 CHANNELS_LAST_NDIM = {torch.channels_last: 4, torch.channels_last_3d: 5}
 
@@ -63,28 +63,13 @@ def copy_strides(spec: TensorSpec, memory_format: torch.memory_format | None) ->
     return strides_in_format(spec.shape, memory_format)
 
 
-@rule("_to_copy")
-def to_copy(
-    a: TensorSpec, *, dtype: torch.dtype | None = None, layout: torch.layout | None = None,
-    device: torch.device | None = None, pin_memory: bool | None = None, non_blocking: bool = False,
-    memory_format: torch.memory_format | None = None,
-) -> TensorSpec:  # fmt: skip
-    if a.layout is not torch.strided or (layout is not None and layout is not torch.strided):
-        return NotImplemented
-    return a.like(stride=copy_strides(a, memory_format), dtype=dtype, device=device)
-
-
 @rule("clone")
 def clone(a: TensorSpec, *, memory_format: torch.memory_format | None = None) -> TensorSpec:
-    if a.layout is not torch.strided:
-        return NotImplemented
     return a.like(stride=copy_strides(a, memory_format))
 
 
 @rule("contiguous")
 def contiguous(a: TensorSpec, *, memory_format: torch.memory_format = torch.contiguous_format) -> Any:
-    if a.layout is not torch.strided:
-        return NotImplemented
     if _has_format(a, memory_format):
         return Same(0)
     if memory_format is torch.preserve_format:
@@ -172,10 +157,10 @@ Device = torch.device
 
 
 def fresh(
-    shape: Sizes, dtype: Dtype | None, device: Device | None, layout: torch.layout | None,
-    stride: Sizes | None = None,
+    shape: Sizes, dtype: Dtype | None = None, device: Device | None = None, layout: torch.layout | None = None,
+    stride: Sizes | None = None, pin_memory: bool | None = None,
 ) -> TensorSpec:  # fmt: skip
-    """A new tensor: by default of the default dtype, on the CPU, contiguous."""
+    """A new tensor: by default of the default dtype, on the CPU, contiguous. All factories have these `options`."""
     if layout is not None and layout is not torch.strided:
         return NotImplemented
     for size in shape:
@@ -185,30 +170,20 @@ def fresh(
 
 
 @rule("zeros", "ones", "_efficientzerotensor")
-def filled_with_constant(
-    size: Sizes, *, dtype: Dtype | None = None, layout: torch.layout | None = None,
-    device: Device | None = None, pin_memory: bool | None = None,
-) -> TensorSpec:  # fmt: skip
-    return fresh(size, dtype, device, layout)
+def filled_with_constant(size: Sizes, **options: Any) -> TensorSpec:
+    return fresh(size, **options)
 
 
 @rule("empty.memory_format")
-def empty(
-    size: Sizes, *, dtype: Dtype | None = None, layout: torch.layout | None = None,
-    device: Device | None = None, pin_memory: bool | None = None,
-    memory_format: torch.memory_format | None = None,
-) -> TensorSpec:  # fmt: skip
+def empty(size: Sizes, *, memory_format: torch.memory_format | None = None, **options: Any) -> TensorSpec:
     stride = None if memory_format is None else strides_in_format(tuple(size), memory_format)
-    return fresh(size, dtype, device, layout, stride)
+    return fresh(size, stride=stride, **options)
 
 
 @rule("empty_strided")
-def empty_strided(
-    size: Sizes, stride: Sizes, *, dtype: Dtype | None = None, layout: torch.layout | None = None,
-    device: Device | None = None, pin_memory: bool | None = None,
-) -> TensorSpec:  # fmt: skip
+def empty_strided(size: Sizes, stride: Sizes, **options: Any) -> TensorSpec:
     _check_strides(size, stride)
-    return fresh(size, dtype, device, layout, stride)
+    return fresh(size, stride=stride, **options)
 
 
 def _check_strides(size: Sizes, stride: Sizes) -> None:
@@ -222,63 +197,48 @@ def _check_strides(size: Sizes, stride: Sizes) -> None:
 
 
 @rule("empty_permuted")
-def empty_permuted(
-    size: Sizes, physical_layout: Sequence[int], *, dtype: Dtype | None = None,
-    layout: torch.layout | None = None, device: Device | None = None, pin_memory: bool | None = None,
-) -> TensorSpec:  # fmt: skip
+def empty_permuted(size: Sizes, physical_layout: Sequence[int], **options: Any) -> TensorSpec:
     if sorted(physical_layout) != list(range(len(size))):
         raise ArgumentError(
             f"physical layout {list(physical_layout)} is no order of the {len(size)} dimensions"
         )
     in_memory = contiguous_strides([size[dim] for dim in physical_layout])
     stride = [in_memory[physical_layout.index(dim)] for dim in range(len(size))]
-    return fresh(size, dtype, device, layout, stride)
+    return fresh(size, stride=stride, **options)
 
 
 @rule("full")
-def full(
-    size: Sizes, fill_value: object, *, dtype: Dtype | None = None, layout: torch.layout | None = None,
-    device: Device | None = None, pin_memory: bool | None = None,
-) -> TensorSpec:  # fmt: skip
+def full(size: Sizes, fill_value: object, *, dtype: Dtype | None = None, **options: Any) -> TensorSpec:
     dtype = dtype or number_dtype(fill_value)
-    check_can_store("full", fill_value, dtype, device or CPU)
-    return fresh(size, dtype, device, layout)
+    check_can_store("full", fill_value, dtype, options.get("device") or CPU)
+    return fresh(size, dtype, **options)
 
 
 @rule("scalar_tensor")
-def scalar_tensor(
-    s: Scalar | complex, *, dtype: Dtype | None = None, layout: torch.layout | None = None, device: Device | None = None,
-    pin_memory: bool | None = None,
-) -> TensorSpec:  # fmt: skip
-    check_made_tensor("scalar_tensor", s, dtype or default_dtype(), device or CPU)
-    return fresh((), dtype, device, layout)
+def scalar_tensor(s: Scalar | complex, *, dtype: Dtype | None = None, **options: Any) -> TensorSpec:
+    check_made_tensor("scalar_tensor", s, dtype or default_dtype(), options.get("device") or CPU)
+    return fresh((), dtype, **options)
 
 
 @rule("eye")
-def eye(
-    n: int | SymNode, *, dtype: Dtype | None = None, layout: torch.layout | None = None, device: Device | None = None,
-    pin_memory: bool | None = None,
-) -> TensorSpec:  # fmt: skip
-    return fresh((n, n), dtype, device, layout)
+def eye(n: Size, **options: Any) -> TensorSpec:
+    return fresh((n, n), **options)
 
 
 @rule("eye.m")
-def eye_rectangular(
-    n: Size, m: Size, *, dtype: Dtype | None = None, layout: torch.layout | None = None,
-    device: Device | None = None, pin_memory: bool | None = None,
-) -> Any:  # fmt: skip
-    return fresh((n, m), dtype, device, layout)
+def eye_rectangular(n: Size, m: Size, **options: Any) -> TensorSpec:
+    return fresh((n, m), **options)
 
 
-def arange_count(name: str, start: object, end: Any, step: Any, dtype: Dtype) -> Any:
+def arange_count(start: object, end: Any, step: Any, dtype: Dtype) -> Any:
     """How many steps from `start` fit before `end`."""
     if step == 0:
-        raise ArgumentError(f"{name}: the step must not be 0")
+        raise ArgumentError("arange: the step must not be 0")
     for bound in (start, end):
         if isinstance(bound, float) and not math.isfinite(bound):
-            raise ArgumentError(f"{name}: no range from {start} to {end}")
+            raise ArgumentError(f"arange: no range from {start} to {end}")
     if (end < start) if step > 0 else (end > start):
-        raise ArgumentError(f"{name}: {end} can't be reached from {start} in steps of {step}")
+        raise ArgumentError(f"arange: {end} can't be reached from {start} in steps of {step}")
     floats = [isinstance(number, float) for number in (start, end, step)]
     if any(floats) and not (dtype is torch.int64 and _torch.arange_truncates_to_int64()):
         return math.ceil((end - start) / step)
@@ -300,8 +260,7 @@ def arange_start(start: Scalar | complex, end: Scalar | complex, **options: Any)
 @rule("arange.start_step")
 def arange_start_step(
     start: Scalar | complex, end: Scalar | complex, step: Scalar | complex = 1, *, dtype: Dtype | None = None,
-    layout: torch.layout | None = None,
-    device: Device | None = None, pin_memory: bool | None = None,
+    **options: Any,
 ) -> TensorSpec:  # fmt: skip
     numbers = (start, end, step)
     if any(isinstance(number, torch.SymFloat) for number in numbers):
@@ -310,18 +269,14 @@ def arange_start_step(
         raise DtypeError("arange: complex numbers have no order")
     if dtype is None:
         dtype = default_dtype() if any(isinstance(number, float) for number in numbers) else torch.int64
-    device = device or CPU
-    check_dtype("arange", dtype, "if", device)
-    return fresh((arange_count("arange", start, end, step, dtype),), dtype, device, layout)
+    check_dtype("arange", dtype, "if", options.get("device") or CPU)
+    return fresh((arange_count(start, end, step, dtype),), dtype, **options)
 
 
 @rule("range", "range.step")
-def range_inclusive(
-    start: Any, end: Any, step: Any = 1, *, dtype: Dtype | None = None, layout: torch.layout | None = None,
-    device: Device | None = None, pin_memory: bool | None = None,
-) -> Any:  # fmt: skip
+def range_inclusive(start: Any, end: Any, step: Any = 1, *, dtype: Dtype | None = None, **options: Any) -> TensorSpec:
     dtype = dtype or default_dtype()
-    check_dtype("range", dtype, "if", device or CPU)
+    check_dtype("range", dtype, "if", options.get("device") or CPU)
     if step == 0:
         raise ArgumentError("range: the step must not be 0")
     if (end < start) if step > 0 else (end > start):
@@ -330,33 +285,26 @@ def range_inclusive(
         return NotImplemented
     if dtype is torch.int64:
         start, end, step = math.trunc(start), math.trunc(end), math.trunc(step)
-    return fresh((math.floor((end - start) / step) + 1,), dtype, device, layout)
+    return fresh((math.floor((end - start) / step) + 1,), dtype, **options)
 
 
 @rule("linspace", "linspace.Tensor_Tensor", "linspace.Tensor_Scalar", "linspace.Scalar_Tensor")
 def linspace(
-    start: Scalar | complex, end: Scalar | complex, steps: int | SymNode, *, dtype: Dtype | None = None,
-    layout: torch.layout | None = None,
-    device: Device | None = None, pin_memory: bool | None = None,
-) -> TensorSpec:  # fmt: skip
+    start: Scalar | complex, end: Scalar | complex, steps: Size, *, dtype: Dtype | None = None, **options: Any
+) -> TensorSpec:
     for bound in (start, end):
-        check_can_store("linspace", bound, dtype or default_complex_dtype(), device or CPU)
-    return _spaced_spec("linspace", start, end, steps, dtype, layout, device)
+        check_can_store("linspace", bound, dtype or default_complex_dtype(), options.get("device") or CPU)
+    return _spaced_spec("linspace", start, end, steps, dtype, **options)
 
 
 @rule("logspace", "logspace.Tensor_Tensor", "logspace.Tensor_Scalar", "logspace.Scalar_Tensor")
-def logspace(
-    start: Any, end: Any, steps: Any, base: float = 10.0, *, dtype: Dtype | None = None,
-    layout: torch.layout | None = None, device: Device | None = None, pin_memory: bool | None = None,
-) -> Any:  # fmt: skip
-    return _spaced_spec("logspace", start, end, steps, dtype, layout, device)
+def logspace(start: Any, end: Any, steps: Size, base: float = 10.0, **options: Any) -> TensorSpec:
+    return _spaced_spec("logspace", start, end, steps, **options)
 
 
 def _spaced_spec(
-    name: str, start: Scalar | complex, end: Scalar | complex, steps: int | SymNode, dtype: Dtype | None,
-    layout: torch.layout | None,
-    device: Device | None,
-) -> TensorSpec:  # fmt: skip
+    name: str, start: Scalar | complex, end: Scalar | complex, steps: Size, dtype: Dtype | None = None, **options: Any
+) -> TensorSpec:
     if steps < 0:
         raise ArgumentError(f"{name}: the number of steps must not be negative, got {steps}")
     for bound in (start, end):
@@ -367,28 +315,26 @@ def _spaced_spec(
         if dtype is not None and not dtype.is_complex:
             raise DtypeError(f"{name}: complex bounds do not go with {dtype}")
         dtype = dtype or inferred
-    if dtype is torch.bool and steps > 1 and (device or CPU).type == "cpu":
+    if dtype is torch.bool and steps > 1 and (options.get("device") or CPU).type == "cpu":
         raise DtypeError(f"{name}: there are no steps between bools")
-    return fresh((steps,), dtype, device, layout)
+    return fresh((steps,), dtype, **options)
 
 
 @rule("tril_indices")
 def tril_indices(
-    row: object, col: object, offset: object = 0, *, dtype: Dtype | None = torch.int64,
-    layout: torch.layout | None = None, device: Device | None = None, pin_memory: bool | None = None,
-) -> Any:  # fmt: skip
+    row: object, col: object, offset: object = 0, *, dtype: Dtype | None = None, **options: Any
+) -> TensorSpec:
     _check_matrix(row, col)
-    return fresh((2, _lower_count(row, col, offset)), dtype or torch.int64, device, layout)
+    return fresh((2, _lower_count(row, col, offset)), dtype or torch.int64, **options)
 
 
 @rule("triu_indices")
 def triu_indices(
-    row: object, col: Any, offset: Any = 0, *, dtype: Dtype | None = torch.int64,
-    layout: torch.layout | None = None, device: Device | None = None, pin_memory: bool | None = None,
-) -> Any:  # fmt: skip
+    row: object, col: Any, offset: Any = 0, *, dtype: Dtype | None = None, **options: Any
+) -> TensorSpec:
     _check_matrix(row, col)
     count = row * col - _lower_count(row, col, offset - 1)
-    return fresh((2, count), dtype or torch.int64, device, layout)
+    return fresh((2, count), dtype or torch.int64, **options)
 
 
 def _check_matrix(row: Any, col: Any) -> None:
@@ -416,22 +362,18 @@ WINDOWS = (
 
 
 @rule(*WINDOWS)
-def window(
-    length: Any, *_: object, dtype: Dtype | None = None, layout: torch.layout | None = None,
-    device: Device | None = None, pin_memory: bool | None = None,
-) -> Any:  # fmt: skip
+def window(length: Any, *_: object, dtype: Dtype | None = None, **options: Any) -> TensorSpec:
     dtype = dtype or default_dtype()
-    check_dtype("window", dtype, "f" if length > 1 else "fc", device or CPU)
-    return fresh((length,), dtype, device, layout)
+    check_dtype("window", dtype, "f" if length > 1 else "fc", options.get("device") or CPU)
+    return fresh((length,), dtype, **options)
 
 
-@rule("empty_like", "zeros_like", "ones_like")
+@rule("empty_like", "zeros_like", "ones_like", "_to_copy")
 def like(
-    a: TensorSpec, *, dtype: Dtype | None = None, layout: torch.layout | None = None,
-    device: Device | None = None, pin_memory: bool | None = None,
-    memory_format: torch.memory_format | None = None,
+    a: TensorSpec, *, dtype: Dtype | None = None, layout: torch.layout | None = None, device: Device | None = None,
+    pin_memory: bool | None = None, non_blocking: bool = False, memory_format: torch.memory_format | None = None,
 ) -> Any:  # fmt: skip
-    if a.layout is not torch.strided or (layout is not None and layout is not torch.strided):
+    if layout is not None and layout is not torch.strided:
         return NotImplemented
     return a.like(stride=copy_strides(a, memory_format), dtype=dtype, device=device)
 
@@ -444,12 +386,9 @@ def full_like(a: TensorSpec, fill_value: object, *, dtype: Dtype | None = None, 
 
 @rule("new_empty", "new_zeros", "new_ones")
 def new(
-    a: TensorSpec, size: Sizes, *, dtype: Dtype | None = None, layout: torch.layout | None = None,
-    device: Device | None = None, pin_memory: bool | None = None,
-) -> Any:  # fmt: skip
-    if a.layout is not torch.strided:
-        return NotImplemented
-    return fresh(size, dtype or a.dtype, device or a.device, layout)
+    a: TensorSpec, size: Sizes, *, dtype: Dtype | None = None, device: Device | None = None, **options: Any
+) -> Any:
+    return fresh(size, dtype or a.dtype, device or a.device, **options)
 
 
 @rule("new_full")
@@ -461,14 +400,9 @@ def new_full(
 
 
 @rule("new_empty_strided")
-def new_empty_strided(
-    a: TensorSpec, size: Sizes, stride: Sizes, *, dtype: Dtype | None = None,
-    layout: torch.layout | None = None, device: Device | None = None, pin_memory: bool | None = None,
-) -> TensorSpec:  # fmt: skip
-    if a.layout is not torch.strided:
-        return NotImplemented
+def new_empty_strided(a: TensorSpec, size: Sizes, stride: Sizes, **options: Any) -> TensorSpec:
     _check_strides(size, stride)
-    return fresh(size, dtype or a.dtype, device or a.device, layout, stride)
+    return new(a, size, stride=stride, **options)
 
 
 # --- `torch.linspace` with a symbolic number of points, which C++ reads as a plain integer: by other operators -----------

@@ -40,32 +40,23 @@ Dtype = torch.dtype
 
 
 @rule("rand", "rand.generator")
-def rand(
-    size: Sizes, *, generator: object = None, dtype: Dtype | None = None, layout: torch.layout | None = None,
-    device: torch.device | None = None, pin_memory: bool | None = None,
-) -> TensorSpec:  # fmt: skip
+def rand(size: Sizes, *, generator: object = None, dtype: Dtype | None = None, **options: Any) -> TensorSpec:
     dtype = dtype or default_dtype()
-    check_dtype("rand", dtype, "fc", device or CPU, NONE)
-    return fresh(size, dtype, device, layout)
+    check_dtype("rand", dtype, "fc", options.get("device") or CPU, NONE)
+    return fresh(size, dtype, **options)
 
 
 @rule("randn", "randn.generator")
-def randn(
-    size: Sizes, *, generator: object = None, dtype: Dtype | None = None, layout: torch.layout | None = None,
-    device: torch.device | None = None, pin_memory: bool | None = None,
-) -> TensorSpec:  # fmt: skip
+def randn(size: Sizes, *, generator: object = None, dtype: Dtype | None = None, **options: Any) -> TensorSpec:
     dtype = dtype or default_dtype()
-    unless_empty(size, check_dtype, "randn", dtype, "fc", device or CPU)
-    return fresh(size, dtype, device, layout)
+    unless_empty(size, check_dtype, "randn", dtype, "fc", options.get("device") or CPU)
+    return fresh(size, dtype, **options)
 
 
 @rule("normal.float_float")
-def normal_of_numbers(
-    mean: float, std: float, size: Sizes, *, generator: object = None, dtype: Dtype | None = None,
-    layout: torch.layout | None = None, device: torch.device | None = None, pin_memory: bool | None = None,
-) -> Any:  # fmt: skip
+def normal_of_numbers(mean: float, std: float, size: Sizes, **options: Any) -> TensorSpec:
     _check_std(mean, std)
-    return randn(size, dtype=dtype, layout=layout, device=device)
+    return randn(size, **options)
 
 
 @rule("randint", "randint.generator")
@@ -76,12 +67,12 @@ def randint(high: object, size: Sizes, **options: Any) -> Any:
 @rule("randint.low", "randint.low_generator")
 def randint_low(
     low: object, high: object, size: Sizes, *, generator: object = None, dtype: Dtype | None = torch.int64,
-    layout: torch.layout | None = None, device: torch.device | None = None, pin_memory: bool | None = None,
+    **options: Any,
 ) -> Any:  # fmt: skip
     dtype = dtype or default_dtype()
-    check_dtype("randint", dtype, "bif", device or CPU)
+    check_dtype("randint", dtype, "bif", options.get("device") or CPU)
     _check_bounds(dtype, low, high)
-    return fresh(size, dtype, device, layout)
+    return fresh(size, dtype, **options)
 
 
 def _check_bounds(dtype: Dtype, low: Any, high: Any) -> None:
@@ -97,13 +88,10 @@ def _check_bounds(dtype: Dtype, low: Any, high: Any) -> None:
 
 
 @rule("randperm", "randperm.generator")
-def randperm(
-    n: Size, *, generator: object = None, dtype: Dtype | None = torch.int64, layout: torch.layout | None = None,
-    device: torch.device | None = None, pin_memory: bool | None = None,
-) -> Any:  # fmt: skip
+def randperm(n: Size, *, generator: object = None, dtype: Dtype | None = torch.int64, **options: Any) -> TensorSpec:
     dtype = dtype or default_dtype()
-    check_dtype("randperm", dtype, "if", device or CPU)
-    return fresh((n,), dtype, device, layout)
+    check_dtype("randperm", dtype, "if", options.get("device") or CPU)
+    return fresh((n,), dtype, **options)
 
 
 @rule("rand_like", "rand_like.generator")

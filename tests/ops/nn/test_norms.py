@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import understudy.ops  # noqa: F401  (registers)
-from tests.ops.layouts import every, expanded, filled, layouts, permuted, strided
+from tests.ops.layouts import every, filled, formats, layouts, strided
 from tests.oracle.real import spec_of
 from understudy.ops.variants import rule_of
 
@@ -16,17 +16,6 @@ aten = torch.ops.aten
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.complex64)
 MASKS = list(itertools.product((True, False), repeat=3))
 PARAMETER_DTYPES = (torch.float32, torch.bfloat16, torch.float64)
-
-
-def formats(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
-    ndim = len(shape)
-    return [
-        filled(shape, dtype),
-        permuted(shape, (0, *range(2, ndim), 1), dtype),
-        permuted(shape, tuple(reversed(range(ndim))), dtype),
-        strided(shape, dtype),
-        expanded(shape, 0, dtype),
-    ]
 
 
 def test_layer_norm() -> None:

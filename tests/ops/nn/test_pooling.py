@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import understudy.ops  # noqa: F401  (registers)
-from tests.ops.layouts import MORE_DTYPES, every, expanded, filled, permuted, strided
+from tests.ops.layouts import MORE_DTYPES, every, filled, formats
 
 aten = torch.ops.aten
 SPATIAL = pytest.mark.parametrize("spatial", [2, 3])
@@ -16,17 +16,6 @@ SPATIAL = pytest.mark.parametrize("spatial", [2, 3])
 
 def op(name: str, spatial: int, suffix: str = "") -> Any:
     return getattr(aten, f"{name}{spatial}d{suffix}").default
-
-
-def formats(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
-    ndim = len(shape)
-    return [
-        filled(shape, dtype),
-        permuted(shape, (0, *range(2, ndim), 1), dtype),
-        permuted(shape, tuple(reversed(range(ndim))), dtype),
-        strided(shape, dtype),
-        expanded(shape, 0, dtype),
-    ]
 
 
 def images(spatial: int) -> list[tuple[int, ...]]:

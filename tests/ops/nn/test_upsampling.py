@@ -7,22 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from tests.ops.layouts import MORE_DTYPES, every, expanded, filled, permuted, strided
+from tests.ops.layouts import MORE_DTYPES, every, filled, formats
 from understudy import make_fx
 from understudy.ops.nn.upsampling import RESAMPLINGS, Resampling
 
 aten = torch.ops.aten
-
-
-def formats(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
-    ndim = len(shape)
-    return [
-        filled(shape, dtype),
-        permuted(shape, (0, *range(2, ndim), 1), dtype),
-        permuted(shape, tuple(reversed(range(ndim))), dtype),
-        strided(shape, dtype),
-        expanded(shape, 0, dtype),
-    ]
 
 
 @pytest.mark.parametrize("how", RESAMPLINGS, ids=lambda how: how.name)

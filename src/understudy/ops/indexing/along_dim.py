@@ -23,7 +23,6 @@ from understudy.ops.shared.dtypes import (
     check_cpu_dtype,
 )
 from understudy.ops.traits.ranges import Operand, ValueRange, is_finite, round_outwards, value_range
-from understudy.shapes.node import Shape
 from understudy.shapes.sizes import expect_equal
 from understudy.spec import TensorSpec, broadcast_shapes, preserved_copy
 
@@ -260,15 +259,11 @@ def take_along_dim(spec: TensorSpec, indices: TensorSpec, dim: int | None = None
     if not spec.shape:
         raise DimensionError(f"take_along_dim: {spec} has no dimension to take along")
     try:
-        shape = list(broadcast_shapes(_at(spec.shape, at, 1), _at(indices.shape, at, 1)))
+        shape = list(broadcast_shapes(replace_size(spec.shape, at, 1), replace_size(indices.shape, at, 1)))
     except ShapeMismatch:
         raise ShapeMismatch(f"take_along_dim: {spec} and the indices {indices} can't be broadcast together") from None
     shape[at] = indices.shape[at]
     return spec.like(shape)
-
-
-def _at(shape: Shape, dim: int, size: int) -> Shape:
-    return (*shape[:dim], size, *shape[dim + 1 :])
 
 
 @rule("masked_scatter")

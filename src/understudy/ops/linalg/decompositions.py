@@ -16,6 +16,7 @@ from understudy.ops.shared.dtypes import (
     NUMBERS,
     UNSIGNED,
     check_cpu_dtype,
+    check_one_dtype,
     unless_empty,
 )
 from understudy.ops.shared.layouts import expand_strides
@@ -237,13 +238,8 @@ def svd(
 # --- solvers
 
 
-def _check_one_dtype(what: str, a: TensorSpec, b: TensorSpec) -> None:
-    if a.dtype is not b.dtype:
-        raise DtypeError(f"{what}: {a} and {b} differ in dtype")
-
-
 def _check_pair(what: str, a: TensorSpec, b: TensorSpec) -> None:
-    _check_one_dtype(what, a, b)
+    check_one_dtype(what, a, b)
     if b.dtype not in WIDE:
         raise DtypeError(f"{what}: expected float32, float64 or complex numbers, got {b}")
 
@@ -331,7 +327,7 @@ def lu_solve(
     lu: TensorSpec, pivots: TensorSpec, b: TensorSpec, *, left: bool = True, adjoint: bool = False
 ) -> TensorSpec:
     check_square("lu_solve", lu, b)
-    _check_one_dtype("lu_solve", lu, b)
+    check_one_dtype("lu_solve", lu, b)
     if pivots.dtype is not torch.int32:
         raise DtypeError(f"lu_solve: pivots are int32, got {pivots}")
     if not same_shape(pivots.shape, lu.shape[:-1]):
@@ -369,7 +365,7 @@ def ldl_factor_ex(
 @rule("linalg_ldl_solve")
 def ldl_solve(ld: TensorSpec, pivots: TensorSpec, b: TensorSpec, *, hermitian: bool = False) -> TensorSpec:
     check_square("ldl_solve", ld, ld)
-    _check_one_dtype("ldl_solve", ld, b)
+    check_one_dtype("ldl_solve", ld, b)
     if not same_shape(pivots.shape, ld.shape[:-1]):
         raise ShapeMismatch(f"ldl_solve: {pivots} are no pivots of {ld}")
     if pivots.dtype not in INTEGERS | UNSIGNED:

@@ -26,6 +26,7 @@ from understudy.ops.shared.dtypes import (
     check_any_dtype,
     check_cpu_dtype,
     check_one_dtype,
+    refuse_cpu,
 )
 from understudy.ops.shared.layouts import view_strides
 from understudy.ops.variants import check_no_overlap
@@ -137,7 +138,7 @@ def _add_bias(what: str, bias: TensorSpec, result: TensorSpec) -> TensorSpec:
 
 @rule("mm.dtype", "bmm.dtype")
 def mm_to_dtype(a: TensorSpec, b: TensorSpec, out_dtype: torch.dtype) -> TensorSpec:
-    _check_gpu("mm with a dtype for its result", a)
+    refuse_cpu("mm with a dtype for its result", a)
     result = mm(a, b) if a.ndim == 2 else bmm(a, b)
     return result.like(dtype=out_dtype)
 
@@ -146,15 +147,10 @@ def mm_to_dtype(a: TensorSpec, b: TensorSpec, out_dtype: torch.dtype) -> TensorS
 def addmm_to_dtype(
     bias: TensorSpec, a: TensorSpec, b: TensorSpec, out_dtype: torch.dtype, *, beta: object = 1, alpha: object = 1
 ) -> TensorSpec:
-    _check_gpu("addmm with a dtype for its result", a)
+    refuse_cpu("addmm with a dtype for its result", a)
     result = mm_to_dtype(a, b, out_dtype)
     check_expandable(bias.shape, result.shape, "addmm")
     return result
-
-
-def _check_gpu(what: str, spec: TensorSpec) -> None:
-    if spec.device.type == "cpu":
-        raise ArgumentError(f"{what}: there is no CPU kernel")
 
 
 @rule("_int_mm")
@@ -350,7 +346,7 @@ def scaled_grouped_mm(
     bias: TensorSpec | None = None, scale_result: TensorSpec | None = None,
     out_dtype: torch.dtype | None = None, use_fast_accum: bool = False,
 ) -> TensorSpec:  # fmt: skip
-    _check_gpu("_scaled_grouped_mm", a)
+    refuse_cpu("_scaled_grouped_mm", a)
     for matrix in (a, b):
         check_any_dtype("_scaled_grouped_mm", matrix, FLOAT8)
     return _group_product("_scaled_grouped_mm", a, b, offs, bias, out_dtype or torch.bfloat16)

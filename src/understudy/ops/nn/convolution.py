@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from understudy.errors import ArgumentError, DtypeError, ShapeMismatch
+from understudy.errors import ArgumentError, ShapeMismatch
 from understudy.ops.registry import rule
 from understudy.ops.shared.batching import BatchLevel, batching_rule
 from understudy.ops.shared.decompositions import decomposition
-from understudy.ops.shared.dtypes import FLOATS, INTEGERS, check_cpu_dtype
+from understudy.ops.shared.dtypes import FLOATS, INTEGERS, check_cpu_dtype, check_one_dtype
 from understudy.ops.shared.layouts import is_provably_row_major, looks_channels_last, suggested_strides
 from understudy.shapes.node import Shape, Sizes
 from understudy.spec import (
@@ -99,9 +99,7 @@ def output_shape(x: TensorSpec, weight: TensorSpec, window: Window) -> Shape:
 def check_operands(x: TensorSpec, weight: TensorSpec, bias: TensorSpec | None, window: Window) -> None:
     if x.ndim != weight.ndim:
         raise ShapeMismatch(f"convolution: {x} and the weight {weight} differ in the number of dimensions")
-    for operand in (weight, bias):
-        if operand is not None and operand.dtype is not x.dtype:
-            raise DtypeError(f"convolution: {x} and {operand} differ in dtype")
+    check_one_dtype("convolution", x, weight, bias)
     _check_channels(x, weight, window)
     if bias is not None:
         channels = weight.shape[1] * window.groups if window.transposed else weight.shape[0]

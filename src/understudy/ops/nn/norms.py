@@ -13,7 +13,7 @@ from understudy.errors import ArgumentError, DimensionError, DtypeError, ShapeMi
 from understudy.ops.registry import rule
 from understudy.ops.shared.batching import BatchLevel, batching_rule, with_dims_between
 from understudy.ops.shared.decompositions import decomposition, has_symbolic_sizes, under_transforms
-from understudy.ops.shared.dtypes import COMPLEX, FLOATS, HALVES, check_cpu_dtype
+from understudy.ops.shared.dtypes import COMPLEX, FLOATS, HALVES, check_cpu_dtype, check_one_dtype, refuse_cpu
 from understudy.ops.shared.layouts import looks_channels_last, suggested_strides
 from understudy.shapes.node import Shape
 from understudy.spec import (
@@ -118,8 +118,7 @@ def _check_gradient(what: str, grad: TensorSpec, x: TensorSpec) -> None:
     if not same_shape(grad.shape, x.shape):
         raise ShapeMismatch(f"{what} backward: {grad} is no gradient for {x}")
     check_cpu_dtype(what, x, FLOATS)
-    if grad.dtype is not x.dtype:
-        raise DtypeError(f"{what} backward: {grad} and {x} differ in dtype")
+    check_one_dtype(f"{what} backward", grad, x)
 
 
 def _gradient_like(what: str, parameter: Maybe, wanted: bool) -> Maybe:
@@ -164,8 +163,7 @@ def rms_norm_backward(
     grad: TensorSpec, x: TensorSpec, normalized_shape: Sequence[Any], rstd: TensorSpec, weight: Maybe,
     output_mask: Mask,
 ) -> tuple[Maybe, ...]:  # fmt: skip
-    if x.device.type == "cpu":
-        raise ArgumentError("rms_norm backward: there is no CPU kernel")
+    refuse_cpu("rms_norm backward", x)
     _leading_shape("rms_norm", x, normalized_shape, weight)
     for_weight = output_mask[1] and weight is not None
     return x.like() if output_mask[0] else None, weight.like() if for_weight and weight is not None else None
@@ -364,8 +362,7 @@ def cudnn_batch_norm(
     x: TensorSpec, weight: TensorSpec, bias: Maybe, mean: Maybe, var: Maybe, training: bool,
     exponential_average_factor: float, epsilon: float,
 ) -> tuple[TensorSpec, ...]:  # fmt: skip
-    if x.device.type == "cpu":
-        raise ArgumentError("cudnn_batch_norm: there is no CPU kernel")
+    refuse_cpu("cudnn_batch_norm", x)
     statistics = weight.like((weight.shape[0] if training else 0,))
     return x.like(stride=suggested_strides(x.shape, x)), statistics, statistics, _reserve(x)
 
@@ -376,11 +373,7 @@ def cudnn_batch_norm(
 def _gradients(
     grad: TensorSpec, x: TensorSpec, weight: Maybe, running: Maybe, output_mask: Mask
 ) -> tuple[Maybe, ...]:
-    if not same_shape(grad.shape, x.shape):
-        raise ShapeMismatch(f"batch_norm backward: {grad} is no gradient for {x}")
-    check_cpu_dtype("batch_norm backward", x, FLOATS)
-    if grad.dtype is not x.dtype:
-        raise DtypeError(f"batch_norm backward: {grad} and {x} differ in dtype")
+    _check_gradient("batch_norm", grad, x)
     on_cpu = x.device.type == "cpu"
     if on_cpu:
         parameter = x.like((x.shape[1],), dtype=_parameter_dtype(x, weight, running))
@@ -414,8 +407,7 @@ def cudnn_batch_norm_backward(
     x: TensorSpec, grad: TensorSpec, weight: TensorSpec, mean: Maybe, var: Maybe, save_mean: Maybe,
     save_var: Maybe, epsilon: float, reserve: object,
 ) -> tuple[TensorSpec, ...]:  # fmt: skip
-    if x.device.type == "cpu":
-        raise ArgumentError("cudnn_batch_norm backward: there is no CPU kernel")
+    refuse_cpu("cudnn_batch_norm backward", x)
     return x.like(stride=suggested_strides(x.shape, x)), weight.like(), weight.like()
 
 

@@ -20,7 +20,14 @@ from understudy.errors import ArgumentError, DtypeError, ShapeMismatch
 from understudy.ops.registry import rule
 from understudy.ops.shared.batching import BatchLevel, batching_rule
 from understudy.ops.shared.decompositions import decomposition, under_transforms
-from understudy.ops.shared.dtypes import COMPLEX, FLOATS, INTEGERS, check_any_dtype, check_cpu_dtype
+from understudy.ops.shared.dtypes import (
+    COMPLEX,
+    FLOATS,
+    INTEGERS,
+    check_any_dtype,
+    check_cpu_dtype,
+    check_one_dtype,
+)
 from understudy.ops.shared.layouts import looks_channels_last, suggested_strides
 from understudy.shapes.node import Shape, Sizes
 from understudy.shapes.sizes import smaller
@@ -160,8 +167,7 @@ def _check_gradient(
         raise ShapeMismatch(f"{what}: {grad} is no gradient for a result of shape {list(shape)}")
     if indices is not None and not same_shape(indices.shape, grad.shape):
         raise ShapeMismatch(f"{what}: {indices} are no indices for {grad}")
-    if grad.dtype is not x.dtype:
-        raise DtypeError(f"{what}: {grad} and {x} differ in dtype")
+    check_one_dtype(what, grad, x)
     check_cpu_dtype(what, x, FLOATS)
 
 
@@ -199,8 +205,7 @@ def _register_avg_pool(spatial: int) -> None:
         shape = shape_of(x, kernel_size, stride, padding, ceil_mode, divisor_override)
         if not same_shape(grad.shape, shape):
             raise ShapeMismatch(f"{name} backward: {grad} is no gradient for a result of shape {list(shape)}")
-        if grad.dtype is not x.dtype:
-            raise DtypeError(f"{name} backward: {grad} and {x} differ in dtype")
+        check_one_dtype(f"{name} backward", grad, x)
         return _place_result(x, x.shape, _keeps_format(x, spatial, keeps_format))
 
 

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from understudy import _torch
-from understudy.errors import ArgumentError, DtypeError, OperatorError, ShapeMismatch
+from understudy.errors import ArgumentError, OperatorError, ShapeMismatch
 from understudy.ops.factories import symbolic_linspace
 from understudy.ops.registry import rule
 from understudy.ops.shared.decompositions import decomposition
-from understudy.ops.shared.dtypes import COMPLEX, FLOATS, REAL_NUMBERS, check_cpu_dtype
+from understudy.ops.shared.dtypes import COMPLEX, FLOATS, REAL_NUMBERS, check_cpu_dtype, check_one_dtype
 from understudy.ops.shared.layouts import suggested_strides
 from understudy.shapes.node import Shape, Sizes
 from understudy.shapes.sizes import from_torch, has_unbacked, hint_of
@@ -136,8 +136,7 @@ def _check_grid(x: TensorSpec, grid: TensorSpec, spatial: int, mode: int) -> Non
         raise ShapeMismatch(f"{what}: the last dimension of {grid} has not {spatial} coordinates")
     if any(size == 0 for size in x.shape[2:]):
         raise ShapeMismatch(f"{what}: {x} has an empty dimension to sample from")
-    if x.dtype is not grid.dtype:
-        raise DtypeError(f"{what}: {x} and {grid} differ in dtype")
+    check_one_dtype(what, x, grid)
     check_cpu_dtype(what, x, FLOATS)
     if spatial == 3 and mode == BICUBIC and not _torch.grid_sampler_takes_bicubic_volumes():
         raise ArgumentError("grid_sampler_3d: there is no bicubic sampling of volumes")

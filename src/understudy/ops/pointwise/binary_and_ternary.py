@@ -18,7 +18,7 @@ from understudy.ops.shared.dtypes import (
     check_bounds,
     check_can_store,
     check_dtype,
-    check_same_dtype,
+    check_one_dtype,
     kind,
 )
 from understudy.ops.shared.layouts import write_in_place
@@ -244,7 +244,7 @@ def ldexp(a: TensorSpec, exponent: TensorSpec) -> TensorSpec:
 
 @rule("heaviside")
 def heaviside(a: TensorSpec, values: TensorSpec) -> TensorSpec:
-    check_same_dtype("heaviside", a, values)
+    check_one_dtype("heaviside", a, values)
     check_dtype("heaviside", a.dtype, "bif", a.device)
     return elementwise((a, values), a.dtype)
 
@@ -262,7 +262,7 @@ def polar(magnitude: TensorSpec, angle: TensorSpec) -> TensorSpec:
 
 
 def _complex_of_parts(name: str, a: TensorSpec, b: TensorSpec, takes: tuple[torch.dtype, ...]) -> TensorSpec:
-    check_same_dtype(name, a, b)
+    check_one_dtype(name, a, b)
     if a.dtype not in takes:
         raise DtypeError(f"{name}: {a.dtype} has no complex dtype")
     return elementwise((a, b), complex_type(a.dtype))

@@ -21,7 +21,7 @@ from understudy.ops.shared.dtypes import (
     check_bounds,
     check_can_store,
     check_dtype,
-    check_same_dtype,
+    check_one_dtype,
 )
 from understudy.ops.shared.layouts import write_in_place
 from understudy.ops.variants import exact_out, write_out
@@ -343,7 +343,7 @@ def elu_backward(
 
 @rule("_prelu_kernel")
 def prelu_kernel(a: TensorSpec, weight: TensorSpec) -> TensorSpec:
-    check_same_dtype("prelu", a, weight)
+    check_one_dtype("prelu", a, weight)
     check_dtype("prelu", a.dtype, "f", a.device)
     if not same_shape(broadcast_shapes(a.shape, weight.shape), a.shape):
         raise ShapeMismatch(f"prelu: the weight {weight} does not broadcast to {a}")
@@ -354,7 +354,7 @@ def prelu_kernel(a: TensorSpec, weight: TensorSpec) -> TensorSpec:
 def prelu_kernel_backward(
     grad: TensorSpec, a: TensorSpec, weight: TensorSpec
 ) -> tuple[TensorSpec, TensorSpec]:
-    check_same_dtype("prelu", grad, a, weight)
+    check_one_dtype("prelu", grad, a, weight)
     check_dtype("prelu", a.dtype, "f", a.device)
     result = elementwise((a, weight, grad), a.dtype)
     return result, result
@@ -386,7 +386,7 @@ def rrelu_with_noise(
     generator: object = None,
 ) -> TensorSpec:  # fmt: skip
     if training:
-        check_same_dtype("rrelu_with_noise", a, noise)
+        check_one_dtype("rrelu_with_noise", a, noise)
         check_dtype("rrelu_with_noise", a.dtype, "f", a.device, (torch.float16,))
     check_dtype("rrelu_with_noise", a.dtype, "f", a.device)
     if not same_shape(a.shape, noise.shape):

@@ -128,7 +128,10 @@ def softmax_backward(grad: TensorSpec, output: TensorSpec, dim: int, input_dtype
 SORTED_DTYPES = REAL_NUMBERS | UNSIGNED | BOOL
 
 
-def _sort_specs(spec: TensorSpec, dim: int) -> tuple[TensorSpec, TensorSpec]:
+@rule("sort", "sort.stable")
+def sort(
+    spec: TensorSpec, dim: int = -1, descending: bool = False, *, stable: bool | None = None
+) -> tuple[TensorSpec, TensorSpec]:
     """Both results keep the order of dimensions in memory."""
     wrap_dim(dim, spec.ndim)
     check_cpu_dtype("sort", spec, SORTED_DTYPES)
@@ -136,31 +139,14 @@ def _sort_specs(spec: TensorSpec, dim: int) -> tuple[TensorSpec, TensorSpec]:
     return values, values.like(stride=values.stride, dtype=torch.int64)
 
 
-@rule("sort")
-def sort(spec: TensorSpec, dim: int = -1, descending: bool = False) -> tuple[TensorSpec, TensorSpec]:
-    return _sort_specs(spec, dim)
-
-
-@rule("sort.stable")
-def sort_stable(
-    spec: TensorSpec, *, stable: bool | None, dim: int = -1, descending: bool = False
-) -> tuple[TensorSpec, TensorSpec]:
-    return _sort_specs(spec, dim)
-
-
-@rule("argsort")
-def argsort(spec: TensorSpec, dim: int = -1, descending: bool = False) -> TensorSpec:
-    return _sort_specs(spec, dim)[1]
-
-
-@rule("argsort.stable")
-def argsort_stable(spec: TensorSpec, *, stable: bool, dim: int = -1, descending: bool = False) -> TensorSpec:
-    return _sort_specs(spec, dim)[1]
+@rule("argsort", "argsort.stable")
+def argsort(spec: TensorSpec, dim: int = -1, descending: bool = False, *, stable: bool = False) -> TensorSpec:
+    return sort(spec, dim)[1]
 
 
 @rule("msort")
 def msort(spec: TensorSpec) -> TensorSpec:
-    return _sort_specs(spec, 0)[0]
+    return sort(spec, 0)[0]
 
 
 @rule("topk")

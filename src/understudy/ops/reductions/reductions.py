@@ -51,7 +51,6 @@ Dims = Sequence[int] | None
 Dtype = torch.dtype | None
 SUMMABLE = NUMBERS | BOOL | UNSIGNED
 ORDERED = REAL_NUMBERS | BOOL
-MEAN_DTYPES = FLOATS | COMPLEX | FLOAT8 | COMPLEX_HALF
 ANY_COMPLEX_OR_FLOAT = FLOATS | COMPLEX | COMPLEX_HALF
 
 
@@ -269,14 +268,9 @@ def var_all(x: TensorSpec, unbiased: bool = True) -> TensorSpec:
     return _variance("var/std", x, None, False)[0]
 
 
-@rule("var.dim", "std.dim")
-def var_dim(x: TensorSpec, dim: Dims, unbiased: bool = True, keepdim: bool = False) -> TensorSpec:
-    return _variance("var/std", x, dim, keepdim)[0]
-
-
-@rule("var.correction", "std.correction")
-def var_correction(
-    x: TensorSpec, dim: Dims = None, *, correction: object = None, keepdim: bool = False
+@rule("var.dim", "std.dim", "var.correction", "std.correction")
+def var_dim(
+    x: TensorSpec, dim: Dims = None, unbiased: bool = True, keepdim: bool = False, *, correction: object = None
 ) -> TensorSpec:
     return _variance("var/std", x, dim, keepdim)[0]
 
@@ -286,16 +280,9 @@ def var_mean_all(x: TensorSpec, unbiased: bool = True) -> tuple[TensorSpec, Tens
     return _variance("var_mean/std_mean", x, None, False)
 
 
-@rule("var_mean.dim", "std_mean.dim")
+@rule("var_mean.dim", "std_mean.dim", "var_mean.correction", "std_mean.correction")
 def var_mean_dim(
-    x: TensorSpec, dim: Dims, unbiased: bool = True, keepdim: bool = False
-) -> tuple[TensorSpec, TensorSpec]:
-    return _variance("var_mean/std_mean", x, dim, keepdim)
-
-
-@rule("var_mean.correction", "std_mean.correction")
-def var_mean_correction(
-    x: TensorSpec, dim: Dims = None, *, correction: object = None, keepdim: bool = False
+    x: TensorSpec, dim: Dims = None, unbiased: bool = True, keepdim: bool = False, *, correction: object = None
 ) -> tuple[TensorSpec, TensorSpec]:
     return _variance("var_mean/std_mean", x, dim, keepdim)
 

@@ -66,6 +66,11 @@ def check_one_dtype(what: str, first: TensorSpec, *others: TensorSpec | None) ->
             raise DtypeError(f"{what}: {first} and {other} differ in dtype")
 
 
+def refuse_cpu(what: str, spec: TensorSpec) -> None:
+    if spec.device.type == "cpu":
+        raise ArgumentError(f"{what}: there is no CPU kernel")
+
+
 # --- Which dtypes operators take: by kind on every device, by single dtypes where only a CPU kernel is missing ---
 
 HALF = (torch.float16,)
@@ -96,13 +101,6 @@ def check_dtype(
         raise DtypeError(f"{name}: takes {takes}, not {dtype}")
     if dtype in without_cpu_kernel and device.type == "cpu":
         raise DtypeError(f"{name}: not implemented on CPU for {dtype}")
-
-
-def check_same_dtype(name: str, *specs: TensorSpec) -> None:
-    first = specs[0]
-    for spec in specs[1:]:
-        if spec.dtype is not first.dtype:
-            raise DtypeError(f"{name}: {first} and {spec} must have the same dtype")
 
 
 # --- Which Python numbers a dtype can represent: kernels that store a number raise for others ------------

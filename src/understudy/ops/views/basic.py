@@ -57,7 +57,7 @@ def reshape_alias(spec: TensorSpec, size: Sequence[object], stride: Sequence[obj
     return View(0, spec.as_view(size, stride))
 
 
-@rule("expand")
+@rule("expand", "broadcast_to")
 def expand(spec: TensorSpec, size: Sequence[object], *, implicit: bool = False) -> View:
     return View(0, spec.as_view(*expand_strides(spec, size)))
 
@@ -80,7 +80,7 @@ def transpose_spec(spec: TensorSpec, dim0: int, dim1: int) -> TensorSpec:
     return spec.as_view(shape, stride)
 
 
-@rule("transpose.int")
+@rule("transpose.int", "swapaxes", "swapdims")
 def transpose(spec: TensorSpec, dim0: int, dim1: int) -> View:
     return View(0, transpose_spec(spec, dim0, dim1))
 

@@ -72,11 +72,6 @@ def expand_as(spec: TensorSpec, other: TensorSpec) -> View:
     return View(0, spec.as_view(*expand_strides(spec, other.shape)))
 
 
-@rule("broadcast_to")
-def broadcast_to(spec: TensorSpec, size: Sequence[object]) -> View:
-    return View(0, spec.as_view(*expand_strides(spec, size)))
-
-
 @rule("broadcast_tensors")
 def broadcast_tensors(tensors: Sequence[TensorSpec]) -> list[View | Same]:
     shape = broadcast_shapes(*(tensor.shape for tensor in tensors))
@@ -131,11 +126,6 @@ def matrix_adjoint(spec: TensorSpec) -> View | Same:
         return answer
     turned = answer.spec or spec
     return View(0, turned.as_view(turned.shape, turned.stride, conj=not spec.conj))
-
-
-@rule("swapaxes", "swapdims")
-def swapdims(spec: TensorSpec, dim0: int, dim1: int) -> View:
-    return View(0, transpose_spec(spec, dim0, dim1))
 
 
 def _move_dims(spec: TensorSpec, source: Sequence[int], destination: Sequence[int]) -> View:
