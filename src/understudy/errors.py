@@ -202,9 +202,9 @@ class NotProvided(type):
     an error with its docstring.
     """
 
-    def __init__(cls, name: str, bases: tuple[type, ...], namespace: dict[str, object]) -> None:
+    def __init__(cls, name: str, bases: tuple[Any, ...], namespace: dict[str, object]) -> None:
         if bases:
-            raise bases[0].use()  # type: ignore[attr-defined]
+            raise bases[0].use()
         super().__init__(name, bases, namespace)
 
     def __call__(cls, *args: object, **kwargs: object) -> Any:

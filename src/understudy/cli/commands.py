@@ -19,7 +19,6 @@ class Command:
     """`takes_program`: what follows the first argument that is no option of its own belongs to another program."""
 
     name: str
-    summary: str
     add_arguments: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace], int]
     takes_program: bool = False

@@ -68,4 +68,4 @@ def _format_scaled(figure: float | None, unit: int) -> str:
     return f"{figure / unit:,.0f}" if figure >= 100 * unit else f"{figure / unit:.1f}"
 
 
-COMMAND = Command("devices", "List the cards that can be simulated.", _add_device_arguments, _list_devices)
+COMMAND = Command("devices", _add_device_arguments, _list_devices)

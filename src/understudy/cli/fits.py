@@ -277,4 +277,4 @@ def _write_verdict(outcome: Outcome) -> str:
     return outcome.rehearsal.headline if outcome.rehearsal else outcome.error.rpartition("\n")[2]
 
 
-COMMAND = Command("fit", "The largest batch, or length, that fits.", add_fit_arguments, fit_script, takes_program=True)
+COMMAND = Command("fit", add_fit_arguments, fit_script, takes_program=True)

@@ -261,4 +261,4 @@ def _explain_nothing(base: Outcome, trials: Sequence[Trial], card: Card) -> str:
     return f"{text} It would fit on {larger[0]}."
 
 
-COMMAND = Command("fix", "The cheapest changes that make a script fit.", add_fix_arguments, fix_script, takes_program=True)
+COMMAND = Command("fix", add_fix_arguments, fix_script, takes_program=True)

@@ -437,7 +437,7 @@ _WRITERS: dict[str, Callable[[Any], str]] = {"text": _write_graph_text, "dot": _
 
 
 COMMANDS = (
-    Command("model", "List the layers of a model.", add_model_arguments, show_model),
-    Command("check", "What a model gives for every size of its inputs.", add_check_arguments, check_model),
-    Command("graph", "The operators of a model.", add_graph_arguments, show_graph),
+    Command("model", add_model_arguments, show_model),
+    Command("check", add_check_arguments, check_model),
+    Command("graph", add_graph_arguments, show_graph),
 )

@@ -55,4 +55,4 @@ def _list_patches(options: argparse.Namespace) -> int:
     return 0
 
 
-COMMAND = Command("patches", "List what is changed of torch, when and why.", _add_patch_arguments, _list_patches)
+COMMAND = Command("patches", _add_patch_arguments, _list_patches)

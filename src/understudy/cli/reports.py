@@ -150,6 +150,6 @@ def _print_comparison(comparison: RehearsalComparison, top: int) -> None:
 
 
 COMMANDS = (
-    Command("report", "Show a saved rehearsal, or write it for other tools.", add_report_arguments, show_report),
-    Command("diff", "Compare two rehearsals.", add_diff_arguments, diff_rehearsals),
+    Command("report", add_report_arguments, show_report),
+    Command("diff", add_diff_arguments, diff_rehearsals),
 )

@@ -371,4 +371,4 @@ def _print_cards(rows: list[dict[str, Any]]) -> None:
     print_table(header, cells, (True, True, False, False, False, True))
 
 
-COMMAND = Command("run", "Rehearse a script on a card that is not here.", _add_arguments, _run_program, takes_program=True)
+COMMAND = Command("run", _add_arguments, _run_program, takes_program=True)

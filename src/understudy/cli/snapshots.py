@@ -226,6 +226,6 @@ def calibrate_card(options: argparse.Namespace) -> int:
 
 
 COMMANDS = (
-    Command("replay", "Who held the memory of a real run, from its snapshot.", add_replay_arguments, replay_snapshot),
-    Command("calibrate", "Measure a card by a snapshot of a real run on it.", add_calibrate_arguments, calibrate_card),
+    Command("replay", add_replay_arguments, replay_snapshot),
+    Command("calibrate", add_calibrate_arguments, calibrate_card),
 )

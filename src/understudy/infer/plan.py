@@ -391,8 +391,6 @@ class Plan:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Plan) and (self.outcomes, self.written) == (other.outcomes, other.written)
 
-    __hash__ = None  # type: ignore[assignment]
-
 
 def run_effects(plan: Plan, inputs: Sequence[object]) -> Plan:
     """Run the effects. Returns the plan to replay: another one if an effect replaces the outcomes."""

@@ -113,7 +113,6 @@ class Places:
         self._steps = StepCounter(None)
         self.outside = ModulePlace("", "")
         self.module = self.outside
-        self.forward_module = self.outside
         self.roots: dict[str, Root] = {}
         """By the names that their paths begin with. Of several modules that had a name in turn, the last."""
         self._only_model: str | None = None

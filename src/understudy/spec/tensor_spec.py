@@ -202,8 +202,6 @@ class TensorSpec:
             device=device or self.device,
         )
 
-    reshaped = like
-
     def as_view(
         self,
         shape: Sequence[object],

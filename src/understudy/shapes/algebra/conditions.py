@@ -54,10 +54,6 @@ class Condition:
             return writer.write_junction(self.kind, self.parts)
         return writer.write_relation(self.kind, self.expr.terms)
 
-    @property
-    def is_relation(self) -> bool:
-        return not self.parts
-
     def evaluate(self, values: Mapping[Expr, int]) -> bool:
         """Whether it holds at the given sizes."""
         if self.parts:

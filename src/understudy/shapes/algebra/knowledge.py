@@ -226,9 +226,3 @@ class Store:
         for monomial, coefficient in p.terms:
             if monomial:
                 self.by_monomial.setdefault(monomial, []).append((coefficient, p))
-
-    def remove_inequality(self, p: Expr) -> None:
-        del self.inequalities[p]
-        for monomial, coefficient in p.terms:
-            if monomial:
-                self.by_monomial[monomial].remove((coefficient, p))
