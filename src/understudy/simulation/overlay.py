@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from understudy.lines import user_line
-from understudy.patching import REHEARSAL, patch
+from understudy.patching import REHEARSAL, patch, patch_call
 
 Function = Callable[..., Any]
 REAL = ("/dev/", "/proc/", "/sys/")
@@ -238,17 +238,13 @@ def _of_pathlib(*names: str) -> list[str]:
     return [f"pathlib._normal_accessor.{name}" for name in names if hasattr(pathlib, "_normal_accessor")]
 
 
-@patch("builtins.open", "io.open", *_of_pathlib("open"), during=REHEARSAL)
-def open_in_overlay(original: Function) -> Function:
+@patch_call("builtins.open", "io.open", *_of_pathlib("open"), during=REHEARSAL)
+def open_in_overlay(original: Function, file: object, mode: str = "r", *args: object, **kwargs: object) -> Any:
     """What a rehearsal writes goes to its overlay, and is read from there."""
-
-    def open(file: object, mode: str = "r", *args: object, **kwargs: object) -> Any:
-        overlay = active_overlay()
-        if overlay is None or isinstance(file, int) or kwargs.get("opener") is not None:
-            return original(file, mode, *args, **kwargs)
-        return original(overlay.run(_place_for, overlay, file, mode), mode, *args, **kwargs)
-
-    return open
+    overlay = active_overlay()
+    if overlay is None or isinstance(file, int) or kwargs.get("opener") is not None:
+        return original(file, mode, *args, **kwargs)
+    return original(overlay.run(_place_for, overlay, file, mode), mode, *args, **kwargs)
 
 
 def _place_for(overlay: Overlay, file: Any, mode: str) -> Any:
@@ -267,50 +263,40 @@ def _place_for(overlay: Overlay, file: Any, mode: str) -> Any:
     return overlay.place(file, keeps="w" not in mode)
 
 
-@patch("os.open", during=REHEARSAL)
-def open_descriptor_in_overlay(original: Function) -> Function:
+@patch_call("os.open", during=REHEARSAL)
+def open_descriptor_in_overlay(
+    original: Function, path: object, flags: int, mode: int = 0o777, *, dir_fd: object = None
+) -> int:
     """As `open`: `tempfile` and `pathlib` use it."""
-
-    def os_open(path: object, flags: int, mode: int = 0o777, *, dir_fd: object = None) -> int:
-        overlay = active_overlay()
-        if overlay is None or dir_fd is not None:
-            return original(path, flags, mode, dir_fd=dir_fd)
-        is_written = flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND)
-        text = ("x" if flags & os.O_EXCL else "w" if flags & os.O_TRUNC else "a") if is_written else "r"
-        return original(overlay.run(_place_for, overlay, path, text), flags, mode)
-
-    return os_open
+    overlay = active_overlay()
+    if overlay is None or dir_fd is not None:
+        return original(path, flags, mode, dir_fd=dir_fd)
+    is_written = flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND)
+    text = ("x" if flags & os.O_EXCL else "w" if flags & os.O_TRUNC else "a") if is_written else "r"
+    return original(overlay.run(_place_for, overlay, path, text), flags, mode)
 
 
-@patch(
+@patch_call(
     "os.stat", "os.lstat", "os.access", "os.readlink", "os.listxattr", "os.getxattr", "os.statvfs",
     *_of_pathlib("stat", "readlink"), during=REHEARSAL,
 )  # fmt: skip
-def look_into_overlay(original: Function) -> Function:
+def look_into_overlay(original: Function, path: object, *args: object, **kwargs: object) -> Any:
     """Questions about a file (existence, size, times) are answered from the overlay first."""
-
-    def look(path: object, *args: object, **kwargs: object) -> Any:
-        overlay = active_overlay()
-        if overlay is None or isinstance(path, int) or kwargs.get("dir_fd") is not None:
-            return original(path, *args, **kwargs)
-        return original(overlay.run(overlay.find, path), *args, **kwargs)
-
-    return look
+    overlay = active_overlay()
+    if overlay is None or isinstance(path, int) or kwargs.get("dir_fd") is not None:
+        return original(path, *args, **kwargs)
+    return original(overlay.run(overlay.find, path), *args, **kwargs)
 
 
-@patch("os.listdir", *_of_pathlib("listdir"), during=REHEARSAL)
-def list_overlay(original: Function) -> Function:
+@patch_call("os.listdir", *_of_pathlib("listdir"), during=REHEARSAL)
+def list_overlay(original: Function, path: object = ".") -> Any:
     """A folder lists the real files and those of the overlay, without the deleted ones."""
-
-    def listdir(path: object = ".") -> Any:
-        overlay = active_overlay()
-        whole = None if overlay is None else overlay.run(overlay.absolute, path)
-        if overlay is None or whole is None or not overlay.run(overlay.is_folder, whole):
-            return original(path if overlay is None else overlay.run(overlay.find, path))
-        names = sorted(overlay.run(overlay.names, whole))
-        return [os.fsencode(name) for name in names] if isinstance(path, bytes) else names
-
-    return listdir
+    overlay = active_overlay()
+    whole = None if overlay is None else overlay.run(overlay.absolute, path)
+    if overlay is None or whole is None or not overlay.run(overlay.is_folder, whole):
+        return original(path if overlay is None else overlay.run(overlay.find, path))
+    names = sorted(overlay.run(overlay.names, whole))
+    return [os.fsencode(name) for name in names] if isinstance(path, bytes) else names
 
 
 class _Entries(list[Any]):
@@ -357,18 +343,14 @@ class _Entry:
         return self.stat(follow_symlinks=False).st_ino
 
 
-@patch("os.scandir", *_of_pathlib("scandir"), during=REHEARSAL)
-def scan_overlay(original: Function) -> Function:
+@patch_call("os.scandir", *_of_pathlib("scandir"), during=REHEARSAL)
+def scan_overlay(original: Function, path: Any = ".") -> Any:
     """As `os.listdir`."""
-
-    def scandir(path: Any = ".") -> Any:
-        overlay = active_overlay()
-        whole = None if overlay is None or isinstance(path, (int, bytes)) else overlay.run(overlay.absolute, path)
-        if overlay is None or whole is None or not overlay.run(overlay.is_folder, whole):
-            return original(path)
-        return _Entries(_Entry(os.fspath(path), name) for name in sorted(overlay.run(overlay.names, whole)))
-
-    return scandir
+    overlay = active_overlay()
+    whole = None if overlay is None or isinstance(path, (int, bytes)) else overlay.run(overlay.absolute, path)
+    if overlay is None or whole is None or not overlay.run(overlay.is_folder, whole):
+        return original(path)
+    return _Entries(_Entry(os.fspath(path), name) for name in sorted(overlay.run(overlay.names, whole)))
 
 
 def _redirect(original: Function, method: str) -> Function:
@@ -399,68 +381,54 @@ def make_folder_in_overlay(original: Function) -> Function:
     return _redirect(original, "make_folder")
 
 
-@patch("os.rename", "os.replace", *_of_pathlib("rename", "replace"), during=REHEARSAL)
-def move_in_overlay(original: Function) -> Function:
+@patch_call("os.rename", "os.replace", *_of_pathlib("rename", "replace"), during=REHEARSAL)
+def move_in_overlay(original: Function, source: object, target: object, **kwargs: object) -> Any:
     """Files are moved in the overlay only."""
-
-    def move(source: object, target: object, **kwargs: object) -> Any:
-        overlay = active_overlay()
-        if overlay is None:
-            return original(source, target, **kwargs)
-        is_real = [overlay.run(overlay.absolute, path) is not None for path in (source, target)]
-        return overlay.run(overlay.move, source, target) if any(is_real) else original(source, target)
-
-    return move
+    overlay = active_overlay()
+    if overlay is None:
+        return original(source, target, **kwargs)
+    is_real = [overlay.run(overlay.absolute, path) is not None for path in (source, target)]
+    return overlay.run(overlay.move, source, target) if any(is_real) else original(source, target)
 
 
-@patch("os.symlink", "os.link", *_of_pathlib("symlink", "link"), during=REHEARSAL)
-def link_in_overlay(original: Function) -> Function:
+@patch_call("os.symlink", "os.link", *_of_pathlib("symlink", "link"), during=REHEARSAL)
+def link_in_overlay(original: Function, source: object, target: object, *args: object, **kwargs: object) -> Any:
     """A link becomes a copy, or is made inside of the overlay."""
-
-    def link(source: object, target: object, *args: object, **kwargs: object) -> Any:
-        overlay = active_overlay()
-        if overlay is None or overlay.run(overlay.absolute, target) is None:
-            return original(source, target, *args, **kwargs)
-        overlay.run(overlay.note, "link", overlay.run(overlay.absolute, target))
-        place = overlay.run(overlay.place, target)
-        return overlay.run(os.symlink, overlay.run(overlay.find, source), place)
-
-    return link
+    overlay = active_overlay()
+    if overlay is None or overlay.run(overlay.absolute, target) is None:
+        return original(source, target, *args, **kwargs)
+    overlay.run(overlay.note, "link", overlay.run(overlay.absolute, target))
+    place = overlay.run(overlay.place, target)
+    return overlay.run(os.symlink, overlay.run(overlay.find, source), place)
 
 
-@patch("os.chmod", "os.utime", "os.truncate", "os.setxattr", *_of_pathlib("chmod"), during=REHEARSAL)
-def change_in_overlay(original: Function) -> Function:
+@patch_call("os.chmod", "os.utime", "os.truncate", "os.setxattr", *_of_pathlib("chmod"), during=REHEARSAL)
+def change_in_overlay(original: Function, path: object, *args: object, **kwargs: object) -> Any:
     """Rights, times and sizes of files are changed in a copy."""
-
-    def change(path: object, *args: object, **kwargs: object) -> Any:
-        overlay = active_overlay()
-        if overlay is None or isinstance(path, int) or overlay.run(overlay.absolute, path) is None:
-            return original(path, *args, **kwargs)
-        whole = overlay.run(overlay.absolute, path)
-        if overlay.run(overlay.is_folder, whole):
-            return None
-        return overlay.run(original, overlay.run(overlay.place, path, keeps=True), *args, **kwargs)
-
-    return change
+    overlay = active_overlay()
+    if overlay is None or isinstance(path, int) or overlay.run(overlay.absolute, path) is None:
+        return original(path, *args, **kwargs)
+    whole = overlay.run(overlay.absolute, path)
+    if overlay.run(overlay.is_folder, whole):
+        return None
+    return overlay.run(original, overlay.run(overlay.place, path, keeps=True), *args, **kwargs)
 
 
-@patch("shutil.rmtree", during=REHEARSAL)
-def remove_tree_in_overlay(original: Function) -> Function:
+@patch_call("shutil.rmtree", during=REHEARSAL)
+def remove_tree_in_overlay(
+    original: Function, path: Any, ignore_errors: bool = False, onerror: object = None, **kwargs: object
+) -> None:
     """`shutil.rmtree` works with descriptors of folders, which the overlay does not follow: the tree is marked as
     deleted."""
-
-    def rmtree(path: Any, ignore_errors: bool = False, onerror: object = None, **kwargs: object) -> None:
-        overlay = active_overlay()
-        whole = None if overlay is None else overlay.run(overlay.absolute, path)
-        if overlay is None or whole is None:
-            original(path, ignore_errors, onerror, **kwargs)
-        elif overlay.run(overlay.is_folder, whole):
-            overlay.run(overlay.note, "rmtree", whole)
-            overlay.run(shutil.rmtree, overlay.inside(whole), ignore_errors=True)
-            overlay._deleted.add(whole)
-        elif not ignore_errors:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.fspath(path))
-
-    return rmtree
+    overlay = active_overlay()
+    whole = None if overlay is None else overlay.run(overlay.absolute, path)
+    if overlay is None or whole is None:
+        original(path, ignore_errors, onerror, **kwargs)
+    elif overlay.run(overlay.is_folder, whole):
+        overlay.run(overlay.note, "rmtree", whole)
+        overlay.run(shutil.rmtree, overlay.inside(whole), ignore_errors=True)
+        overlay._deleted.add(whole)
+    elif not ignore_errors:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.fspath(path))
 
 

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from understudy.patching import REHEARSAL, patch
+from understudy.patching import REHEARSAL, patch_call
 from understudy.simulation.overlay import active_overlay, note_refused
 
 Function = Callable[..., Any]
@@ -96,49 +96,33 @@ def _make_empty_command() -> list[str]:
     return [found] if found else [sys.executable, "-S", "-c", ""]
 
 
-@patch("subprocess.Popen.__init__", during=REHEARSAL)
-def start_read_only_program(original: Function) -> Function:
+@patch_call("subprocess.Popen.__init__", during=REHEARSAL)
+def start_read_only_program(original: Function, self: object, args: Any, *rest: Any, **options: Any) -> None:
     """A rehearsal starts no program that may write."""
-
-    def __init__(self: object, args: Any, *rest: Any, **options: Any) -> None:
-        if _is_refused(args, bool(options.get("shell"))):
-            args = _make_empty_command()
-            options = {**options, "shell": False, "executable": None}
-        original(self, args, *rest, **options)
-
-    return __init__
+    if _is_refused(args, bool(options.get("shell"))):
+        args = _make_empty_command()
+        options = {**options, "shell": False, "executable": None}
+    original(self, args, *rest, **options)
 
 
-@patch("os.system", during=REHEARSAL)
-def run_read_only_line(original: Function) -> Function:
+@patch_call("os.system", during=REHEARSAL)
+def run_read_only_line(original: Function, command: Any) -> int:
     """As `subprocess.Popen`."""
-
-    def system(command: Any) -> int:
-        return 0 if _is_refused(command, True) else original(command)
-
-    return system
+    return 0 if _is_refused(command, True) else original(command)
 
 
-@patch("os.posix_spawn", "os.posix_spawnp", during=REHEARSAL)
-def spawn_read_only_program(original: Function) -> Function:
+@patch_call("os.posix_spawn", "os.posix_spawnp", during=REHEARSAL)
+def spawn_read_only_program(original: Function, path: Any, argv: Any, *args: Any, **kwargs: Any) -> int:
     """As `subprocess.Popen`."""
-
-    def posix_spawn(path: Any, argv: Any, *args: Any, **kwargs: Any) -> int:
-        if _is_refused(argv, False):
-            argv = _make_empty_command()
-            path = argv[0]
-        return original(path, argv, *args, **kwargs)
-
-    return posix_spawn
+    if _is_refused(argv, False):
+        argv = _make_empty_command()
+        path = argv[0]
+    return original(path, argv, *args, **kwargs)
 
 
-@patch("os.execv", "os.execve", during=REHEARSAL)
-def refuse_to_replace_process(original: Function) -> Function:
+@patch_call("os.execv", "os.execve", during=REHEARSAL)
+def refuse_to_replace_process(original: Function, path: Any, argv: Any, *args: Any) -> Any:
     """`exec` would replace the process of the rehearsal."""
-
-    def execute(path: Any, argv: Any, *args: Any) -> Any:
-        if _is_refused(argv, False):
-            raise OSError(errno.EPERM, "a rehearsal does not become another program (--write allows it)", os.fsdecode(path))
-        return original(path, argv, *args)
-
-    return execute
+    if _is_refused(argv, False):
+        raise OSError(errno.EPERM, "a rehearsal does not become another program (--write allows it)", os.fsdecode(path))
+    return original(path, argv, *args)

@@ -13,7 +13,7 @@ from understudy import _torch
 from understudy.fake.inputs import is_real
 from understudy.fake.patches.modules import name_device
 from understudy.fake.tensor import FakeTensor, native_argument
-from understudy.patching import SIMULATION, patch
+from understudy.patching import SIMULATION, patch, patch_call
 from understudy.simulation.machine import machine
 
 Function = Callable[..., Any]
@@ -41,18 +41,13 @@ def take_numbers_of_devices(original: Function) -> Function:
     return construct
 
 
-@patch(*SPARSE, during=SIMULATION)
-def move_sparse_tensors(original: Function) -> Function:
+@patch_call(*SPARSE, during=SIMULATION)
+def move_sparse_tensors(original: Function, *args: Any, **kwargs: Any) -> Any:
     """C++ asks the build for the device of a sparse tensor: it is made where its parts are, and moved."""
-
-    @functools.wraps(original)
-    def construct(*args: Any, **kwargs: Any) -> Any:
-        if kwargs.get("device") is None:
-            return original(*args, **kwargs)
-        device, needs_gradient = kwargs.pop("device"), kwargs.pop("requires_grad", False)
-        return original(*args, **kwargs).to(device).requires_grad_(needs_gradient)
-
-    return construct
+    if kwargs.get("device") is None:
+        return original(*args, **kwargs)
+    device, needs_gradient = kwargs.pop("device"), kwargs.pop("requires_grad", False)
+    return original(*args, **kwargs).to(device).requires_grad_(needs_gradient)
 
 
 @patch("torch.Tensor.to", "torch.Tensor.cuda", during=SIMULATION)
@@ -102,95 +97,76 @@ class MovedModules:
             self._before.pop()
 
 
-@patch("torch.nn.Module._apply", during=SIMULATION)
-def move_stand_ins(original: Function) -> Function:
+@patch_call("torch.nn.Module._apply", during=SIMULATION)
+def move_stand_ins(original: Function, self: torch.nn.Module, function: Function, recurse: bool = True) -> Any:
     """`.to("cuda")` sets the data of real parameters to that of stand-ins. Stand-ins take their place first; the real ones
     come back when the simulation is left."""
-
-    def _apply(self: torch.nn.Module, function: Function, recurse: bool = True) -> Any:
-        if _torch.active_fake_mode() is machine().mode:
-            machine().moved_modules.exchange(self)
-        return original(self, function, recurse)
-
-    return _apply
+    if _torch.active_fake_mode() is machine().mode:
+        machine().moved_modules.exchange(self)
+    return original(self, function, recurse)
 
 
 # --- gradient scaling -----------------------------------------------------------------------------------------------------
 
 
-@patch("torch.amp.grad_scaler.GradScaler._maybe_opt_step", during=SIMULATION)
-def step_without_overflow(original: Function) -> Function:
+@patch_call("torch.amp.grad_scaler.GradScaler._maybe_opt_step", during=SIMULATION)
+def step_without_overflow(
+    original: Function, self: object, optimizer: Any, optimizer_state: Any, *args: object, **kwargs: object
+) -> Any:
     """Whether gradients have overflowed is data-dependent. Without a policy that answers it, they have not: the step
     is made."""
-
-    def step(self: object, optimizer: Any, optimizer_state: Any, *args: object, **kwargs: object) -> Any:
-        fakes = [found for found in optimizer_state["found_inf_per_device"].values() if type(found) is FakeTensor]
-        if not fakes:
-            return original(self, optimizer, optimizer_state, *args, **kwargs)
-        machine().note("GradScaler: no gradient overflows, every step is made")
-        if (answers := machine().mode.answers) is not None:
-            answers.record("overflow of gradients", fakes[0].spec, False)
-            return original(self, optimizer, optimizer_state, *args, **kwargs)
-        return optimizer.step(*args, **kwargs)
-
-    return step
+    fakes = [found for found in optimizer_state["found_inf_per_device"].values() if type(found) is FakeTensor]
+    if not fakes:
+        return original(self, optimizer, optimizer_state, *args, **kwargs)
+    machine().note("GradScaler: no gradient overflows, every step is made")
+    if (answers := machine().mode.answers) is not None:
+        answers.record("overflow of gradients", fakes[0].spec, False)
+        return original(self, optimizer, optimizer_state, *args, **kwargs)
+    return optimizer.step(*args, **kwargs)
 
 
-@patch("torch.amp.grad_scaler.GradScaler.get_scale", during=SIMULATION)
-def keep_loss_scale(original: Function) -> Function:
+@patch_call("torch.amp.grad_scaler.GradScaler.get_scale", during=SIMULATION)
+def keep_loss_scale(original: Function, self: Any) -> float:
     """The updated scale is data of a tensor. Without overflows it stays at its initial value for thousands of steps."""
-
-    def get_scale(self: Any) -> float:
-        if not self._enabled or self._scale is None or type(self._scale) is not FakeTensor:
-            return float(original(self))
-        if (answers := machine().mode.answers) is not None:
-            answers.record("scale of GradScaler", self._scale.spec, float(self._init_scale))
-        return float(self._init_scale)
-
-    return get_scale
+    if not self._enabled or self._scale is None or type(self._scale) is not FakeTensor:
+        return float(original(self))
+    if (answers := machine().mode.answers) is not None:
+        answers.record("scale of GradScaler", self._scale.spec, float(self._init_scale))
+    return float(self._init_scale)
 
 
 # --- profilers -------------------------------------------------------------------------------------------------------------
 
 
-@patch("torch.autograd.profiler.profile.__init__", during=SIMULATION)
-def profile_without_cuda(original: Function) -> Function:
+@patch_call("torch.autograd.profiler.profile.__init__", during=SIMULATION)
+def profile_without_cuda(original: Function, self: object, *args: Any, **kwargs: Any) -> None:
     """No kernels run that could be timed, and C++ would warn of every operator."""
-
-    @functools.wraps(original)
-    def __init__(self: object, *args: Any, **kwargs: Any) -> None:
-        if kwargs.pop("use_cuda", False) or kwargs.get("use_device") == "cuda":
-            machine().note("torch.profiler: no kernels run, its trace has the calls on the CPU only")
-            kwargs.update(use_device=None, use_cpu=True)
-        original(self, *args, **kwargs)
-
-    return __init__
+    if kwargs.pop("use_cuda", False) or kwargs.get("use_device") == "cuda":
+        machine().note("torch.profiler: no kernels run, its trace has the calls on the CPU only")
+        kwargs.update(use_device=None, use_cpu=True)
+    original(self, *args, **kwargs)
 
 
 # --- several devices ------------------------------------------------------------------------------------------------------
 
 
-@patch("torch.nn.DataParallel.forward", during=SIMULATION)
-def run_on_first_device(original: Function) -> Function:
+@patch_call("torch.nn.DataParallel.forward", during=SIMULATION)
+def run_on_first_device(original: Function, self: Any, *inputs: object, **kwargs: object) -> Any:
     """Copies of the module would run in threads, one for each device, with collectives that only CUDA has."""
+    if not self.device_ids:
+        return original(self, *inputs, **kwargs)
+    if len(self.device_ids) > 1:
+        machine().note(
+            f"DataParallel over {len(self.device_ids)} devices: the whole batch runs on the first, "
+            f"cuda:{self.device_ids[0]}; on the real machine each device has its part of the batch"
+        )
+    device = torch.device("cuda", self.device_ids[0])
 
-    def forward(self: Any, *inputs: object, **kwargs: object) -> Any:
-        if not self.device_ids:
-            return original(self, *inputs, **kwargs)
-        if len(self.device_ids) > 1:
-            machine().note(
-                f"DataParallel over {len(self.device_ids)} devices: the whole batch runs on the first, "
-                f"cuda:{self.device_ids[0]}; on the real machine each device has its part of the batch"
-            )
-        device = torch.device("cuda", self.device_ids[0])
+    def move(value: object) -> Any:
+        return value.to(device) if isinstance(value, torch.Tensor) else value
 
-        def move(value: object) -> Any:
-            return value.to(device) if isinstance(value, torch.Tensor) else value
-
-        inputs, kwargs = _torch.tree_map(move, (inputs, kwargs))
-        return self.module(*inputs, **kwargs)
-
-    return forward
+    inputs, kwargs = _torch.tree_map(move, (inputs, kwargs))
+    return self.module(*inputs, **kwargs)
 
 
 IS_THERE = "The simulated software has NCCL."
@@ -202,104 +178,80 @@ def report_nccl_available(original: Function) -> Function:
     return lambda: True
 
 
-@patch("torch.distributed.init_process_group", "torch.distributed.distributed_c10d.init_process_group",
+@patch_call("torch.distributed.init_process_group", "torch.distributed.distributed_c10d.init_process_group",
        "torch.distributed.device_mesh.init_process_group", during=SIMULATION)  # fmt: skip
-def start_without_communication(original: Function) -> Function:
+def start_without_communication(
+    original: Function, backend: object = None, init_method: object = None, timeout: object = None,
+    world_size: int = -1, rank: int = -1, *args: object, **kwargs: object,
+) -> Any:  # fmt: skip
     """NCCL needs devices. torch's fake process group takes every collective, and does nothing."""
+    if backend is not None and "nccl" not in str(backend):
+        return original(backend, init_method, timeout, world_size, rank, *args, **kwargs)
 
-    def init_process_group(
-        backend: object = None, init_method: object = None, timeout: object = None, world_size: int = -1, rank: int = -1,
-        *args: object, **kwargs: object,
-    ) -> Any:  # fmt: skip
-        if backend is not None and "nccl" not in str(backend):
-            return original(backend, init_method, timeout, world_size, rank, *args, **kwargs)
-
-        world_size = int(os.environ.get("WORLD_SIZE", "1")) if world_size < 0 else world_size
-        rank = int(os.environ.get("RANK", "0")) if rank < 0 else rank
-        if world_size > 1:
-            machine().note(f"process group of {world_size} processes: this is rank {rank}, the others are not there")
-        kwargs = {name: value for name, value in kwargs.items() if name not in ("store", "device_id")}
-        result = original("fake", store=_torch.make_fake_store(), rank=rank, world_size=world_size, **kwargs)
-        machine().has_process_group = True
-        return result
-
-    return init_process_group
+    world_size = int(os.environ.get("WORLD_SIZE", "1")) if world_size < 0 else world_size
+    rank = int(os.environ.get("RANK", "0")) if rank < 0 else rank
+    if world_size > 1:
+        machine().note(f"process group of {world_size} processes: this is rank {rank}, the others are not there")
+    kwargs = {name: value for name, value in kwargs.items() if name not in ("store", "device_id")}
+    result = original("fake", store=_torch.make_fake_store(), rank=rank, world_size=world_size, **kwargs)
+    machine().has_process_group = True
+    return result
 
 
-@patch("torch.distributed.all_gather", "torch.distributed.distributed_c10d.all_gather", during=SIMULATION)
-def gather_own_values(original: Function) -> Function:
+@patch_call("torch.distributed.all_gather", "torch.distributed.distributed_c10d.all_gather", during=SIMULATION)
+def gather_own_values(
+    original: Function, tensor_list: list[torch.Tensor], tensor: torch.Tensor, *args: object, **kwargs: object
+) -> Any:
     """Nobody sends anything: each of the processes is taken to have the values of this one. The tensors to fill are often
     zeros, which would be taken for what was gathered."""
-
-    def all_gather(tensor_list: list[torch.Tensor], tensor: torch.Tensor, *args: object, **kwargs: object) -> Any:
-        work = original(tensor_list, tensor, *args, **kwargs)
-        if machine().has_process_group:
-            with machine().mode.pause(), torch.no_grad():
-                for gathered in tensor_list:
-                    if gathered.shape == tensor.shape:
-                        gathered.copy_(tensor)
-        return work
-
-    return all_gather
+    work = original(tensor_list, tensor, *args, **kwargs)
+    if machine().has_process_group:
+        with machine().mode.pause(), torch.no_grad():
+            for gathered in tensor_list:
+                if gathered.shape == tensor.shape:
+                    gathered.copy_(tensor)
+    return work
 
 
-@patch("torch.distributed.all_gather_object", "torch.distributed.distributed_c10d.all_gather_object", during=SIMULATION)
-def gather_own_object(original: Function) -> Function:
+@patch_call("torch.distributed.all_gather_object", "torch.distributed.distributed_c10d.all_gather_object", during=SIMULATION)
+def gather_own_object(original: Function, object_list: list[Any], obj: object, group: object = None) -> None:
     """Objects travel as bytes, which nobody has sent: each of the processes is taken to have what this one has."""
-
-    def all_gather_object(object_list: list[Any], obj: object, group: object = None) -> None:
-        if machine().has_process_group:
-            object_list[:] = [obj] * len(object_list)
-        else:
-            original(object_list, obj, group)
-
-    return all_gather_object
+    if machine().has_process_group:
+        object_list[:] = [obj] * len(object_list)
+    else:
+        original(object_list, obj, group)
 
 
-@patch("torch.distributed.gather_object", "torch.distributed.distributed_c10d.gather_object", during=SIMULATION)
-def gather_own_object_on_one(original: Function) -> Function:
+@patch_call("torch.distributed.gather_object", "torch.distributed.distributed_c10d.gather_object", during=SIMULATION)
+def gather_own_object_on_one(
+    original: Function, obj: object, object_gather_list: list[Any] | None = None, *args: object, **kwargs: object
+) -> None:
     """As `all_gather_object`."""
-
-    def gather_object(obj: object, object_gather_list: list[Any] | None = None, *args: object, **kwargs: object) -> None:
-        if not machine().has_process_group:
-            original(obj, object_gather_list, *args, **kwargs)
-        elif object_gather_list is not None:
-            object_gather_list[:] = [obj] * len(object_gather_list)
-
-    return gather_object
+    if not machine().has_process_group:
+        original(obj, object_gather_list, *args, **kwargs)
+    elif object_gather_list is not None:
+        object_gather_list[:] = [obj] * len(object_gather_list)
 
 
-@patch("torch.distributed.broadcast_object_list", "torch.distributed.distributed_c10d.broadcast_object_list",
+@patch_call("torch.distributed.broadcast_object_list", "torch.distributed.distributed_c10d.broadcast_object_list",
        during=SIMULATION)  # fmt: skip
-def keep_own_objects(original: Function) -> Function:
+def keep_own_objects(original: Function, object_list: list[Any], *args: object, **kwargs: object) -> None:
     """As `all_gather_object`."""
-
-    def broadcast_object_list(object_list: list[Any], *args: object, **kwargs: object) -> None:
-        if not machine().has_process_group:
-            original(object_list, *args, **kwargs)
-
-    return broadcast_object_list
+    if not machine().has_process_group:
+        original(object_list, *args, **kwargs)
 
 
-@patch("torch.distributed.get_backend", "torch.distributed.distributed_c10d.get_backend",
+@patch_call("torch.distributed.get_backend", "torch.distributed.distributed_c10d.get_backend",
        "torch.distributed.device_mesh.get_backend", during=SIMULATION)  # fmt: skip
-def report_nccl(original: Function) -> Function:
+def report_nccl(original: Function, group: object = None) -> Any:
     """The fake process group stands for NCCL's."""
-
-    def get_backend(group: object = None) -> Any:
-        backend = original(group)
-        return "nccl" if backend == "fake" and machine().has_process_group else backend
-
-    return get_backend
+    backend = original(group)
+    return "nccl" if backend == "fake" and machine().has_process_group else backend
 
 
-@patch("torch.distributed.device_mesh.DeviceMesh.__init__", during=SIMULATION)
-def expect_sharded_tensors(original: Function) -> Function:
+@patch_call("torch.distributed.device_mesh.DeviceMesh.__init__", during=SIMULATION)
+def expect_sharded_tensors(original: Function, self: object, *args: object, **kwargs: object) -> None:
     """Every DTensor has a mesh. What DTensors need is loaded here, because that imports their package."""
+    import understudy.simulation.sharding  # noqa: F401  # why: as the docstring says
 
-    def __init__(self: object, *args: object, **kwargs: object) -> None:
-        import understudy.simulation.sharding  # noqa: F401  # why: as the docstring says
-
-        original(self, *args, **kwargs)
-
-    return __init__
+    original(self, *args, **kwargs)

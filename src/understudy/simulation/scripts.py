@@ -32,7 +32,7 @@ import understudy.simulation.quantised  # noqa: F401  # registers what bitsandby
 from understudy import _torch
 from understudy.fake.mode import FakeTensorMode
 from understudy.lines import drop_own_frames, frames_to_show, is_own_file
-from understudy.patching import REHEARSAL, active, patch
+from understudy.patching import REHEARSAL, active, patch_call
 from understudy.simulation.libraries import adapt_libraries, add_note
 from understudy.simulation.offline_data import make_missing_data
 from understudy.simulation.overlay import Overlay, Write
@@ -70,31 +70,24 @@ class ScriptResult:
     notes: list[str] = field(default_factory=list)
 
 
-@patch("torch.compile", during=REHEARSAL)
-def label_compilation(original: Function) -> Function:
+@patch_call("torch.compile", during=REHEARSAL)
+def label_compilation(original: Function, *args: object, **kwargs: object) -> Any:
     """Inside a mode a compiled function runs as eager: the report says so."""
-
-    def compile(*args: object, **kwargs: object) -> Any:
-        if _torch.active_fake_mode() is not None:
-            add_note("torch.compile: rehearsed as eager; the compiler may fuse kernels and free memory earlier")
-        return original(*args, **kwargs)
-
-    return compile
+    if _torch.active_fake_mode() is not None:
+        add_note("torch.compile: rehearsed as eager; the compiler may fuse kernels and free memory earlier")
+    return original(*args, **kwargs)
 
 
-@patch("warnings.showwarning", during=REHEARSAL)
-def name_line_of_script(original: Function) -> Function:
+@patch_call("warnings.showwarning", during=REHEARSAL)
+def name_line_of_script(
+    original: Function, message: Warning | str, category: type[Warning], filename: str, lineno: int, *args: object,
+    **kwargs: object,
+) -> None:  # fmt: skip
     """A warning names the caller of a function of torch: where that is a patch of ours, the script's own line instead."""
-
-    def showwarning(
-        message: Warning | str, category: type[Warning], filename: str, lineno: int, *args: object, **kwargs: object
-    ) -> None:
-        if is_own_file(filename):
-            frame, _ = frames_to_show()
-            filename, lineno = (filename, lineno) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
-        original(message, category, filename, lineno, *args, **kwargs)
-
-    return showwarning
+    if is_own_file(filename):
+        frame, _ = frames_to_show()
+        filename, lineno = (filename, lineno) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
+    original(message, category, filename, lineno, *args, **kwargs)
 
 
 # --- data ------------------------------------------------------------------------------------------------------------
@@ -104,16 +97,12 @@ MOST_BATCHES = 1000
 _takes_longest: list[bool] = []
 
 
-@patch("torch.utils.data.DataLoader.__iter__", during=REHEARSAL)
-def take_longest_batch(original: Function) -> Function:
+@patch_call("torch.utils.data.DataLoader.__iter__", during=REHEARSAL)
+def take_longest_batch(original: Function, self: object) -> Iterator[Any]:
     """With `--longest`, every batch is the one with the most numbers in it: a rehearsal takes only the first few."""
-
-    def __iter__(self: object) -> Iterator[Any]:
-        if not _takes_longest or not _takes_longest[-1]:
-            return original(self)
-        return _repeat_longest(original(self))
-
-    return __iter__
+    if not _takes_longest or not _takes_longest[-1]:
+        return original(self)
+    return _repeat_longest(original(self))
 
 
 def _repeat_longest(batches: Iterator[object]) -> Iterator[Any]:
@@ -163,40 +152,32 @@ def copy_containers(batch: Any) -> Any:
 _modes: list[FakeTensorMode] = []
 
 
-@patch("threading.Thread.start", during=REHEARSAL)
-def start_in_mode(original: Function) -> Function:
+@patch_call("threading.Thread.start", during=REHEARSAL)
+def start_in_mode(original: Function, self: threading.Thread) -> None:
     """A mode is active in one thread: the threads of a script, such as those that load weights, enter it themselves."""
+    mode = _torch.active_fake_mode()
+    if _modes and mode is _modes[-1] and not self.daemon:
+        run = self.run
 
-    def start(self: threading.Thread) -> None:
-        mode = _torch.active_fake_mode()
-        if _modes and mode is _modes[-1] and not self.daemon:
-            run = self.run
+        def run_in_mode() -> None:
+            with mode:
+                run()
 
-            def run_in_mode() -> None:
-                with mode:
-                    run()
-
-            vars(self)["run"] = run_in_mode
-        original(self)
-
-    return start
+        vars(self)["run"] = run_in_mode
+    original(self)
 
 
 _at_exit: list[list[tuple[Function, Any, Any]]] = []
 
 
-@patch("atexit.register", during=REHEARSAL)
-def collect_exit_functions(original: Function) -> Function:
+@patch_call("atexit.register", during=REHEARSAL)
+def collect_exit_functions(original: Function, function: Function, *args: object, **kwargs: object) -> Function:
     """Exit functions of the script run when the script ends, which is before this process does; those of libraries stay
     registered."""
-
-    def register(function: Function, *args: object, **kwargs: object) -> Function:
-        if not _at_exit or sys._getframe(1).f_globals.get("__name__") != "__main__":
-            return original(function, *args, **kwargs)
-        _at_exit[-1].append((function, args, kwargs))
-        return function
-
-    return register
+    if not _at_exit or sys._getframe(2).f_globals.get("__name__") != "__main__":
+        return original(function, *args, **kwargs)
+    _at_exit[-1].append((function, args, kwargs))
+    return function
 
 
 def _run_exit_functions(functions: list[tuple[Function, Any, Any]]) -> None:

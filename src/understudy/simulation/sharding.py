@@ -10,24 +10,20 @@ import torch
 from understudy import _torch
 from understudy.fake.native import WITHOUT_INDEX, native
 from understudy.fake.tensor import FakeTensor
-from understudy.patching import ANY_MODE, OBSERVATION, patch
+from understudy.patching import ANY_MODE, OBSERVATION, patch, patch_call
 from understudy.simulation.storages import ObservedMode
 
 
-@patch(
+@patch_call(
     "torch.distributed.tensor._sharding_prop.ShardingPropagator._propagate_tensor_meta_non_cached", during=OBSERVATION
 )
-def propagate_sharding_unobserved(original: Callable[..., object]) -> Callable[..., Any]:
+def propagate_sharding_unobserved(original: Callable[..., object], *args: object, **kwargs: object) -> Any:
     """DTensor runs each new operator once more, on tensors of the global sizes, to know the metadata of its result."""
-
-    def propagate(*args: object, **kwargs: object) -> Any:
-        mode = _torch.active_fake_mode()
-        if not isinstance(mode, ObservedMode):
-            return original(*args, **kwargs)
-        with mode.pause():
-            return original(*args, **kwargs)
-
-    return propagate
+    mode = _torch.active_fake_mode()
+    if not isinstance(mode, ObservedMode):
+        return original(*args, **kwargs)
+    with mode.pause():
+        return original(*args, **kwargs)
 
 
 @patch("torch.distributed.tensor._api.DTensor.__new__", during=ANY_MODE)

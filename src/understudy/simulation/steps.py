@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from understudy.patching import REHEARSAL, patch
+from understudy.patching import REHEARSAL, patch_call
 
 PATIENCE = 100
 """How many times as often another optimizer has to step for one that never does to be left out of account."""
@@ -52,13 +52,9 @@ class StepCounter:
 _counters: list[StepCounter] = []
 
 
-@patch("torch.optim.Optimizer.__init__", during=REHEARSAL)
-def follow_optimizers(original: Callable[..., object]) -> Callable[..., None]:
+@patch_call("torch.optim.Optimizer.__init__", during=REHEARSAL)
+def follow_optimizers(original: Callable[..., object], self: object, *args: object, **kwargs: object) -> None:
     """A step of a rehearsal is over when each of its optimizers has stepped: they are counted from the start."""
-
-    def __init__(self: object, *args: object, **kwargs: object) -> None:
-        original(self, *args, **kwargs)
-        for counter in _counters:
-            counter.add(self)
-
-    return __init__
+    original(self, *args, **kwargs)
+    for counter in _counters:
+        counter.add(self)
