@@ -13,6 +13,7 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from understudy import _torch
+from understudy._torch import OpOverload
 from understudy.errors import Context, MixedTensorsError, UnknownSubclassError
 from understudy.fake.tensor import FakeTensor
 from understudy.lines import user_line
@@ -21,7 +22,6 @@ from understudy.spec.call import describe, flat, map_structure
 from understudy.spec.tensor_spec import SHORT_DTYPE
 
 if TYPE_CHECKING:
-    from understudy._torch import OpOverload
     from understudy.fake.mode import FakeTensorMode
 
 PLAIN_CLASSES = frozenset({torch.Tensor, torch.nn.Parameter})

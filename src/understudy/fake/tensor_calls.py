@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from understudy import _torch
+from understudy._torch import OpOverload
 from understudy.errors import (
     ArgumentError,
     Context,
@@ -43,7 +44,6 @@ from understudy.spec.call import Call, flat, map_structure
 from understudy.spec.error_context import hint_for, with_line
 
 if TYPE_CHECKING:
-    from understudy._torch import OpOverload
     from understudy.fake.mode import FakeTensorMode
 
 NUMBERS = frozenset({int, float, bool, complex})

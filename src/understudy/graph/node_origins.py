@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import linecache
 import re
+from collections.abc import Callable
 from types import CodeType, FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch.fx import Node
 
@@ -15,9 +16,6 @@ from understudy.errors import Context, UnderstudyError
 from understudy.fake.inputs import describe_tensors
 from understudy.lines import is_user_file, short_path
 from understudy.spec.error_context import hint_for
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 NOWHERE = 0
 USERS, BOUNDARY, OTHER = "the user's code", "where a trace begins", "other code"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -21,7 +21,7 @@ from understudy.ops.shared.dtypes import (
     check_made_tensor,
 )
 from understudy.ops.variants import check_no_overlap
-from understudy.shapes.node import Shape, Size, Sizes
+from understudy.shapes.node import Scalar, Shape, Size, Sizes
 from understudy.shapes.sizes import is_provably_equal
 from understudy.spec import (
     Same,
@@ -37,9 +37,6 @@ from understudy.spec import (
     preserved_strides,
 )
 from understudy.spec.elementwise import CPU
-
-if TYPE_CHECKING:
-    from understudy.shapes.node import Scalar
 
 CHANNELS_LAST_NDIM = {torch.channels_last: 4, torch.channels_last_3d: 5}
 

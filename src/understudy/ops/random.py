@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -18,7 +18,7 @@ from understudy.ops.shared.decompositions import under_transforms
 from understudy.ops.shared.dtypes import NONE, REDUCED, Check, check_dtype, unless_empty
 from understudy.ops.traits.ranges import Operand, ValueRange, of, round_outwards, single_value, value_range
 from understudy.ops.variants import check_no_overlap, exact_out
-from understudy.shapes.node import Size, Sizes
+from understudy.shapes.node import Scalar, Size, Sizes
 from understudy.spec import (
     Same,
     TensorSpec,
@@ -32,9 +32,6 @@ from understudy.spec import (
     same_shape,
 )
 from understudy.spec.elementwise import CPU
-
-if TYPE_CHECKING:
-    from understudy.shapes.node import Scalar
 
 Dtype = torch.dtype
 

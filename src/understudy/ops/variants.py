@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from operator import eq
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -13,11 +13,9 @@ from understudy._torch import OpOverload, operator_named, uncounted_writes
 from understudy.errors import ArgumentError, DtypeError, OperatorError, ShapeMismatch
 from understudy.ops.registry import Rule, Trait, record_of, rule, user_rule
 from understudy.ops.shared.decompositions import decomposition
+from understudy.shapes.node import Sizes
 from understudy.shapes.sizes import from_torch, has_unbacked, is_provably_equal
 from understudy.spec import Changed, New, Same, TensorSpec, normal, same_shape
-
-if TYPE_CHECKING:
-    from understudy.shapes.node import SymNode
 
 OPTIONS = ("dtype", "layout", "device", "pin_memory")
 
@@ -319,7 +317,7 @@ def _needs_copy(result: TensorSpec, out: TensorSpec) -> bool:
     return bool(out.numel != 0) and not (_fits(result.shape, out.shape) and out.is_contiguous)
 
 
-def _fits(shape: Sequence[int | SymNode], given: Sequence[int | SymNode]) -> bool:
+def _fits(shape: Sizes, given: Sizes) -> bool:
     """Whether `out` keeps its shape. With unbacked sizes it takes the shape of the result, which has to be the same."""
     if has_unbacked(*shape, *given):
         return len(shape) == len(given) and all(map(is_provably_equal, shape, given))

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.fx import Interpreter, Node
 from torch.fx.immutable_collections import immutable_dict, immutable_list
 
 from understudy import _torch
+from understudy._torch import OpOverload
 from understudy.contexts import contextmanager, run_to_the_end
 from understudy.fake.mode import FakeTensorMode
 from understudy.fake.realise import make_new
@@ -20,9 +21,6 @@ from understudy.graph.node_values import storages_of
 from understudy.graph.random_state import torch_set_default_dtype
 from understudy.ops.hops import higher_order
 from understudy.ops.registry import record_of
-
-if TYPE_CHECKING:
-    from understudy._torch import OpOverload
 
 PURE_FUNCTIONS: frozenset[Callable[..., Any]] = frozenset(
     [

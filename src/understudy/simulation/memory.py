@@ -93,19 +93,19 @@ class DeviceMemory:
 
     # --- the allocators ------------------------------------------------------------------------------------
 
-    def _settled(self) -> None:
+    def _settle(self) -> None:
         """For those who get hold of an allocator, and may change it: the next event finds out what room there is."""
         self.events.tell()
         self.events.room = -1
 
     @property
     def capped(self) -> Allocator:
-        self._settled()
+        self._settle()
         return self._capped
 
     @property
     def endless(self) -> Allocator | None:
-        self._settled()
+        self._settle()
         return self._endless
 
     @property
@@ -116,18 +116,18 @@ class DeviceMemory:
     @property
     def allocator(self) -> Allocator:
         """The one whose figures the program and the report are told: the capped one, until it is at its end."""
-        self._settled()
+        self._settle()
         return self._capped if self._first_oom is None or self._endless is None else self._endless
 
     def allocate(self, nbytes: int, stream: int = 0) -> int:
         """The address of a block, at once. Negative where only the endless allocator has it."""
         with self.events.lock:
-            self._settled()
+            self._settle()
             return self.take(nbytes, stream)
 
     def free(self, address: int) -> None:
         with self.events.lock:
-            self._settled()
+            self._settle()
             self.give_back(address)
 
     def take(self, nbytes: int, stream: int) -> int:
@@ -153,7 +153,7 @@ class DeviceMemory:
 
     def record_stream(self, storage: StorageRecord, stream: int) -> None:
         with self.events.lock:
-            self._settled()
+            self._settle()
             address = storage.address
             if address > 0 and (self._first_oom is None or self._endless is None):
                 self._capped.record_stream(address, stream)
@@ -179,7 +179,7 @@ class DeviceMemory:
     # --- what programs ask ---------------------------------------------------------------------------------
 
     def allocators(self) -> tuple[Allocator, ...]:
-        self._settled()
+        self._settle()
         return (self._capped,) if self._endless is None else (self._capped, self._endless)
 
     def memory_info(self) -> tuple[int, int]:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from understudy.errors import ShapeMismatch
-from understudy.shapes.node import Shape
+from understudy.shapes.node import Scalar, Shape, Size, Sizes
 from understudy.shapes.sizes import (
     are_equal_or_one,
     expect_equal,
@@ -26,9 +26,6 @@ from understudy.shapes.sizes import (
 )
 from understudy.spec.strides import elementwise_strides, is_provably_row_major, preserved_strides
 from understudy.spec.tensor_spec import TensorSpec
-
-if TYPE_CHECKING:
-    from understudy.shapes.node import Scalar, SymNode
 
 # Some releases of torch have a complex dtype whose parts are bfloat16.
 COMPLEX_OF = {
@@ -134,7 +131,7 @@ Meeting = Callable[[Any, Any], Any]
 """Combines two sizes in the same dimension, neither of which is provably 1; None if they do not match."""
 
 
-def broadcast_shapes(*shapes: Sequence[int | SymNode], meet: Meeting | None = None) -> Shape:
+def broadcast_shapes(*shapes: Sizes, meet: Meeting | None = None) -> Shape:
     """The shape to which all of these can be expanded. `meet` is `meet_by_hints` by default."""
     if not shapes:
         return ()
@@ -165,7 +162,7 @@ def _broadcast_pair(a: Sequence[Any], b: Sequence[Any], meet: Meeting) -> Shape:
     return tuple(sizes)
 
 
-def meet_by_hints(other: int | SymNode, size: int | SymNode) -> object:
+def meet_by_hints(other: Size, size: Size) -> object:
     """By hints: a size that is expanded for the hints is assumed to be 1, others to be equal."""
     if _is_one_beside_unbacked(other, size):
         return size
@@ -181,7 +178,7 @@ def broadcast_without_choice(a: Sequence[object], b: Sequence[object]) -> Shape:
     return _broadcast_pair(a, b, meet_without_choice)
 
 
-def meet_without_choice(other: int | SymNode, size: int | SymNode) -> object:
+def meet_without_choice(other: Size, size: Size) -> object:
     """Only that they match is guarded: equal sizes may be 1 in another run."""
     if is_or_is_one(size, other):
         return other
@@ -202,7 +199,7 @@ def _meet_unused(other: Any, size: Any) -> Any:
     return other if are_equal_or_one(other, size) else None
 
 
-def check_expandable(shape: Sequence[int | SymNode], target: Sequence[int | SymNode], what: str) -> None:
+def check_expandable(shape: Sizes, target: Sizes, what: str) -> None:
     """Raise if a shape can't be expanded to `target`."""
     lead = len(target) - len(shape)
     fits = lead >= 0
@@ -226,7 +223,7 @@ def _is_fitted(size: Any, wanted: Any) -> bool:
     return not (size != wanted and size != 1) or expect_equal(size, wanted) or expect_equal(size, 1)
 
 
-def _is_one_beside_unbacked(size: int | SymNode, other: int | SymNode) -> bool:
+def _is_one_beside_unbacked(size: Size, other: Size) -> bool:
     """Whether the hint of a size is 1 and the other one is unbacked: then the two need not be equal."""
     if type(size) is int or type(other) is int:
         return False
@@ -276,7 +273,7 @@ def _choose_meeting(operands: Sequence[TensorSpec]) -> Meeting | None:
     if not any(operand.is_symbolic for operand in operands) or _is_expanded_by_a_third(operands):
         return None
 
-    def meet(other: int | SymNode, size: int | SymNode) -> Any:
+    def meet(other: Size, size: Size) -> Any:
         is_small = hint_of(size) in (0, 1) and hint_of(size) == hint_of(other)
         if is_small and _are_provably_row_major(operands):
             return meet_without_choice(other, size)

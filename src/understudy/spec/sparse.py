@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from understudy.shapes.node import Shape
 from understudy.spec import TensorSpec
-
-if TYPE_CHECKING:
-    from understudy.shapes.node import SymNode
 
 BY_ROW = frozenset({torch.sparse_csr, torch.sparse_bsr})
 BLOCKED = frozenset({torch.sparse_bsr, torch.sparse_bsc})
@@ -101,7 +99,7 @@ def parts_of(t: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return t.ccol_indices(), t.row_indices(), t.values()
 
 
-def _coordinates(shape: tuple[int | SymNode, ...], count: int) -> torch.Tensor:
+def _coordinates(shape: Shape, count: int) -> torch.Tensor:
     """The first `count` positions in a tensor of this shape, in order."""
     flat = torch.arange(count)
     rows = []

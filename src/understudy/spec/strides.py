@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
-from understudy.shapes.node import Shape
+from understudy.shapes.node import Shape, Sizes
 from understudy.shapes.sizes import (
     are_packed,
     at_least_one,
@@ -32,9 +32,6 @@ from understudy.shapes.sizes import (
 from understudy.spec.alternatives import with_weakest_guard
 from understudy.spec.tensor_spec import TensorSpec, contiguous_strides, is_contiguous, same_shape
 
-if TYPE_CHECKING:
-    from understudy.shapes.node import SymNode
-
 T = TypeVar("T")
 CHANNELS_LAST_ORDER = {4: (1, 3, 2, 0), 5: (1, 4, 3, 2, 0)}  # from the fastest dimension to the slowest
 
@@ -44,7 +41,7 @@ def channels_last_strides(shape: Sequence[Any]) -> Shape:
     return packed_strides(shape, CHANNELS_LAST_ORDER[len(shape)])
 
 
-def is_channels_last_contiguous(shape: Sequence[int | SymNode], stride: Sequence[int | SymNode]) -> bool:
+def is_channels_last_contiguous(shape: Sizes, stride: Sizes) -> bool:
     order = CHANNELS_LAST_ORDER.get(len(shape))
     if order is None:
         return False
@@ -60,7 +57,7 @@ def is_channels_last_contiguous(shape: Sequence[int | SymNode], stride: Sequence
     return True
 
 
-def is_dense(shape: Sequence[int | SymNode], stride: Sequence[int | SymNode]) -> bool:
+def is_dense(shape: Sizes, stride: Sizes) -> bool:
     """Whether a tensor covers a block of memory exactly once, in any order of dimensions."""
     if is_symbolic((*shape, *stride)) and _is_provably_packed(shape, stride, order_by_hints(stride, shape)):
         return True
@@ -77,7 +74,7 @@ def is_dense(shape: Sequence[int | SymNode], stride: Sequence[int | SymNode]) ->
     return True
 
 
-def _is_provably_packed(shape: Sequence[int | SymNode], stride: Sequence[int | SymNode], order: Sequence[int]) -> bool:
+def _is_provably_packed(shape: Sizes, stride: Sizes, order: Sequence[int]) -> bool:
     """Whether the dimensions are dense in this order for all values of the symbols. Adds no guard.
 
     An empty tensor is dense with any strides: sizes may count as they are, or as at least 1.
@@ -97,7 +94,7 @@ def _is_provably_packed(shape: Sequence[int | SymNode], stride: Sequence[int | S
     return True
 
 
-def packed_strides(shape: Sequence[int | SymNode], order: Sequence[int]) -> Shape:
+def packed_strides(shape: Sizes, order: Sequence[int]) -> Shape:
     """Dense strides for dimensions in this order, the fastest first. A size of 0 makes the rest 0."""
     strides: list[Any] = [0] * len(shape)
     step: Any = 1

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 from weakref import WeakValueDictionary
 
 import torch
 
 from understudy.shapes.input_dims import packed_strides
+from understudy.shapes.node import Shape, Sizes
 from understudy.shapes.sizes import are_packed, is_provably_different, is_provably_equal, is_symbolic
-
-if TYPE_CHECKING:
-    from understudy.shapes.node import Shape, SymNode
 
 
 class PlainLayout(NamedTuple):
@@ -264,7 +262,7 @@ class TensorSpec:
         return f"<{self}>"
 
 
-def is_contiguous(shape: Sequence[int | SymNode], stride: Sequence[int | SymNode]) -> bool:
+def is_contiguous(shape: Sizes, stride: Sizes) -> bool:
     if is_symbolic((*shape, *stride)):
         return are_packed(shape, stride, range(len(shape) - 1, -1, -1), empty_is_packed=True)
     if 0 in shape:

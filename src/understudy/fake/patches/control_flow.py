@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -28,10 +28,6 @@ from understudy.patching import (
     patch_call,
 )
 from understudy.spec.error_context import with_line
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 
 Function = Callable[..., Any]
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from understudy import _torch
+from understudy._torch import OpOverload
 from understudy.contexts import contextmanager
 from understudy.errors import ArgumentError, DimensionError, DtypeError, ShapeMismatch, UnderstudyError
 from understudy.fake.inputs import handler
@@ -48,7 +49,6 @@ from understudy.spec.error_context import with_line
 from understudy.spec.sparse import is_sparse
 
 if TYPE_CHECKING:
-    from understudy._torch import OpOverload
     from understudy.fake.mode import FakeTensorMode
 
 aten = torch.ops.aten

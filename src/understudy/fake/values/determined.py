@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from understudy import _torch
+from understudy._torch import OpOverload
 from understudy.errors import MetadataMismatchError
 from understudy.infer.plan import Plan
 from understudy.ops.traits.ranges import extremes
@@ -30,7 +31,6 @@ from understudy.spec import TensorSpec
 from understudy.spec.call import flat, map_structure
 
 if TYPE_CHECKING:
-    from understudy._torch import OpOverload
     from understudy.fake.tensor import FakeTensor
 
 default_dtype = torch.get_default_dtype

@@ -9,7 +9,7 @@ and over the indices.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -25,6 +25,7 @@ from understudy.ops.shared.batching import batching_rule
 from understudy.ops.shared.decompositions import broadcast, decomposition, has_symbolic_sizes
 from understudy.ops.shared.dtypes import BOOL, COMPLEX_HALF, FLOAT8, MASKS, NUMBERS, check_cpu_dtype
 from understudy.ops.shared.layouts import expand_strides, view_strides
+from understudy.shapes.node import Shape
 from understudy.shapes.sizes import has_unbacked, is_provably_equal
 from understudy.spec import (
     Same,
@@ -35,9 +36,6 @@ from understudy.spec import (
     preserved_copy,
     same_shape,
 )
-
-if TYPE_CHECKING:
-    from understudy.shapes.node import SymNode
 
 aten = torch.ops.aten
 Tensor = torch.Tensor
@@ -97,7 +95,7 @@ def index_spec(spec: TensorSpec, indices: Indices) -> TensorSpec:
     return spec.like(shape, stride=elementwise_strides(shape, (source, *rows)))
 
 
-def _common_shape(indices: Sequence[TensorSpec]) -> tuple[int | SymNode, ...]:
+def _common_shape(indices: Sequence[TensorSpec]) -> Shape:
     try:
         return broadcast_shapes(*(entry.shape for entry in indices))
     except ShapeMismatch:
@@ -105,13 +103,13 @@ def _common_shape(indices: Sequence[TensorSpec]) -> tuple[int | SymNode, ...]:
         raise DimensionError(f"index: indices of shapes {shown} can't be broadcast together") from None
 
 
-def _check_not_from_nothing(spec: TensorSpec, dims: Sequence[int], index_shape: tuple[int | SymNode, ...]) -> None:
+def _check_not_from_nothing(spec: TensorSpec, dims: Sequence[int], index_shape: Shape) -> None:
     for dim in dims:
         if spec.shape[dim] == 0 and not any(size == 0 or has_unbacked(size) for size in index_shape):
             raise DimensionError(f"index: dimension {dim} of {spec} has no elements to take")
 
 
-def _index_row(entry: TensorSpec, index_shape: tuple[int | SymNode, ...], before: int, after: int) -> TensorSpec:
+def _index_row(entry: TensorSpec, index_shape: Shape, before: int, after: int) -> TensorSpec:
     """An index as an operand of the iteration: of size 1 along the dimensions that are not indexed."""
     spread = entry
     if not same_shape(entry.shape, index_shape):
@@ -159,7 +157,7 @@ def _check_values(what: str, spec: TensorSpec, indices: Indices, values: TensorS
         ) from None
 
 
-def _largest_target(spec: TensorSpec, indices: Indices, values: TensorSpec) -> tuple[int | SymNode, ...]:
+def _largest_target(spec: TensorSpec, indices: Indices, values: TensorSpec) -> Shape:
     """The shape of what one mask picks, if it picks as many elements as there are values, or all of them if it has fewer."""
     before, mask = next((dim, entry) for dim, entry in enumerate(indices) if entry is not None)
     after = spec.shape[before + mask.ndim :]

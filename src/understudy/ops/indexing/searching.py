@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -22,10 +22,8 @@ from understudy.ops.shared.dtypes import (
     check_cpu_dtype,
 )
 from understudy.ops.traits.ranges import Operand, ValueRange, counts_of, followed_at_any_size, value_range
+from understudy.shapes.node import Scalar
 from understudy.spec import TensorSpec, common_device, contiguous_strides, same_shape, spec_of
-
-if TYPE_CHECKING:
-    from understudy.shapes.node import Scalar
 
 Tensor = torch.Tensor
 

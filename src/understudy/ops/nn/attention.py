@@ -6,10 +6,11 @@ The shapes of attention are (batch, heads, length, width).
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from understudy._torch import OpOverload
 from understudy.errors import ArgumentError, DtypeError, ShapeMismatch
 from understudy.ops.random import check_probability
 from understudy.ops.registry import rule
@@ -18,9 +19,6 @@ from understudy.ops.shared.dtypes import FLOATS, HALVES, check_cpu_dtype, check_
 from understudy.shapes.node import Shape
 from understudy.spec import TensorSpec, broadcast_shapes, check_expandable, preserved_copy, same_shape
 from understudy.spec.call import Value
-
-if TYPE_CHECKING:
-    from understudy._torch import OpOverload
 
 Function = Callable[..., object]
 aten = torch.ops.aten

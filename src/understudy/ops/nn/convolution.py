@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -15,7 +15,7 @@ from understudy.ops.shared.batching import BatchLevel, batching_rule
 from understudy.ops.shared.decompositions import decomposition
 from understudy.ops.shared.dtypes import FLOATS, INTEGERS, check_cpu_dtype, check_one_dtype
 from understudy.ops.shared.layouts import is_provably_row_major, looks_channels_last, suggested_strides
-from understudy.shapes.node import Shape, Sizes
+from understudy.shapes.node import Shape, Size, Sizes
 from understudy.spec import (
     TensorSpec,
     channels_last_strides,
@@ -24,9 +24,6 @@ from understudy.spec import (
     preserved_copy,
     same_shape,
 )
-
-if TYPE_CHECKING:
-    from understudy.shapes.node import SymNode
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
@@ -70,14 +67,14 @@ class Window(NamedTuple):
         if self.groups <= 0:
             raise ArgumentError(f"convolution: {self.groups} groups")
 
-    def output_sizes(self, sizes: Sequence[int | SymNode], kernel: Sequence[int | SymNode]) -> list[int | SymNode]:
+    def output_sizes(self, sizes: Sizes, kernel: Sizes) -> list[Size]:
         rows = zip(sizes, kernel, self.stride, self.padding, self.dilation, self.output_padding, strict=True)
         if self.transposed:
             return [(n - 1) * s - 2 * p + d * (k - 1) + extra + 1 for n, k, s, p, d, extra in rows]
         return [(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d, _ in rows]
 
 
-def _for_each(numbers: list[int | SymNode], spatial: int, name: str) -> Shape:
+def _for_each(numbers: list[Size], spatial: int, name: str) -> Shape:
     given = tuple(numbers)
     if len(given) == 1:
         return given * spatial

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.autograd.forward_ad import unpack_dual
@@ -13,10 +13,8 @@ from understudy.ops.registry import rule
 from understudy.ops.shared.batching import BatchLevel, batching_rule
 from understudy.ops.shared.decompositions import decomposition
 from understudy.ops.shared.dtypes import BOOL, COMPLEX_HALF, FLOATS, NUMBERS, check_any_dtype, check_cpu_dtype
+from understudy.shapes.node import Shape, Size
 from understudy.spec import Same, TensorSpec, promote
-
-if TYPE_CHECKING:
-    from understudy.shapes.node import Shape, SymNode
 
 aten = torch.ops.aten
 Tensor = torch.Tensor
@@ -36,7 +34,7 @@ def _check_indices(what: str, indices: TensorSpec) -> None:
 def embedding(
     weight: TensorSpec,
     indices: TensorSpec,
-    padding_idx: int | SymNode = -1,
+    padding_idx: Size = -1,
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> TensorSpec:
@@ -48,7 +46,7 @@ def embedding(
 
 @rule("embedding_dense_backward")
 def embedding_dense_backward(
-    grad_output: TensorSpec, indices: TensorSpec, num_weights: int | SymNode, padding_idx: int | SymNode,
+    grad_output: TensorSpec, indices: TensorSpec, num_weights: Size, padding_idx: Size,
     scale_grad_by_freq: bool,
 ) -> TensorSpec:
     _check_indices("embedding_dense_backward", indices)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.nn import functional
@@ -26,7 +26,7 @@ from understudy.ops.shared.dtypes import (
     check_one_dtype,
 )
 from understudy.ops.variants import check_castable, exact_out
-from understudy.shapes.node import Shape
+from understudy.shapes.node import Shape, Size, Sizes
 from understudy.spec import (
     TensorSpec,
     broadcast_shapes,
@@ -38,9 +38,6 @@ from understudy.spec import (
     same_shape,
     spec_of,
 )
-
-if TYPE_CHECKING:
-    from understudy.shapes.node import SymNode
 
 Function = Callable[..., object]
 aten = torch.ops.aten
@@ -411,8 +408,8 @@ def ctc_loss(
 
 
 def ctc_losses(
-    log_probs: TensorSpec, targets: TensorSpec, counts: Sequence[int | SymNode], input_lengths: Sequence[int | SymNode],
-    target_lengths: Sequence[int | SymNode], blank: int,
+    log_probs: TensorSpec, targets: TensorSpec, counts: Sizes, input_lengths: Sizes,
+    target_lengths: Sizes, blank: int,
 ) -> tuple[TensorSpec, TensorSpec]:  # fmt: skip
     """(time, batch, classes): the loss of each sequence, and a table over time of both kinds of its states.
 
@@ -435,7 +432,7 @@ def ctc_losses(
     return log_probs.like((batch,)), log_probs.like((batch, time, 2 * longest + 1))
 
 
-def _check_ctc_targets(targets: TensorSpec, batch: int | SymNode, longest: int | SymNode, total: int | SymNode) -> None:
+def _check_ctc_targets(targets: TensorSpec, batch: Size, longest: Size, total: Size) -> None:
     """Targets are a row for each sequence, which may be longer than its target, or all in one row."""
     check_any_dtype("ctc_loss", targets, {torch.int64, torch.int32})
     if targets.ndim == 2:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -15,7 +15,7 @@ from understudy.ops.shared.batching import BatchLevel, batching_rule, with_dims_
 from understudy.ops.shared.decompositions import decomposition, has_symbolic_sizes, under_transforms
 from understudy.ops.shared.dtypes import COMPLEX, FLOATS, HALVES, check_cpu_dtype, check_one_dtype, refuse_cpu
 from understudy.ops.shared.layouts import looks_channels_last, suggested_strides
-from understudy.shapes.node import Shape
+from understudy.shapes.node import Shape, Size, Sizes
 from understudy.spec import (
     TensorSpec,
     channels_last_strides,
@@ -24,9 +24,6 @@ from understudy.spec import (
     preserved_copy,
     same_shape,
 )
-
-if TYPE_CHECKING:
-    from understudy.shapes.node import SymNode
 
 aten = torch.ops.aten
 
@@ -65,7 +62,7 @@ def _is_dense(x: TensorSpec) -> bool:
 # --- over the last dimensions
 
 
-def _leading_shape(what: str, x: TensorSpec, normalized: Sequence[int | SymNode], *parameters: Maybe) -> Shape:
+def _leading_shape(what: str, x: TensorSpec, normalized: Sizes, *parameters: Maybe) -> Shape:
     """The shape of the statistics: 1 for each normalised dimension."""
     count = len(normalized)
     wanted = tuple(normalized)
@@ -101,7 +98,7 @@ def layer_norm_whole(
 
 @rule("native_layer_norm_backward")
 def layer_norm_backward(
-    grad: TensorSpec, x: TensorSpec, normalized_shape: Sequence[int | SymNode], mean: TensorSpec, rstd: TensorSpec,
+    grad: TensorSpec, x: TensorSpec, normalized_shape: Sizes, mean: TensorSpec, rstd: TensorSpec,
     weight: Maybe, bias: Maybe, output_mask: Mask,
 ) -> tuple[Maybe, ...]:  # fmt: skip
     _leading_shape("layer_norm", x, normalized_shape, weight, bias)
@@ -174,8 +171,8 @@ def rms_norm_backward(
 
 @rule("native_group_norm")
 def group_norm(
-    x: TensorSpec, weight: Maybe, bias: Maybe, N: int | SymNode, C: int | SymNode, HxW: int | SymNode,
-    group: int | SymNode, eps: float,
+    x: TensorSpec, weight: Maybe, bias: Maybe, N: Size, C: Size, HxW: Size,
+    group: Size, eps: float,
 ) -> tuple[TensorSpec, ...]:
     _check_groups(x, N, C, HxW, group, weight, bias)
     check_cpu_dtype("group_norm", x, FLOATS)
@@ -188,7 +185,7 @@ def group_norm(
 
 
 def _check_groups(
-    x: TensorSpec, batch: int | SymNode, channels: int | SymNode, size: int | SymNode, groups: int | SymNode,
+    x: TensorSpec, batch: Size, channels: Size, size: Size, groups: Size,
     *parameters: Maybe,
 ) -> None:
     if groups <= 0 or channels % groups != 0:
@@ -466,8 +463,8 @@ def batch_native_group_norm(
     x: torch.Tensor,
     weight: torch.Tensor | None,
     bias: torch.Tensor | None,
-    count: int | SymNode,
-    channels: int | SymNode,
+    count: Size,
+    channels: Size,
     size: int | torch.SymInt,
     groups: int,
     eps: float,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from understudy.errors import ArgumentError, ShapeMismatch
 from understudy.ops.registry import Rule, rule
@@ -19,17 +19,15 @@ from understudy.ops.shared.dtypes import (
 )
 from understudy.ops.shared.layouts import is_provably_row_major, suggested_strides
 from understudy.ops.views.basic import narrow_spec
+from understudy.shapes.node import Scalar, Shape, Size, Sizes
 from understudy.shapes.sizes import is_any_positive, is_provably_less, larger
 from understudy.spec import TensorSpec, preserved_copy, product, same_shape
-
-if TYPE_CHECKING:
-    from understudy.shapes.node import Scalar, Shape, Sizes, SymNode
 
 BLOCK_DTYPES = FLOATS | COMPLEX | BOOL
 
 
 @rule("constant_pad_nd")
-def constant_pad_nd(spec: TensorSpec, pad: Sequence[int | SymNode], value: Scalar | complex = 0) -> TensorSpec:
+def constant_pad_nd(spec: TensorSpec, pad: Sizes, value: Scalar | complex = 0) -> TensorSpec:
     if not can_store(value, spec.dtype, spec.device) and is_any_positive(pad):
         check_can_store("pad", value, spec.dtype, spec.device)
     return pad_spec(spec, pad)
@@ -96,7 +94,7 @@ def _cut(spec: TensorSpec, dim: int, before: Any, after: Any) -> TensorSpec:
     return narrow_spec(spec, dim, start, length)
 
 
-def _takes_away(extra: int | SymNode) -> bool:
+def _takes_away(extra: Size) -> bool:
     """Whether padding is negative. For a symbol that is at most 0, no guard on 0 itself is needed."""
     return (type(extra) is not int and is_provably_less(extra, 1)) or bool(extra < 0)
 

@@ -11,7 +11,7 @@ import functools
 import math
 import operator
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -29,12 +29,9 @@ from understudy.ops.shared.dtypes import (
     check_one_dtype,
 )
 from understudy.ops.shared.layouts import looks_channels_last, suggested_strides
-from understudy.shapes.node import Shape, Sizes
+from understudy.shapes.node import Shape, Size, Sizes
 from understudy.shapes.sizes import smaller
 from understudy.spec import TensorSpec, same_shape, spec_of
-
-if TYPE_CHECKING:
-    from understudy.shapes.node import SymNode
 
 Function = Callable[..., object]
 aten = torch.ops.aten
@@ -73,9 +70,9 @@ def _keeps_format(x: TensorSpec, spatial: int, kernel_keeps: bool) -> bool:
 
 
 def window_count(
-    size: int | SymNode, kernel: int | SymNode, stride: int | SymNode, padding: int | SymNode,
-    dilation: int | SymNode, ceil_mode: bool,
-) -> int | SymNode:
+    size: Size, kernel: Size, stride: Size, padding: Size,
+    dilation: Size, ceil_mode: bool,
+) -> Size:
     """The number of windows. With `ceil_mode`, the last may reach beyond the end, but must start before it."""
     room = size + 2 * padding - dilation * (kernel - 1) - 1
     if not ceil_mode:

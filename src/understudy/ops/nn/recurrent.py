@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -13,11 +13,9 @@ from understudy.errors import ShapeMismatch
 from understudy.ops.registry import rule
 from understudy.ops.shared.dtypes import refuse_cpu
 from understudy.ops.traits.caching import uncacheable
+from understudy.shapes.node import Size
 from understudy.spec import TensorSpec, spec_of
 from understudy.spec.call import flat
-
-if TYPE_CHECKING:
-    from understudy.shapes.node import SymNode
 
 Maybe = TensorSpec | None
 PADDED_LAYERS = tuple(getattr(torch.ops.aten, name).input for name in ("lstm", "gru", "rnn_tanh", "rnn_relu"))
@@ -28,7 +26,7 @@ PADDED_LAYERS = tuple(getattr(torch.ops.aten, name).input for name in ("lstm", "
 def mkldnn_layer(
     x: TensorSpec, weight0: TensorSpec, weight1: TensorSpec, weight2: TensorSpec, weight3: TensorSpec,
     hx: TensorSpec, cx: TensorSpec, reverse: bool, batch_sizes: list[object], mode: int,
-    hidden_size: int | SymNode, *settings: object,
+    hidden_size: Size, *settings: object,
 ) -> tuple[Maybe, ...]:  # fmt: skip
     """On (length, batch, features). Only oneDNN knows the size of the workspace (the last result); it is empty here,
     and is read only by the backward of this layer. Where no gradients are recorded, there is none."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 
@@ -23,6 +23,7 @@ from understudy.ops.shared.dtypes import (
 )
 from understudy.ops.shared.layouts import write_in_place
 from understudy.ops.variants import exact_out
+from understudy.shapes.node import Scalar, Size
 from understudy.spec import (
     Same,
     TensorSpec,
@@ -37,9 +38,6 @@ from understudy.spec import (
     result_type,
     same_shape,
 )
-
-if TYPE_CHECKING:
-    from understudy.shapes.node import Scalar, SymNode
 
 Dtypes = Iterable[torch.dtype]
 BOTH = ("Tensor", "Scalar")
@@ -144,7 +142,7 @@ def add(a: TensorSpec, b: Scalar | TensorSpec, alpha: Scalar | complex = 1) -> T
 
 
 @rule("sub.Tensor", "sub.Scalar")
-def sub(a: TensorSpec | int | SymNode, b: Scalar | TensorSpec, alpha: Scalar | complex = 1) -> TensorSpec:
+def sub(a: TensorSpec | Size, b: Scalar | TensorSpec, alpha: Scalar | complex = 1) -> TensorSpec:
     check_no_bool(a, b)
     common = result_type(a, b)
     check_alpha("sub", alpha, common)

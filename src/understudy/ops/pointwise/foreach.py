@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 
@@ -20,6 +20,7 @@ from understudy.ops.registry import Rule, rule
 from understudy.ops.shared.dtypes import check_dtype
 from understudy.ops.shared.layouts import write_in_place
 from understudy.ops.variants import check_no_overlap
+from understudy.shapes.node import Scalar
 from understudy.spec import (
     Same,
     TensorSpec,
@@ -29,9 +30,6 @@ from understudy.spec import (
     real_type,
     same_shape,
 )
-
-if TYPE_CHECKING:
-    from understudy.shapes.node import Scalar
 
 Specs = Sequence[TensorSpec]
 UNARY = (

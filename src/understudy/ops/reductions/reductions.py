@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -39,11 +39,9 @@ from understudy.ops.traits.ranges import (
     truth,
     value_range,
 )
+from understudy.shapes.node import Scalar
 from understudy.spec import TensorSpec
 from understudy.spec.elementwise import float_type, is_integral, real_type
-
-if TYPE_CHECKING:
-    from understudy.shapes.node import Scalar
 
 Tensor = torch.Tensor
 

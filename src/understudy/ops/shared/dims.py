@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from understudy.errors import ArgumentError, DimensionError, OperatorError, ShapeMismatch
-from understudy.shapes.node import Shape
+from understudy.shapes.node import Shape, Size, Sizes
 from understudy.spec import TensorSpec
-
-if TYPE_CHECKING:
-    from understudy.shapes.node import Sizes, SymNode
 
 MOST_DIMS = 64
 """The limit for reductions over a list of dimensions, which eager stores in a bit set."""
@@ -59,7 +56,7 @@ def check_not_empty(what: str, spec: TensorSpec, dims: Sequence[int]) -> None:
             raise DimensionError(f"{what}: dimension {dim} of {spec} has no elements to choose from")
 
 
-def size_at(spec: TensorSpec, dim: int) -> int | SymNode:
+def size_at(spec: TensorSpec, dim: int) -> Size:
     """Shape along a wrapped dimension; a 0-dim tensor counts as one of size 1."""
     return spec.shape[dim] if spec.shape else 1
 
@@ -68,16 +65,16 @@ def stride_at(spec: TensorSpec, dim: int) -> Any:
     return spec.stride[dim] if spec.shape else 1
 
 
-def replace_size(sizes: Sizes, dim: int, size: int | SymNode) -> Shape:
+def replace_size(sizes: Sizes, dim: int, size: Size) -> Shape:
     """`sizes` with another value at `dim`."""
     return (*sizes[:dim], size, *sizes[dim + 1 :])
 
 
-def without(sizes: Sequence[int | SymNode], dim: int) -> tuple[object, ...]:
+def without(sizes: Sizes, dim: int) -> tuple[object, ...]:
     return (*sizes[:dim], *sizes[dim + 1 :])
 
 
-def with_inserted(sizes: Sequence[int | SymNode], dim: int, size: int | SymNode) -> tuple[int | SymNode, ...]:
+def with_inserted(sizes: Sizes, dim: int, size: Size) -> Shape:
     return (*sizes[:dim], size, *sizes[dim:])
 
 

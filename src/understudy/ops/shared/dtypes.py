@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Container, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from understudy import _torch
 from understudy.errors import ArgumentError, DtypeError, OperatorError
+from understudy.shapes.node import Scalar, Sizes
 from understudy.spec import TensorSpec, product
-
-if TYPE_CHECKING:
-    from understudy.shapes.node import Scalar, Sizes
 
 Check = Callable[..., None]
 

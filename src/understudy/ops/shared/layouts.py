@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import repeat
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from understudy.errors import ArgumentError, ShapeMismatch
 from understudy.ops.variants import check_castable, check_no_overlap
-from understudy.shapes.node import Shape
+from understudy.shapes.node import Shape, Size
 from understudy.shapes.sizes import (
     at_least_one,
     expect_equal,
@@ -24,9 +24,6 @@ from understudy.shapes.sizes import (
 from understudy.spec import Same, TensorSpec, channels_last_strides, contiguous_strides, same_shape
 from understudy.spec.alternatives import with_weakest_guard
 from understudy.spec.strides import CHANNELS_LAST_ORDER
-
-if TYPE_CHECKING:
-    from understudy.shapes.node import SymNode
 
 CHANNELS_LAST_OF = {4: torch.channels_last, 5: torch.channels_last_3d}
 
@@ -63,7 +60,7 @@ def _is_provably_other(spec: TensorSpec, order: Sequence[int]) -> bool:
     return any(is_provably_less(spec.stride[dim], least) for dim, least in zip(order, ends, strict=False))
 
 
-def _ends(spec: TensorSpec, order: Sequence[int]) -> list[int | SymNode]:
+def _ends(spec: TensorSpec, order: Sequence[int]) -> list[Size]:
     """For each dimension, the least stride that it has in this order."""
     return [0, *(spec.shape[dim] * spec.stride[dim] for dim in order)]
 
@@ -218,7 +215,7 @@ def _strides_without_elements(shape: Shape) -> Shape:
     return tuple(reversed(strides))
 
 
-def _is_short_of(filled: int | SymNode, chunk: int | SymNode) -> bool:
+def _is_short_of(filled: Size, chunk: Size) -> bool:
     """Whether a chunk is not full yet. With unbacked sizes False unless provable: the shape is known to fit."""
     if has_unbacked(filled, chunk):
         return not is_provably_equal(filled, chunk)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -21,6 +21,7 @@ from understudy.ops.shared.dims import (
     wrap_dims,
 )
 from understudy.ops.shared.layouts import expand_strides, view_strides
+from understudy.shapes.node import Shape, Size, Sizes
 from understudy.shapes.sizes import (
     expect_in_bounds,
     has_unbacked,
@@ -32,12 +33,9 @@ from understudy.shapes.sizes import (
 )
 from understudy.spec import TensorSpec, View, complex_type, real_type
 
-if TYPE_CHECKING:
-    from understudy.shapes.node import Shape, SymNode
-
 
 @rule("view", "_unsafe_view")
-def view(spec: TensorSpec, size: Sequence[int | SymNode]) -> View:
+def view(spec: TensorSpec, size: Sizes) -> View:
     return View(0, view_spec(spec, complete_shape(spec, size)))
 
 
@@ -132,7 +130,7 @@ def unsqueeze(spec: TensorSpec, dim: int) -> View:
     return View(0, unsqueeze_spec(spec, dim))
 
 
-def select_spec(spec: TensorSpec, dim: int, index: int | SymNode) -> TensorSpec:
+def select_spec(spec: TensorSpec, dim: int, index: Size) -> TensorSpec:
     if not spec.shape:
         raise DimensionError(f"select: {spec} has no dimension to select from")
     dim = wrap_dim(dim, spec.ndim)
@@ -145,7 +143,7 @@ def select_spec(spec: TensorSpec, dim: int, index: int | SymNode) -> TensorSpec:
 
 
 @rule("select.int")
-def select(spec: TensorSpec, dim: int, index: int | SymNode) -> View:
+def select(spec: TensorSpec, dim: int, index: Size) -> View:
     return View(0, select_spec(spec, dim, index))
 
 
@@ -172,7 +170,7 @@ def clamped_range(size: Any, start: Any, end: Any) -> tuple[object, object]:
     return start, end
 
 
-def _clamped_in_data(size: int | SymNode, start: int | SymNode, end: int | SymNode) -> tuple[object, object]:
+def _clamped_in_data(size: Size, start: Size, end: Size) -> tuple[object, object]:
     """The same for unbacked numbers, which can't be compared: with symbolic minima."""
     start = smaller(larger(wrap_index(start, size), 0), size)
     if end is None or (type(end) is int and end == _TO_THE_END):
@@ -183,7 +181,7 @@ def _clamped_in_data(size: int | SymNode, start: int | SymNode, end: int | SymNo
 _TO_THE_END = 2**63 - 1
 
 
-def sliced_size(spec: TensorSpec, dim: int, start: object, end: Any, step: int | SymNode) -> tuple[int, Any, Any]:
+def sliced_size(spec: TensorSpec, dim: int, start: object, end: Any, step: Size) -> tuple[int, Any, Any]:
     """The wrapped dimension, the first index and the number of indices of a slice."""
     if not spec.shape:
         raise DimensionError(f"slice: {spec} has no dimension to slice")
@@ -210,7 +208,7 @@ def slice_(spec: TensorSpec, dim: int = 0, start: object = None, end: object = N
     return View(0, slice_spec(spec, dim, start, end, step))
 
 
-def narrow_spec(spec: TensorSpec, dim: int, start: int | SymNode, length: int | SymNode) -> TensorSpec:
+def narrow_spec(spec: TensorSpec, dim: int, start: Size, length: Size) -> TensorSpec:
     """A slice whose range is known to be in bounds."""
     return spec.as_view(replace_size(spec.shape, dim, length), spec.stride, spec.offset + start * spec.stride[dim])
 
@@ -269,7 +267,7 @@ def diagonal_of(spec: TensorSpec, offset: int, dim1: int, dim2: int) -> TensorSp
 
 
 def restride_spec(
-    spec: TensorSpec, size: Sequence[int | SymNode], stride: Sequence[int | SymNode], offset: int | SymNode | None
+    spec: TensorSpec, size: Sizes, stride: Sizes, offset: Size | None
 ) -> TensorSpec:
     if len(size) != len(stride):
         raise ArgumentError(f"as_strided: {len(size)} sizes {list(size)} and {len(stride)} strides {list(stride)}")
@@ -282,8 +280,8 @@ def restride_spec(
 
 @rule("as_strided")
 def as_strided(
-    spec: TensorSpec, size: Sequence[int | SymNode], stride: Sequence[int | SymNode],
-    storage_offset: int | SymNode | None = None,
+    spec: TensorSpec, size: Sizes, stride: Sizes,
+    storage_offset: Size | None = None,
 ) -> View:
     return View(0, restride_spec(spec, size, stride, storage_offset))
 

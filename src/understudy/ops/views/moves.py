@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from understudy.errors import ArgumentError, DimensionError, DynamicOutputShapeException, ShapeMismatch
 from understudy.ops.registry import rule
@@ -12,15 +12,13 @@ from understudy.ops.shared.dtypes import BOOL, COMPLEX_HALF, FLOAT8, NUMBERS, ch
 from understudy.ops.shared.layouts import is_provably_row_major, suggested_strides
 from understudy.ops.views.basic import narrow_spec, transpose_spec
 from understudy.ops.views.split_and_join import join_specs
+from understudy.shapes.node import Size, Sizes
 from understudy.shapes.sizes import fix_sizes, larger, smaller
 from understudy.spec import TensorSpec, View, preserved_copy
 
-if TYPE_CHECKING:
-    from understudy.shapes.node import SymNode
-
 
 @rule("repeat")
-def repeat(spec: TensorSpec, repeats: Sequence[int | SymNode]) -> TensorSpec:
+def repeat(spec: TensorSpec, repeats: Sizes) -> TensorSpec:
     if len(repeats) < spec.ndim:
         raise ShapeMismatch(f"repeat: {list(repeats)} has fewer entries than {spec} has dimensions")
     return _repeat_spec(spec, repeats)
@@ -31,7 +29,7 @@ def tile(spec: TensorSpec, dims: Sequence[Any]) -> TensorSpec:
     return _repeat_spec(spec, (*(1,) * (spec.ndim - len(dims)), *dims))
 
 
-def _repeat_spec(spec: TensorSpec, repeats: Sequence[int | SymNode]) -> TensorSpec:
+def _repeat_spec(spec: TensorSpec, repeats: Sizes) -> TensorSpec:
     if any(times < 0 for times in repeats):
         raise ArgumentError(f"repeat: {list(repeats)} has a negative entry")
     sizes = (*(1,) * (len(repeats) - spec.ndim), *spec.shape)
@@ -40,7 +38,7 @@ def _repeat_spec(spec: TensorSpec, repeats: Sequence[int | SymNode]) -> TensorSp
 
 @rule("repeat_interleave.self_int")
 def repeat_interleave(
-    spec: TensorSpec, repeats: int | SymNode, dim: int | None = None, *, output_size: object = None
+    spec: TensorSpec, repeats: Size, dim: int | None = None, *, output_size: object = None
 ) -> TensorSpec:
     if repeats < 0:
         raise ArgumentError(f"repeat_interleave: repeats must not be negative, got {repeats}")
@@ -103,7 +101,7 @@ def roll(spec: TensorSpec, shifts: object, dims: object = ()) -> TensorSpec:
     return rolled
 
 
-def _roll_spec(spec: TensorSpec, dim: int, shift: int | SymNode) -> TensorSpec:
+def _roll_spec(spec: TensorSpec, dim: int, shift: Size) -> TensorSpec:
     """The CPU kernel splits the tensor and concatenates the parts, whose memory format the result takes."""
     if spec.device.type != "cpu":
         return spec.like()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -22,7 +22,7 @@ from understudy.ops.views.basic import (
     view_spec,
     with_dimensions,
 )
-from understudy.shapes.node import Shape
+from understudy.shapes.node import Shape, Size, Sizes
 from understudy.shapes.sizes import (
     add_all,
     at_least_one,
@@ -43,13 +43,10 @@ from understudy.spec import (
 )
 from understudy.spec.strides import CHANNELS_LAST_ORDER
 
-if TYPE_CHECKING:
-    from understudy.shapes.node import Sizes, SymNode
-
 Tensor = torch.Tensor
 aten = torch.ops.aten
 
-def pieces(spec: TensorSpec, dim: int, sizes: Sequence[int | SymNode]) -> list[View]:
+def pieces(spec: TensorSpec, dim: int, sizes: Sizes) -> list[View]:
     views, start = [], 0
     for size in sizes:
         views.append(View(0, narrow_spec(spec, dim, start, size)))
@@ -57,7 +54,7 @@ def pieces(spec: TensorSpec, dim: int, sizes: Sequence[int | SymNode]) -> list[V
     return views
 
 
-def equal_sizes(spec: TensorSpec, dim: int, split_size: int | SymNode) -> list[int | SymNode]:
+def equal_sizes(spec: TensorSpec, dim: int, split_size: Size) -> list[Size]:
     """The sizes of the pieces: `split_size` each, the last may be smaller."""
     length = spec.shape[dim]
     if split_size < 0:
@@ -83,7 +80,7 @@ def _count(length: Any, split_size: object) -> int:
 
 
 @rule("split.Tensor", "unsafe_split.Tensor")
-def split(spec: TensorSpec, split_size: int | SymNode, dim: int = 0) -> list[View]:
+def split(spec: TensorSpec, split_size: Size, dim: int = 0) -> list[View]:
     if not spec.shape:
         raise ShapeMismatch(f"split: {spec} has no dimension to split")
     dim = wrap_dim(dim, spec.ndim)
@@ -91,7 +88,7 @@ def split(spec: TensorSpec, split_size: int | SymNode, dim: int = 0) -> list[Vie
 
 
 @rule("split_with_sizes", "split.sizes", "unsafe_split_with_sizes")
-def split_with_sizes(spec: TensorSpec, split_sizes: Sequence[int | SymNode], dim: int = 0) -> list[View]:
+def split_with_sizes(spec: TensorSpec, split_sizes: Sizes, dim: int = 0) -> list[View]:
     if not spec.shape:
         raise ShapeMismatch(f"split_with_sizes: {spec} has no dimension to split")
     dim = wrap_dim(dim, spec.ndim)
@@ -152,7 +149,7 @@ def cut_at(spec: TensorSpec, indices: Sizes, dim: int) -> list[View]:
         raise ShapeMismatch(f"tensor_split: {spec} has no dimension to split")
     dim = wrap_dim(dim, spec.ndim)
     views: list[View] = []
-    start: int | SymNode = 0
+    start: Size = 0
     for end in (*indices, spec.shape[dim]):
         views.append(View(0, slice_spec(spec, dim, start, end, 1)))
         start = end
@@ -252,7 +249,7 @@ def _joined_strides(tensors: Sequence[TensorSpec], shape: tuple[Any, ...]) -> tu
     return contiguous_strides(shape)
 
 
-def _has_to_be(shape: Sequence[int | SymNode], wanted: Sequence[int | SymNode]) -> bool:
+def _has_to_be(shape: Sizes, wanted: Sizes) -> bool:
     return has_unbacked(*shape, *wanted) and len(shape) == len(wanted) and all(map(expect_equal, shape, wanted))
 
 

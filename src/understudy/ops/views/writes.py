@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -27,6 +27,7 @@ from understudy.ops.views.basic import (
     transpose,
     unsqueeze,
 )
+from understudy.shapes.node import Size, Sizes
 from understudy.shapes.sizes import is_provably_equal
 from understudy.spec import (
     Same,
@@ -39,16 +40,13 @@ from understudy.spec import (
     same_shape,
 )
 
-if TYPE_CHECKING:
-    from understudy.shapes.node import SymNode
-
 Function = Callable[..., object]
 aten = torch.ops.aten
 
 @rule("slice_backward")
 def slice_backward(
-    grad_output: TensorSpec, input_sizes: Sequence[int | SymNode], dim: int, start: int | SymNode,
-    end: int | SymNode, step: int | SymNode,
+    grad_output: TensorSpec, input_sizes: Sizes, dim: int, start: Size,
+    end: Size, step: Size,
 ) -> TensorSpec:
     result = grad_output.like(input_sizes)
     check_expandable(grad_output.shape, slice_spec(result, dim, start, end, step).shape, "slice_backward")
@@ -57,7 +55,7 @@ def slice_backward(
 
 @rule("select_backward")
 def select_backward(
-    grad_output: TensorSpec, input_sizes: Sequence[int | SymNode], dim: int, index: int | SymNode
+    grad_output: TensorSpec, input_sizes: Sizes, dim: int, index: Size
 ) -> TensorSpec:
     result = grad_output.like(input_sizes)
     check_expandable(grad_output.shape, select_spec(result, dim, index).shape, "select_backward")
@@ -100,7 +98,7 @@ def slice_scatter(
 
 
 @rule("select_scatter")
-def select_scatter(spec: TensorSpec, src: TensorSpec, dim: int, index: int | SymNode) -> TensorSpec:
+def select_scatter(spec: TensorSpec, src: TensorSpec, dim: int, index: Size) -> TensorSpec:
     _check_source("select_scatter", src, select_spec(spec, dim, index))
     return copy_whole_storage(spec)
 
@@ -162,7 +160,7 @@ def detach_(spec: TensorSpec) -> Same:
 MOST_ELEMENTS = 2**63 - 1
 
 
-def resize_spec(spec: TensorSpec, size: Sequence[int | SymNode], memory_format: torch.memory_format | None) -> TensorSpec:
+def resize_spec(spec: TensorSpec, size: Sizes, memory_format: torch.memory_format | None) -> TensorSpec:
     """With the same shape, strides are kept; with another shape, or a memory format, they are recomputed."""
     if any(s < 0 for s in size):
         raise ArgumentError(f"resize_: {list(size)} has a negative size")
@@ -176,7 +174,7 @@ def resize_spec(spec: TensorSpec, size: Sequence[int | SymNode], memory_format: 
 
 
 @rule("resize_")
-def resize_(spec: TensorSpec, size: Sequence[int | SymNode], *, memory_format: torch.memory_format | None = None) -> Same:
+def resize_(spec: TensorSpec, size: Sizes, *, memory_format: torch.memory_format | None = None) -> Same:
     return change_in_place(spec, resize_spec(spec, size, memory_format))
 
 
@@ -203,8 +201,8 @@ def set_source(spec: TensorSpec, source: TensorSpec) -> Same:
 
 @batching_rule("slice_backward")
 def batch_slice_backward(
-    keys: object, gradient: torch.Tensor, sizes: list[int | torch.SymInt], dim: int, start: int | SymNode,
-    end: int | SymNode, step: int | SymNode,
+    keys: object, gradient: torch.Tensor, sizes: list[int | torch.SymInt], dim: int, start: Size,
+    end: Size, step: Size,
 ) -> object:
     level = BatchLevel()
     dim = dim_behind_batch(dim, len(sizes))
