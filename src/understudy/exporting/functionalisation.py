@@ -418,11 +418,9 @@ class _Functionalisation:
         made = self._value_of(source, write)
         into, given = target.meta["val"]._spec, source.meta["val"]._spec
         is_same_shape = len(given.shape) == len(into.shape) and all(map(is_provably_equal, given.shape, into.shape))
-        if is_same_shape and given.device != into.device:
-            kwargs = {"dtype": into.dtype, "device": into.device}
-            return add_call(self._graph, aten._to_copy.default, (made,), write, _new_value(target), kwargs)
-        if is_same_shape and given.dtype is not into.dtype:
-            kwargs = {"dtype": into.dtype}
+        if is_same_shape and (given.device != into.device or given.dtype is not into.dtype):
+            device = {"device": into.device} if given.device != into.device else {}
+            kwargs = {"dtype": into.dtype, **device}
             return add_call(self._graph, aten._to_copy.default, (made,), write, _new_value(target), kwargs)
         if is_same_shape and made is source and source not in self._parents and _is_made_for(write, source):
             return made

@@ -94,17 +94,17 @@ class Cache:
     def forget_plans(self) -> None:
         """Drop all plans, because something that they depend on has changed (a new rule, say)."""
         with self._lock:
-            self.plans.clear()
-            self.recipes.clear()
-            self.shared.clear()
+            self._drop_all()
         for dependent in list(self._dependents):
             dependent.forget_plans()
 
+    def _drop_all(self) -> None:
+        for table in (self.plans, self.recipes, self.shared):
+            table.clear()
+
     def clear(self) -> None:
         with self._lock:
-            self.plans.clear()
-            self.recipes.clear()
-            self.shared.clear()
+            self._drop_all()
             self.hits = self.misses = 0
             self.bypasses.clear()
 

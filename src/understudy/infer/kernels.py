@@ -82,7 +82,11 @@ def strided_on(spec: TensorSpec, device: torch.device, zero: bool = False) -> to
     if zero:  # kernels that take an overlapping out= for contiguous write one element after the other
         extent = max(extent, spec.offset + spec.numel)
     make = torch.zeros if zero else torch.empty
-    tensor = make((extent,), dtype=spec.dtype, device=device).as_strided(*spec.numbers)
+    return _set_bits(make((extent,), dtype=spec.dtype, device=device).as_strided(*spec.numbers), spec)
+
+
+def _set_bits(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
+    """The tensor with the spec's bits for conjugation and negation."""
     if spec.conj:
         _torch.set_conj(tensor, True)
     if spec.neg:
@@ -532,12 +536,7 @@ def _run_on_shared(call: Call, inputs: Sequence[Any]) -> Outcomes | None:
 def _view_of(spec: TensorSpec, storage: torch.Tensor) -> torch.Tensor:
     tensor = torch.empty(0, dtype=spec.dtype)
     shape, stride, offset = spec.numbers
-    tensor.set_(storage.untyped_storage(), offset, shape, stride)
-    if spec.conj:
-        _torch.set_conj(tensor, True)
-    if spec.neg:
-        _torch.set_neg(tensor, True)
-    return tensor
+    return _set_bits(tensor.set_(storage.untyped_storage(), offset, shape, stride), spec)
 
 
 def can_run_eager(call: Call) -> bool:

@@ -458,15 +458,13 @@ def is_built() -> bool:
 @answer("torch._C._can_use_flash_attention")
 def can_use_flash_attention(params: Any, debug: bool = False) -> bool:
     """C++ sees a meta device. Jagged tensors choose their kernel by this."""
-    tensors = params.query, params.key, params.value
-    facts = find_facts(params.query)
-    return flash_takes(*tensors, params.attn_mask, params.enable_gqa, params.dropout, facts)
+    return flash_takes(params, find_facts(params.query))
 
 
 @answer("torch._C._can_use_mem_efficient_attention")
 def can_use_efficient_attention(params: Any, debug: bool = False) -> bool:
     """As for flash attention."""
-    return efficient_takes(params.query, params.key, params.value, find_facts(params.query))
+    return efficient_takes(params, find_facts(params.query))
 
 
 @answer("torch.cuda.nccl.version")

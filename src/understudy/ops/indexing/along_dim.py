@@ -323,11 +323,7 @@ def decompose_take_along_dim(x: Tensor, indices: Tensor, dim: int | None = None)
     if indices.dtype is not torch.int64:
         raise DtypeError(f"take_along_dim: the indices must be int64, got {indices.dtype}")
     dim = wrap_dim(dim, x.dim())
-    wanted = broadcast(_replace_size(x.shape, dim, indices.shape[dim]), indices.shape)
+    wanted = broadcast(replace_size(x.shape, dim, indices.shape[dim]), indices.shape)
     taken = torch.broadcast_to(indices, wanted)
-    source = torch.broadcast_to(x, broadcast(_replace_size(indices.shape, dim, x.shape[dim]), x.shape))
+    source = torch.broadcast_to(x, broadcast(replace_size(indices.shape, dim, x.shape[dim]), x.shape))
     return source.gather(dim, taken.remainder(x.shape[dim]))  # from the end, if negative
-
-
-def _replace_size(shape: Sequence[object], dim: int, size: object) -> list[object]:
-    return [*shape[:dim], size, *shape[dim + 1 :]]

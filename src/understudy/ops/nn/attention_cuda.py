@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -234,25 +234,34 @@ HALF = (torch.float16, torch.bfloat16)
 WIDEST_FLASH_HEAD = 256
 
 
+class AttentionCall(NamedTuple):
+    """The arguments of attention, by the names of torch's `SDPAParams`, which the `…_takes` functions take as well."""
+
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    attn_mask: torch.Tensor | None = None
+    dropout: float = 0.0
+    is_causal: bool = False
+    enable_gqa: bool = False
+
+
 @accelerator_path("scaled_dot_product_attention")
 def attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None = None,
     dropout_p: float = 0.0, is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
 ) -> Any:  # fmt: skip
     """The kernels in torch's order: cuDNN where it is preferred, flash, memory-efficient, math."""
+    call = AttentionCall(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
     _check_devices(query=query, key=key, value=value)
-    if not _fused_attention_takes(query, key, value, is_causal, attn_mask):
+    if not _fused_attention_takes(call):
         return NotImplemented
     facts = find_facts(query)
-    if _cudnn_takes(query, key, value, attn_mask, dropout_p, enable_gqa, facts):
-        return _cudnn(query, key, value, attn_mask, dropout_p, is_causal, scale)
-    if not (is_causal and query.shape[2] != key.shape[2]) and flash_takes(
-        query, key, value, attn_mask, enable_gqa, dropout_p, facts
-    ):
-        return _flash(query, key, value, dropout_p, is_causal, scale)
-    if efficient_takes(query, key, value, facts):
-        return _efficient(query, key, value, attn_mask, dropout_p, is_causal, scale)
-    return NotImplemented
+    if _cudnn_takes(call, facts):
+        return _cudnn(call, scale)
+    if not (is_causal and query.shape[2] != key.shape[2]) and flash_takes(call, facts):
+        return _flash(call, scale)
+    return _efficient(call, scale) if efficient_takes(call, facts) else NotImplemented
 
 
 def _check_devices(**tensors: torch.Tensor) -> None:
@@ -267,10 +276,9 @@ def _check_devices(**tensors: torch.Tensor) -> None:
             raise with_line(error, "scaled_dot_product_attention", ", ".join(map(str, devices.values())))
 
 
-def _fused_attention_takes(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, is_causal: bool, mask: torch.Tensor | None
-) -> bool:
-    if _torch.inner_device(query).type != "cuda" or (mask is not None and (is_causal or mask.stride(-1) != 1)):
+def _fused_attention_takes(call: AttentionCall) -> bool:
+    query, key, value, mask, *_ = call
+    if _torch.inner_device(query).type != "cuda" or (mask is not None and (call.is_causal or mask.stride(-1) != 1)):
         return False
     alike = query.dtype is key.dtype is value.dtype and query.dim() == key.dim() == value.dim() == 4
     return alike and all(
@@ -295,20 +303,17 @@ def find_facts(tensor: torch.Tensor) -> DeviceFacts:
     return facts if isinstance(facts, DeviceFacts) else RECENT_CARD
 
 
-def _heads_fit(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, enable_gqa: bool) -> bool:
-    heads = query.shape[1]
-    same_heads = heads == key.shape[1] == value.shape[1]
-    return same_heads or (enable_gqa and key.shape[1] == value.shape[1] and heads % key.shape[1] == 0)
+def _heads_fit(call: AttentionCall) -> bool:
+    heads, of_keys, of_values = (t.shape[1] for t in (call.query, call.key, call.value))
+    return heads == of_keys == of_values or (call.enable_gqa and of_keys == of_values and heads % of_keys == 0)
 
 
-def _needs_gradient(*tensors: torch.Tensor) -> bool:
-    return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+def _needs_gradient(call: AttentionCall) -> bool:
+    return torch.is_grad_enabled() and any(t.requires_grad for t in (call.query, call.key, call.value))
 
 
-def _cudnn_takes(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, dropout_p: float,
-    enable_gqa: bool, facts: DeviceFacts,
-) -> bool:  # fmt: skip
+def _cudnn_takes(call: AttentionCall, facts: DeviceFacts) -> bool:
+    query, key, value, mask, dropout, *_ = call
     if facts.kind != "cuda" or facts.capability[0] not in CUDNN_FIRST_ON or facts.cudnn <= CUDNN_FIRST_AFTER:
         return False
     if os.environ.get("TORCH_CUDNN_SDPA_DEPRIORITIZED") == "1" or not torch.backends.cuda.cudnn_sdp_enabled():
@@ -325,67 +330,54 @@ def _cudnn_takes(
         and query.shape[3] == key.shape[3]
         and all(width <= widest and width % 8 == 0 for width in widths)
         and key.shape[2] > 1
-        and not (query.shape[2] == 1 and dropout_p > 0)
-        and 16 * dropout_p % 1 == 0  # what cuDNN can tell apart
+        and not (query.shape[2] == 1 and dropout > 0)
+        and 16 * dropout % 1 == 0  # what cuDNN can tell apart
         and max(query.shape[:2]) <= CUDNN_MOST
-        and _heads_fit(query, key, value, enable_gqa)
+        and _heads_fit(call)
         and (mask is None or (not mask.requires_grad and mask.dim() in (2, 4)))
     )
 
 
-def _cudnn(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, dropout_p: float,
-    is_causal: bool, scale: float | None,
-) -> torch.Tensor:  # fmt: skip
+def _cudnn(call: AttentionCall, scale: float | None) -> torch.Tensor:
+    query, key, value, mask, dropout, is_causal, _ = call
     if mask is not None:
-        mask = _as_bias(mask, query).expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
-    training = _needs_gradient(query, key, value)
+        mask = _as_bias(mask, query).expand(*query.shape[:3], key.shape[2])
     return aten._scaled_dot_product_cudnn_attention(
-        query, key, value, mask, training, dropout_p, is_causal, False, scale=scale
+        query, key, value, mask, _needs_gradient(call), dropout, is_causal, False, scale=scale
     )[0]
 
 
-def flash_takes(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, enable_gqa: bool,
-    dropout_p: float, facts: DeviceFacts,
-) -> bool:  # fmt: skip
-    width = query.shape[3]
+def flash_takes(call: AttentionCall, facts: DeviceFacts) -> bool:
+    query, width = call.query, call.query.shape[3]
     if facts.kind == "cuda" and facts.capability < FIRST_WITH_FLASH:
         return False
     has_little_shared_memory = (8, 6) <= facts.capability <= (8, 9) or facts.capability >= (12, 0)
-    has_no_backward = 192 < width <= 224 or (width > 224 and dropout_p > 0)
-    if has_little_shared_memory and has_no_backward and _needs_gradient(query, key, value):
+    has_no_backward = 192 < width <= 224 or (width > 224 and call.dropout > 0)
+    if has_little_shared_memory and has_no_backward and _needs_gradient(call):
         return False
     return (
         torch.backends.cuda.flash_sdp_enabled()
-        and mask is None
+        and call.attn_mask is None
         and query.dtype in HALF
-        and width == key.shape[3] == value.shape[3] <= WIDEST_FLASH_HEAD
-        and _heads_fit(query, key, value, enable_gqa)
+        and width == call.key.shape[3] == call.value.shape[3] <= WIDEST_FLASH_HEAD
+        and _heads_fit(call)
     )
 
 
-def _flash(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    dropout_p: float,
-    is_causal: bool,
-    scale: float | None,
-) -> torch.Tensor:
+def _flash(call: AttentionCall, scale: float | None) -> torch.Tensor:
     """Heads are padded to a multiple of 8; the scale is that of the unpadded width."""
+    query, key, value, _, dropout, is_causal, _ = call
     width = query.shape[3]
     scale = width**-0.5 if scale is None else scale
     missing = -width % 8
     if missing:
         query, key, value = (F.pad(t, (0, missing)) for t in (query, key, value))
-    out = aten._scaled_dot_product_flash_attention(
-        query, key, value, dropout_p, is_causal, False, scale=scale
-    )[0]
+    out = aten._scaled_dot_product_flash_attention(query, key, value, dropout, is_causal, False, scale=scale)[0]
     return out[..., :width] if missing else out
 
 
-def efficient_takes(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, facts: DeviceFacts) -> bool:
+def efficient_takes(call: AttentionCall, facts: DeviceFacts) -> bool:
+    query, key, value = call.query, call.key, call.value
     is_old = facts.kind == "cuda" and facts.capability < FIRST_WITH_BFLOAT16
     dtypes = (torch.float16, torch.float32) if is_old else (*HALF, torch.float32)
     multiple = _head_multiple(query.dtype, facts)
@@ -407,14 +399,11 @@ def _head_multiple(dtype: torch.dtype, facts: DeviceFacts) -> int:
     return (8 if is_half else 4) if has_units else 1
 
 
-def _efficient(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, dropout_p: float,
-    is_causal: bool, scale: float | None,
-) -> torch.Tensor:  # fmt: skip
-    training = _needs_gradient(query, key, value)
+def _efficient(call: AttentionCall, scale: float | None) -> torch.Tensor:
+    query, key, value, mask, dropout, is_causal, _ = call
     bias = None if mask is None else _bias(mask, query, key)
     return aten._scaled_dot_product_efficient_attention(
-        query, key, value, bias, training, dropout_p, is_causal, scale=scale
+        query, key, value, bias, _needs_gradient(call), dropout, is_causal, scale=scale
     )[0]
 
 
@@ -423,7 +412,7 @@ def _bias(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.T
     mask = _as_bias(mask, query)
     if mask.stride(-1) != 1 or any(step % 8 for step in mask.stride()[:-1]):
         mask = F.pad(mask, (0, 8 - mask.shape[-1] % 8))[..., : mask.shape[-1]]
-    return mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
+    return mask.expand(*query.shape[:3], key.shape[2])
 
 
 def _as_bias(mask: torch.Tensor, query: torch.Tensor) -> torch.Tensor:

@@ -13,8 +13,14 @@ from understudy.errors import ArgumentError, ShapeMismatch
 from understudy.ops.registry import rule
 from understudy.ops.shared.batching import BatchLevel, batching_rule
 from understudy.ops.shared.decompositions import decomposition
+from understudy.ops.shared.dims import for_each
 from understudy.ops.shared.dtypes import FLOATS, INTEGERS, check_cpu_dtype, check_one_dtype
-from understudy.ops.shared.layouts import is_provably_row_major, looks_channels_last, suggested_strides
+from understudy.ops.shared.layouts import (
+    is_provably_row_major,
+    looks_channels_last,
+    suggested_strides,
+    with_height,
+)
 from understudy.shapes.node import Shape, Size, Sizes
 from understudy.spec import (
     TensorSpec,
@@ -47,10 +53,10 @@ class Window(NamedTuple):
         if spatial not in (1, 2, 3):
             raise ShapeMismatch(f"convolution: a weight has 3 to 5 dimensions, got {weight}")
         window = cls(
-            _for_each(stride, spatial, "stride"),
-            _for_each(padding, spatial, "padding"),
-            _for_each(dilation, spatial, "dilation"),
-            _for_each(output_padding, spatial, "output_padding"),
+            for_each(stride, spatial, "convolution: stride"),
+            for_each(padding, spatial, "convolution: padding"),
+            for_each(dilation, spatial, "convolution: dilation"),
+            for_each(output_padding, spatial, "convolution: output_padding"),
             transposed,
             groups,
         )
@@ -72,17 +78,6 @@ class Window(NamedTuple):
         if self.transposed:
             return [(n - 1) * s - 2 * p + d * (k - 1) + extra + 1 for n, k, s, p, d, extra in rows]
         return [(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d, _ in rows]
-
-
-def _for_each(numbers: list[Size], spatial: int, name: str) -> Shape:
-    given = tuple(numbers)
-    if len(given) == 1:
-        return given * spatial
-    if len(given) != spatial:
-        raise ArgumentError(
-            f"convolution: {name} {list(given)} has not one number for each of {spatial} dimensions"
-        )
-    return given
 
 
 def output_shape(x: TensorSpec, weight: TensorSpec, window: Window) -> Shape:
@@ -216,18 +211,12 @@ def _in_channels_last(x: TensorSpec, weight: TensorSpec, window: Window) -> bool
     if x.ndim == 3:
         # A contiguous input is not copied, and with one channel may have the strides of both formats.
         seen = x if x.is_contiguous else x.like()
-        x, weight = _with_height(seen), _with_height(weight)
+        x, weight = with_height(seen), with_height(weight)
     if not (looks_channels_last(x) or looks_channels_last(weight)):
         return False
     if x.device.type == "cpu":
         return x.ndim == 4 or uses_onednn(x, weight, window)
     return x.dtype is not torch.float64  # cuDNN
-
-
-def _with_height(spec: TensorSpec) -> TensorSpec:
-    """A 1-D kernel (or signal) as a 2-D one of height 1."""
-    (a, b, size), (step_a, step_b, step) = spec.shape, spec.stride
-    return spec.like((a, b, 1, size), stride=(step_a, step_b, size * step, step))
 
 
 def _strides(shape: Shape, in_channels_last: bool) -> Shape:
@@ -307,7 +296,7 @@ def convolution_backward(
     if for_bias and with_onednn and not for_weight:
         # oneDNN computes both gradients at once, and returns both; that of a 1-D kernel is then still 2-D.
         for_weight = True
-        weight = _with_height(weight) if weight.ndim == 3 else weight
+        weight = with_height(weight) if weight.ndim == 3 else weight
     return (
         x.like(stride=_strides(x.shape, in_channels_last)) if for_input else None,
         _gradient_of_weight(weight, window, in_channels_last, with_onednn or not on_cpu)
@@ -333,7 +322,7 @@ def _gradient_of_weight(
     dilated = any(step != 1 for step in window.dilation)
     if in_channels_last and not by_library and (window.transposed or not dilated):
         # torch's own loops follow the strides of the copied weight; a 1x1 kernel fits both formats, and is not copied.
-        seen = _with_height(weight) if weight.ndim == 3 else weight
+        seen = with_height(weight) if weight.ndim == 3 else weight
         if is_channels_last_contiguous(seen.shape, seen.stride):
             in_channels_last = looks_channels_last(seen)
     return weight.like(stride=_strides(weight.shape, in_channels_last))

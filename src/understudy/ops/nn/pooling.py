@@ -20,6 +20,7 @@ from understudy.errors import ArgumentError, DtypeError, ShapeMismatch
 from understudy.ops.registry import rule
 from understudy.ops.shared.batching import BatchLevel, batching_rule
 from understudy.ops.shared.decompositions import decomposition, under_transforms
+from understudy.ops.shared.dims import for_each
 from understudy.ops.shared.dtypes import (
     COMPLEX,
     FLOATS,
@@ -28,7 +29,7 @@ from understudy.ops.shared.dtypes import (
     check_cpu_dtype,
     check_one_dtype,
 )
-from understudy.ops.shared.layouts import looks_channels_last, suggested_strides
+from understudy.ops.shared.layouts import looks_channels_last, suggested_strides, with_height
 from understudy.shapes.node import Shape, Size, Sizes
 from understudy.shapes.sizes import smaller
 from understudy.spec import TensorSpec, same_shape, spec_of
@@ -37,16 +38,6 @@ Function = Callable[..., object]
 aten = torch.ops.aten
 Tensor = torch.Tensor
 
-
-
-def for_each(numbers: object, spatial: int, what: str) -> Shape:
-    """One number for each spatial dimension, from one for all or from a list of them."""
-    given = tuple(numbers) if isinstance(numbers, (list, tuple)) else (numbers,)
-    if len(given) == 1:
-        return given * spatial
-    if len(given) != spatial:
-        raise ArgumentError(f"{what}: {list(given)} has not one number for each of {spatial} dimensions")
-    return given
 
 
 def _check_input(what: str, x: TensorSpec, spatial: int) -> None:
@@ -350,13 +341,6 @@ def adaptive_avg_pool_whole(x: TensorSpec, output_size: Sizes) -> Any:
     return _place_result(x, shape, _keeps_format(x, spatial, spatial == 2 or to_point))
 
 
-def _with_height(x: TensorSpec) -> TensorSpec:
-    """A signal as an image of height 1."""
-    *lead, size = x.shape
-    *steps, step = x.stride
-    return x.like((*lead, 1, size), stride=(*steps, size * step, step))
-
-
 def _without_height(spec: TensorSpec) -> TensorSpec:
     return spec.like((*spec.shape[:-2], spec.shape[-1]), stride=(*spec.stride[:-2], spec.stride[-1]))
 
@@ -376,7 +360,7 @@ def avg_pool1d(
     (kernel,) = for_each(kernel_size, 1, "avg_pool1d")
     (pad,) = for_each(padding, 1, "avg_pool1d")
     (step,) = for_each(stride, 1, "avg_pool1d") if stride else (kernel,)
-    image = _with_height(x)
+    image = with_height(x)
     shape = _pooled_shape("avg_pool1d", image, 2, (1, kernel), (1, step), (0, pad), 1, ceil_mode)
     return _without_height(_place_result(image, shape, _keeps_format(image, 2, True)))
 
@@ -384,7 +368,7 @@ def avg_pool1d(
 @rule("adaptive_avg_pool1d")
 def adaptive_avg_pool1d(x: TensorSpec, output_size: Sizes) -> TensorSpec:
     _check_signal("adaptive_avg_pool1d", x)
-    return _without_height(adaptive_avg_pool_whole(_with_height(x), (1, *output_size)))
+    return _without_height(adaptive_avg_pool_whole(with_height(x), (1, *output_size)))
 
 
 def _make_pooling_rule(op: Any) -> Function:

@@ -102,3 +102,13 @@ def complete_shape(spec: TensorSpec, shape: Sequence[Any]) -> tuple[Any, ...]:
             f"shape {list(shape)} does not fit {spec}: {spec.numel} elements are not divisible by {known}"
         )
     return replace_size(shape, unknown, spec.numel // known)
+
+
+def for_each(numbers: object, spatial: int, what: str) -> Shape:
+    """One number for each spatial dimension, from one for all or from a list of them."""
+    given = tuple(numbers) if isinstance(numbers, (list, tuple)) else (numbers,)
+    if len(given) == 1:
+        return given * spatial
+    if len(given) != spatial:
+        raise ArgumentError(f"{what}: {list(given)} has not one number for each of {spatial} dimensions")
+    return given

@@ -242,6 +242,13 @@ def _strides_by_chunks(old: Shape, stride: Shape, shape: Shape) -> Shape | None:
     return tuple(new_stride) if new_dim == -1 else None
 
 
+def with_height(spec: TensorSpec) -> TensorSpec:
+    """A signal, or a kernel for signals, as an image of height 1."""
+    *lead, size = spec.shape
+    *steps, step = spec.stride
+    return spec.like((*lead, 1, size), stride=(*steps, size * step, step))
+
+
 def expand_strides(spec: TensorSpec, sizes: Sequence[Any]) -> tuple[Shape, Shape]:
     """Shape and strides of `spec` expanded to `sizes`, whose -1 keep a size."""
     added = len(sizes) - len(spec.shape)

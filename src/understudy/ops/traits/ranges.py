@@ -217,24 +217,10 @@ EXTRAORDINARY = 1e8
 """From here on, a number is taken for a marker, as -1e9 for "not yet": all others are on one side of it."""
 
 
-@value_range("lt")
-def _lt(a: object, b: object) -> ValueRange:
-    return _compare(a, b, True)
-
-
-@value_range("le")
-def _le(a: object, b: object) -> ValueRange:
-    return _compare(a, b, False)
-
-
-@value_range("gt")
-def _gt(a: object, b: object) -> ValueRange:
-    return _compare(b, a, True)
-
-
-@value_range("ge")
-def _ge(a: object, b: object) -> ValueRange:
-    return _compare(b, a, False)
+value_range("lt")(lambda a, b: _compare(a, b, True))
+value_range("le")(lambda a, b: _compare(a, b, False))
+value_range("gt")(lambda a, b: _compare(b, a, True))
+value_range("ge")(lambda a, b: _compare(b, a, False))
 
 
 @value_range("isnan")
