@@ -11,7 +11,10 @@ import torch
 from understudy.errors import ArgumentError, DimensionError, DtypeError, ShapeMismatch
 from understudy.ops.registry import rule
 from understudy.ops.shared.batching import BatchLevel, as_rows, batching_rule, dim_behind_batch
-from understudy.ops.shared.decompositions import broadcast, decomposition, under_transforms
+from understudy.ops.shared.decompositions import (
+    broadcast,
+    decomposition_at_any_level,
+)
 from understudy.ops.shared.dims import replace_size, size_at, without, wrap_dim
 from understudy.ops.shared.dtypes import (
     BOOL,
@@ -313,8 +316,7 @@ batching_rule("scatter_add")(_make_scatter_rule(torch.scatter_add))
 # --- decompositions for symbolic sizes ----------------------------------------------------------------------
 
 
-@under_transforms("take_along_dim")
-@decomposition("take_along_dim")
+@decomposition_at_any_level("take_along_dim")
 def decompose_take_along_dim(x: Tensor, indices: Tensor, dim: int | None = None) -> Tensor:
     if x.dim() != indices.dim() and dim is not None:
         raise ShapeMismatch(f"take_along_dim: {x.dim()} dimensions, but indices have {indices.dim()}")

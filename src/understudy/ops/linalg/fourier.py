@@ -15,7 +15,7 @@ import torch
 from understudy import _torch
 from understudy.errors import ArgumentError, DtypeError, OperatorError, ShapeMismatch
 from understudy.ops.registry import rule
-from understudy.ops.shared.decompositions import decomposition, under_transforms
+from understudy.ops.shared.decompositions import decomposition_at_any_level
 from understudy.ops.shared.dtypes import FLOATS, HALVES
 from understudy.shapes.node import Shape
 from understudy.shapes.sizes import is_any_of
@@ -185,8 +185,7 @@ UNSCALED, BY_ROOT, BY_LENGTH = 0, 1, 2
 """How `_fft_r2c`, `_fft_c2r` and `_fft_c2c` scale."""
 
 
-@under_transforms("stft.center")
-@decomposition("stft.center")
+@decomposition_at_any_level("stft.center")
 def decompose_stft_centred(
     x: Tensor, n_fft: int, hop_length: int | None = None, win_length: int | None = None, window: Tensor | None = None,
     center: bool = True, pad_mode: str = "reflect", normalized: bool = False, onesided: bool | None = None,
@@ -204,8 +203,7 @@ def decompose_stft_centred(
     )
 
 
-@under_transforms("stft")
-@decomposition("stft")
+@decomposition_at_any_level("stft")
 def decompose_stft(
     x: Tensor, n_fft: int, hop_length: int | None = None, win_length: int | None = None, window: Tensor | None = None,
     normalized: bool = False, onesided: bool | None = None, return_complex: bool | None = None,
@@ -286,8 +284,7 @@ def _widen_window(window: Tensor | None, x: Tensor, n_fft: int, win_length: int)
     return wide
 
 
-@under_transforms("istft")
-@decomposition("istft")
+@decomposition_at_any_level("istft")
 def decompose_istft(
     x: Tensor, n_fft: int, hop_length: int | None = None, win_length: int | None = None, window: Tensor | None = None,
     center: bool = True, normalized: bool = False, onesided: bool | None = None, length: int | None = None,

@@ -14,7 +14,12 @@ import torch
 from understudy.errors import ArgumentError, DtypeError, ShapeMismatch
 from understudy.ops.linalg.decompositions import check_matrix, check_square
 from understudy.ops.registry import rule
-from understudy.ops.shared.decompositions import decide_contiguity, decomposition, under_transforms
+from understudy.ops.shared.decompositions import (
+    decide_contiguity,
+    decomposition,
+    decomposition_at_any_level,
+    under_transforms,
+)
 from understudy.ops.shared.dims import wrap_dim
 from understudy.ops.shared.dtypes import (
     COMPLEX,
@@ -48,8 +53,7 @@ Tensor = torch.Tensor
 # --- norms --------------------------------------------------------------------------------------------------------
 
 
-@under_transforms("linalg_matrix_norm")
-@decomposition("linalg_matrix_norm")
+@decomposition_at_any_level("linalg_matrix_norm")
 def decompose_matrix_norm(
     x: Tensor,
     ord: Any,

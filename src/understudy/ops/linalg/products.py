@@ -14,6 +14,7 @@ from understudy.ops.registry import rule
 from understudy.ops.shared.decompositions import (
     broadcast,
     decomposition,
+    decomposition_at_any_level,
     has_symbolic_sizes,
     under_transforms,
 )
@@ -475,8 +476,7 @@ def _reshape(x: Any, shape: Sequence[object]) -> Tensor:
 # --- chains of products: decompositions for symbolic sizes --------------------------------------------------
 
 
-@under_transforms("linalg_multi_dot")
-@decomposition("linalg_multi_dot")
+@decomposition_at_any_level("linalg_multi_dot")
 def decompose_multi_dot(tensors: Sequence[Tensor]) -> Any:
     """The order of multiplication depends on the sizes: guards compare the costs."""
     first, last = tensors[0], tensors[-1]
@@ -555,8 +555,7 @@ def _multiply_chain(chain: Sequence[Tensor], cheapest: CheapestOrder, i: int, j:
 # --- Kronecker and other products: decompositions for symbolic sizes ----------------------------------------
 
 
-@under_transforms("kron")
-@decomposition("kron")
+@decomposition_at_any_level("kron")
 def decompose_kron(a: Tensor, b: Tensor) -> Tensor:
     rank = max(a.dim(), b.dim())
     sizes, others = ([1] * (rank - t.dim()) + list(t.shape) for t in (a, b))

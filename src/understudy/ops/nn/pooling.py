@@ -19,7 +19,7 @@ from understudy import _torch
 from understudy.errors import ArgumentError, DtypeError, ShapeMismatch
 from understudy.ops.registry import rule
 from understudy.ops.shared.batching import BatchLevel, batching_rule
-from understudy.ops.shared.decompositions import decomposition, under_transforms
+from understudy.ops.shared.decompositions import decomposition, decomposition_at_any_level
 from understudy.ops.shared.dims import for_each
 from understudy.ops.shared.dtypes import (
     COMPLEX,
@@ -492,8 +492,7 @@ def check_pooled_dtype(x: Tensor) -> None:
         check_cpu_dtype("max_pool1d", spec, FLOATS)
 
 
-@under_transforms("max_pool1d")
-@decomposition("max_pool1d")
+@decomposition_at_any_level("max_pool1d")
 def decompose_max_pool1d(x: Tensor, *args: object, **kwargs: object) -> Tensor:
     output: Tensor = aten.max_pool1d_with_indices(x, *args, **kwargs)[0]
     return output

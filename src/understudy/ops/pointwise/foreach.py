@@ -32,6 +32,8 @@ from understudy.spec import (
 )
 
 Specs = Sequence[TensorSpec]
+MakeListRule = Callable[[str, Rule], Rule]
+"""From the name of a list operator, and the rule for one entry, to the rule for lists."""
 UNARY = (
     "abs acos asin atan ceil cos cosh erf erfc exp expm1 floor frac lgamma log log10 log1p log2 neg reciprocal "
     "round rsqrt sigmoid sign sin sinh sqrt tan tanh trunc"
@@ -93,7 +95,7 @@ def written(name: str, function: Callable[..., TensorSpec]) -> Rule:
     return check
 
 
-def register(name: str, list_rule: Callable[[str, Rule], Rule], of: str) -> None:
+def register(name: str, list_rule: MakeListRule, of: str) -> None:
     """The functional and the in-place variant of a list operator."""
     packet, _, overload = name.partition(".")
     suffix = f".{overload}" if overload else ""
@@ -118,28 +120,23 @@ def _in_place_variant(of: str) -> Callable[..., TensorSpec]:
     return absolute_in_place
 
 
-def unary(name: str, one: Rule) -> Rule:
-    def list_rule(tensors: Specs) -> list[object]:
-        check_lists(name, tensors)
-        return each(one, tensors)
+def over_lists(count: int) -> MakeListRule:
+    """For operators whose first `count` arguments are lists of one length; other arguments go with each entry."""
 
-    return list_rule
+    def make(name: str, one: Rule) -> Rule:
+        def list_rule(*args: Any, **kwargs: object) -> list[Any]:
+            lists, others = args[:count], args[count:]
+            check_lists(name, *lists)
+            return each(lambda *entries: one(*entries, *others, **kwargs), *lists)
 
+        return list_rule
 
-def with_list(name: str, one: Rule) -> Rule:
-    def list_rule(tensors: Specs, others: Specs, **kwargs: object) -> list[object]:
-        check_lists(name, tensors, others)
-        return each(lambda a, b: one(a, b, **kwargs), tensors, others)
-
-    return list_rule
+    return make
 
 
-def with_number(name: str, one: Rule) -> Rule:
-    def list_rule(tensors: Specs, number: Scalar | complex) -> list[Any]:
-        check_lists(name, tensors)
-        return each(lambda a: one(a, number), tensors)
-
-    return list_rule
+def with_value(make: MakeListRule) -> MakeListRule:
+    """For rules that take the number after three tensors by its name."""
+    return lambda name, one: make(name, lambda a, b, c, value=1: one(a, b, c, value=value))
 
 
 def with_tensor(name: str, one: Rule) -> Rule:
@@ -148,22 +145,6 @@ def with_tensor(name: str, one: Rule) -> Rule:
         if other.shape:
             raise ShapeMismatch(f"{name}: the tensor that goes with all must be 0-dim, not {other}")
         return each(lambda a: one(a, other, **kwargs), tensors)
-
-    return list_rule
-
-
-def ternary(name: str, one: Rule) -> Rule:
-    def list_rule(tensors: Specs, first: Specs, second: Specs, value: Scalar | complex = 1) -> list[Any]:
-        check_lists(name, tensors, first, second)
-        return each(lambda a, b, c: one(a, b, c, value=value), tensors, first, second)
-
-    return list_rule
-
-
-def ternary_with_numbers(name: str, one: Rule) -> Rule:
-    def list_rule(tensors: Specs, first: Specs, second: Specs, numbers: Sequence[Scalar]) -> list[Any]:
-        check_lists(name, tensors, first, second, numbers)
-        return each(lambda a, b, c, value: one(a, b, c, value=value), tensors, first, second, numbers)
 
     return list_rule
 
@@ -180,38 +161,22 @@ def ternary_with_tensor(name: str, one: Rule) -> Rule:
     return list_rule
 
 
-def lerp_with_number(name: str, one: Rule) -> Rule:
-    def list_rule(tensors: Specs, ends: Specs, weight: Scalar | complex) -> list[Any]:
-        check_lists(name, tensors, ends)
-        return each(lambda a, b: one(a, b, weight), tensors, ends)
-
-    return list_rule
-
-
-def three_lists(name: str, one: Rule) -> Rule:
-    def list_rule(tensors: Specs, first: Specs, second: Sequence[object]) -> list[Any]:
-        check_lists(name, tensors, first, second)
-        return each(one, tensors, first, second)
-
-    return list_rule
-
-
 for _name in UNARY:
-    register(_name, unary, _name)
+    register(_name, over_lists(1), _name)
 for _name, _of in BINARY_LISTS.items():
-    register(_name, with_list, _of)
+    register(_name, over_lists(2), _of)
 for _name, _of in BINARY_NUMBERS.items():
-    register(f"{_name}.Scalar", with_number, _of)
-    register(f"{_name}.ScalarList", with_list, _of)
+    register(f"{_name}.Scalar", over_lists(1), _of)
+    register(f"{_name}.ScalarList", over_lists(2), _of)
 for _name, _of in BINARY_TENSOR.items():
     register(_name, with_tensor, _of)
 for _name in ("addcmul", "addcdiv"):
-    register(f"{_name}.Scalar", ternary, _name)
-    register(f"{_name}.ScalarList", ternary_with_numbers, _name)
+    register(f"{_name}.Scalar", with_value(over_lists(3)), _name)
+    register(f"{_name}.ScalarList", with_value(over_lists(4)), _name)
     register(f"{_name}.Tensor", ternary_with_tensor, _name)
-register("lerp.Scalar", lerp_with_number, "lerp.Scalar")
-register("lerp.ScalarList", three_lists, "lerp.Scalar")
-register("lerp.List", three_lists, "lerp.Tensor")
+register("lerp.Scalar", over_lists(2), "lerp.Scalar")
+register("lerp.ScalarList", over_lists(3), "lerp.Scalar")
+register("lerp.List", over_lists(3), "lerp.Tensor")
 
 
 @rule("_foreach_pow.ScalarAndTensor")

@@ -10,7 +10,7 @@ import torch
 from understudy import _torch
 from understudy.errors import ArgumentError, DtypeError, ShapeMismatch
 from understudy.ops.registry import rule
-from understudy.ops.shared.decompositions import decomposition, under_transforms
+from understudy.ops.shared.decompositions import decomposition, decomposition_at_any_level
 from understudy.ops.shared.dims import replace_size, size_at, wrap_dim, wrap_dims
 from understudy.ops.shared.dtypes import (
     BOOL,
@@ -226,37 +226,16 @@ def decompose_vander(x: Tensor, N: int | None = None, increasing: bool = False) 
     return powers if increasing else powers.flip((1,))
 
 
-@under_transforms("gradient.scalarint")
-@decomposition("gradient.scalarint")
-def decompose_gradient(x: Tensor, *, spacing: object = None, dim: int | None = None, edge_order: int = 1) -> Any:
-    dims = range(x.dim()) if dim is None else (dim,)
-    return _gradients(x, [1.0 if spacing is None else spacing] * len(dims), dims, edge_order)
-
-
-@under_transforms("gradient.scalararray")
-@decomposition("gradient.scalararray")
-def decompose_gradient_along(x: Tensor, *, spacing: object, dim: Sequence[int], edge_order: int = 1) -> Any:
-    return _gradients(x, [spacing] * len(dim), dim, edge_order)
-
-
-@under_transforms("gradient.array")
-@decomposition("gradient.array")
-def decompose_gradient_of_one(x: Tensor, *, dim: Sequence[int], edge_order: int = 1) -> Any:
-    return _gradients(x, [1.0] * len(dim), dim, edge_order)
-
-
-@under_transforms("gradient.scalarrayint", "gradient.tensorarrayint")
-@decomposition("gradient.scalarrayint", "gradient.tensorarrayint")
-def decompose_gradient_spaced(x: Tensor, *, spacing: Sequence[object], dim: int | None = None, edge_order: int = 1) -> Any:
-    return _gradients(x, spacing, range(x.dim()) if dim is None else (dim,), edge_order)
-
-
-@under_transforms("gradient.scalarrayarray", "gradient.tensorarray")
-@decomposition("gradient.scalarrayarray", "gradient.tensorarray")
-def decompose_gradient_spaced_along(
-    x: Tensor, *, spacing: Sequence[object], dim: Sequence[int], edge_order: int = 1
-) -> Any:
-    return _gradients(x, spacing, dim, edge_order)
+@decomposition_at_any_level(
+    "gradient.scalarint", "gradient.scalararray", "gradient.array", "gradient.scalarrayint", "gradient.scalarrayarray",
+    "gradient.tensorarrayint", "gradient.tensorarray",
+)  # fmt: skip
+def decompose_gradient(x: Tensor, *, spacing: Any = None, dim: Any = None, edge_order: int = 1) -> list[Tensor]:
+    """`spacing` is one number for all dimensions, or a list of numbers or of tensors of places."""
+    dims = range(x.dim()) if dim is None else (dim,) if isinstance(dim, int) else dim
+    if not isinstance(spacing, (list, tuple)):
+        spacing = [1.0 if spacing is None else spacing] * len(dims)
+    return _gradients(x, spacing, dims, edge_order)
 
 
 def _gradients(x: Tensor, spacing: Sequence[object], dims: Sequence[int], edge_order: int) -> list[Tensor]:

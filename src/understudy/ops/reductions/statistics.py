@@ -11,7 +11,7 @@ import torch
 
 from understudy.errors import ArgumentError, ShapeMismatch
 from understudy.ops.registry import rule
-from understudy.ops.shared.decompositions import decomposition, under_transforms
+from understudy.ops.shared.decompositions import decomposition_at_any_level
 from understudy.ops.shared.dtypes import FLOATS, NUMBERS, check_cpu_dtype, check_one_dtype
 from understudy.spec import TensorSpec, same_shape
 
@@ -20,8 +20,7 @@ Tensor = torch.Tensor
 # --- covariance ---------------------------------------------------------------------------------------------------
 
 
-@under_transforms("cov")
-@decomposition("cov")
+@decomposition_at_any_level("cov")
 def decompose_cov(
     x: Tensor, *, correction: int = 1, fweights: Tensor | None = None, aweights: Tensor | None = None
 ) -> Tensor:
@@ -72,8 +71,7 @@ def _is_true(condition: Tensor) -> bool:
     return torch.equal(condition, condition.new_ones(()))
 
 
-@under_transforms("corrcoef")
-@decomposition("corrcoef")
+@decomposition_at_any_level("corrcoef")
 def decompose_corrcoef(x: Tensor) -> Tensor:
     if x.dim() > 2:
         raise ShapeMismatch(f"corrcoef: expected at most two dimensions, got {x.dim()}")

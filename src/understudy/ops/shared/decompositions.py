@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from understudy import _torch
-from understudy.ops.registry import Trait
+from understudy.ops.registry import Registered, Trait
 from understudy.shapes.sizes import from_torch, to_torch
 from understudy.spec import TensorSpec, broadcast_shapes
 
@@ -21,6 +21,13 @@ decomposition: Trait[Function] = Trait("decomposition for symbolic sizes")
 """A function may return `NotImplemented` to leave a call to C++."""
 
 under_transforms: Trait[Function] = Trait("decomposition for symbolic sizes under a transform of torch.func")
+
+
+def decomposition_at_any_level(*ops: str) -> Callable[[Registered], Registered]:
+    """Registers a function as both: outside of transforms and under them."""
+    return lambda function: under_transforms(*ops)(decomposition(*ops)(function))
+
+
 
 _contiguity: list[Callable[[TensorSpec], None]] = []
 

@@ -11,7 +11,7 @@ import torch
 from understudy.errors import ArgumentError, DimensionError, ShapeMismatch
 from understudy.ops.registry import Rule, rule
 from understudy.ops.shared.batching import BatchLevel, batching_rule, dim_behind_batch
-from understudy.ops.shared.decompositions import decomposition, under_transforms
+from understudy.ops.shared.decompositions import decomposition, decomposition_at_any_level
 from understudy.ops.shared.dims import replace_size, with_inserted, wrap_dim
 from understudy.ops.shared.layouts import expand_strides, is_provably_row_major, looks_channels_last
 from understudy.ops.views.basic import (
@@ -411,8 +411,7 @@ def decompose_tensor_split(x: Tensor, places: Tensor, dim: int = 0) -> Any:
     return aten.tensor_split.indices(x, [places[i].item() for i in range(int(places.shape[0]))], dim)
 
 
-@under_transforms("unsafe_chunk")
-@decomposition("unsafe_chunk")
+@decomposition_at_any_level("unsafe_chunk")
 def decompose_unsafe_chunk(x: Tensor, chunks: int, dim: int = 0) -> Any:
     if chunks <= 0:
         return NotImplemented  # C++ says what is wrong
