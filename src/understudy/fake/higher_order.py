@@ -158,7 +158,6 @@ def _describe_leaf(leaf: object) -> str:
 # Sizes and numbers in which the branches differ, and those that are data-dependent inside a branch, become new unbacked
 # symbols.
 
-INTEGERS = (int, torch.SymInt)
 SAME_IN_BOTH = ("dtype", "device", "layout", "ndim", "conj", "neg")
 
 

@@ -11,7 +11,7 @@ import torch
 from understudy import _torch
 from understudy.errors import ArgumentError, DtypeError, ShapeMismatch
 from understudy.ops.registry import rule
-from understudy.ops.shared.batching import BatchLevel, batching_rule
+from understudy.ops.shared.batching import BatchLevel, at_one_level, batching_rule
 from understudy.ops.shared.dtypes import (
     COMPLEX,
     FLOATS,
@@ -430,15 +430,13 @@ def symbolic_linspace(
 
 
 @batching_rule("new_empty_strided")
+@at_one_level
 def batch_new_empty_strided(
-    keys: object, x: torch.Tensor, size: Sequence[Any], stride: Sequence[Any], **options: Any
+    level: BatchLevel, x: torch.Tensor, size: Sequence[Any], stride: Sequence[Any], **options: Any
 ) -> torch.Tensor:
     """Autograd asks for it, for the gradient of a tensor that was written to by a view."""
-    level = BatchLevel()
     extent: Any = 1
     for number, step in zip(size, stride, strict=True):
         extent = extent + (number - 1) * step
-    with level.below():
-        inside = level.inside(x)
-        result = inside.new_empty_strided((inside.shape[0], *size), (extent, *stride), **options)
-    return level.around(result)
+    inside = level.inside(x)
+    return inside.new_empty_strided((inside.shape[0], *size), (extent, *stride), **options)

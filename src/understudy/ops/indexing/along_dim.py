@@ -10,7 +10,7 @@ import torch
 
 from understudy.errors import ArgumentError, DimensionError, DtypeError, ShapeMismatch
 from understudy.ops.registry import rule
-from understudy.ops.shared.batching import BatchLevel, as_rows, batching_rule, dim_behind_batch
+from understudy.ops.shared.batching import BatchLevel, as_rows, at_one_level, batching_rule, dim_behind_batch
 from understudy.ops.shared.decompositions import (
     broadcast,
     decomposition_at_any_level,
@@ -285,26 +285,22 @@ def masked_scatter_backward(grad_output: TensorSpec, mask: TensorSpec, sizes: Se
 
 
 @batching_rule("gather")
-def batch_gather(keys: object, x: torch.Tensor, dim: int, index: torch.Tensor, *, sparse_grad: bool = False) -> Any:
-    level = BatchLevel()
+@at_one_level
+def batch_gather(level: BatchLevel, x: torch.Tensor, dim: int, index: torch.Tensor, *, sparse_grad: bool = False) -> Any:
     dim = dim_behind_batch(dim, x.dim())
-    with level.below():
-        inside, places = as_rows(level, x), as_rows(level, index)
-        result = torch.gather(inside, dim, places, sparse_grad=sparse_grad)
-        result = result if index.dim() else result.squeeze(-1)
-    return level.around(result)
+    inside, places = as_rows(level, x), as_rows(level, index)
+    result = torch.gather(inside, dim, places, sparse_grad=sparse_grad)
+    return result if index.dim() else result.squeeze(-1)
 
 
 def _make_scatter_rule(function: Function) -> Function:
-    def rule(keys: object, x: torch.Tensor, dim: int, index: torch.Tensor, source: object) -> Any:
-        level = BatchLevel()
+    @at_one_level
+    def rule(level: BatchLevel, x: torch.Tensor, dim: int, index: torch.Tensor, source: object) -> Any:
         dim = dim_behind_batch(dim, x.dim())
-        with level.below():
-            inside, places = as_rows(level, x), as_rows(level, index)
-            given = as_rows(level, source) if isinstance(source, torch.Tensor) else source
-            result = function(inside, dim, places, given)
-            result = result if x.dim() else result.squeeze(-1)
-        return level.around(result)
+        inside, places = as_rows(level, x), as_rows(level, index)
+        given = as_rows(level, source) if isinstance(source, torch.Tensor) else source
+        result = function(inside, dim, places, given)
+        return result if x.dim() else result.squeeze(-1)
 
     return rule
 

@@ -14,7 +14,7 @@ from understudy._torch import OpOverload
 from understudy.errors import ArgumentError, DtypeError, ShapeMismatch
 from understudy.ops.random import check_probability
 from understudy.ops.registry import rule
-from understudy.ops.shared.batching import BatchLevel, batching_rule, with_dims_between
+from understudy.ops.shared.batching import BatchLevel, at_one_level, batching_rule, with_dims_between
 from understudy.ops.shared.dtypes import FLOATS, HALVES, check_cpu_dtype, check_one_dtype
 from understudy.shapes.node import Shape
 from understudy.spec import TensorSpec, broadcast_shapes, check_expandable, preserved_copy, same_shape
@@ -158,18 +158,16 @@ def attention(
 def _make_attention_rule(op: OpOverload, operands: int) -> Function:
     """The batch of vmap is folded into the batch dimension of the operator."""
 
-    def rule(keys: object, *args: Any, attn_mask: Any = None, **options: object) -> Any:
-        level = BatchLevel()
-        with level.below():
-            tensors = [level.inside(tensor) for tensor in args[:operands]]
-            outer, inner = tensors[0].shape[:2]
-            if attn_mask is not None:
-                mask = with_dims_between(level, attn_mask, [1] * (4 - attn_mask.dim()))
-                attn_mask = mask.expand(outer, inner, *mask.shape[2:]).flatten(0, 1)
-            flat = [tensor.flatten(0, 1) for tensor in tensors]
-            results = op(*flat, *args[operands:], attn_mask=attn_mask, **options)
-            unfolded = [result.reshape(outer, inner, *result.shape[1:]) for result in results]
-        return tuple(map(level.around, unfolded))
+    @at_one_level
+    def rule(level: BatchLevel, *args: Any, attn_mask: Any = None, **options: object) -> Any:
+        tensors = [level.inside(tensor) for tensor in args[:operands]]
+        outer, inner = tensors[0].shape[:2]
+        if attn_mask is not None:
+            mask = with_dims_between(level, attn_mask, [1] * (4 - attn_mask.dim()))
+            attn_mask = mask.expand(outer, inner, *mask.shape[2:]).flatten(0, 1)
+        flat = [tensor.flatten(0, 1) for tensor in tensors]
+        results = op(*flat, *args[operands:], attn_mask=attn_mask, **options)
+        return tuple([result.reshape(outer, inner, *result.shape[1:]) for result in results])
 
     return rule
 

@@ -11,7 +11,7 @@ import torch
 
 from understudy.errors import ArgumentError, ShapeMismatch
 from understudy.ops.registry import rule
-from understudy.ops.shared.batching import BatchLevel, batching_rule
+from understudy.ops.shared.batching import BatchLevel, at_one_level, batching_rule
 from understudy.ops.shared.decompositions import decomposition
 from understudy.ops.shared.dims import for_each
 from understudy.ops.shared.dtypes import FLOATS, INTEGERS, check_cpu_dtype, check_one_dtype
@@ -403,54 +403,50 @@ def decompose_convolution_with_named_padding(
 
 
 @batching_rule("convolution")
-def batch_convolution(keys: object, x: torch.Tensor, weight: torch.Tensor, bias: Any, *settings: Any) -> Any:
+@at_one_level
+def batch_convolution(level: BatchLevel, x: torch.Tensor, weight: torch.Tensor, bias: Any, *settings: Any) -> Any:
     """With one kernel for all entries, the batch of vmap is folded into the batch; with a kernel for each, into the
     groups."""
-    level = BatchLevel()
     if not level.is_batch(weight) and not level.is_batch(bias):
-        with level.below():
-            inside = level.inside(x)
-            result = aten.convolution(inside.flatten(0, 1), weight, bias, *settings)
-            result = result.reshape(*inside.shape[:2], *result.shape[1:])
-        return level.around(result)
+        inside = level.inside(x)
+        result = aten.convolution(inside.flatten(0, 1), weight, bias, *settings)
+        return result.reshape(*inside.shape[:2], *result.shape[1:])
     *others, groups = settings
-    with level.below():
-        kernels = level.inside(weight)
-        size = kernels.shape[0]
-        result = aten.convolution(
-            _among_channels(level.inside(x)), kernels.flatten(0, 1), None, *others, size * groups
-        )
-        result = _from_channels(result, size)
-        if bias is not None:
-            result = result + level.inside(bias).reshape(size, 1, -1, *[1] * (x.dim() - 2))
-    return level.around(result)
+    kernels = level.inside(weight)
+    size = kernels.shape[0]
+    result = aten.convolution(
+        _among_channels(level.inside(x)), kernels.flatten(0, 1), None, *others, size * groups
+    )
+    result = _from_channels(result, size)
+    if bias is not None:
+        result = result + level.inside(bias).reshape(size, 1, -1, *[1] * (x.dim() - 2))
+    return result
 
 
 @batching_rule("convolution_backward")
+@at_one_level
 def batch_convolution_backward(
-    keys: object, gradient: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias_sizes: list[object], *settings: Any
+    level: BatchLevel, gradient: Tensor, x: Tensor, weight: Tensor, bias_sizes: list[object], *settings: Any
 ) -> tuple[object, ...]:
-    level = BatchLevel()
     *others, groups, wanted = settings
     has_own = level.is_batch(weight)
     results: list[Any] = [None, None, None]
-    with level.below():
-        given, inside = level.inside(gradient), level.inside(x)
-        size = given.shape[0]
-        if wanted[0] and not has_own:
-            flat = given.flatten(0, 1), inside.flatten(0, 1), weight, None
-            found = aten.convolution_backward(*flat, *others, groups, [True, False, False])[0]
-            results[0] = found.reshape(inside.shape)
-        if wanted[1] or (wanted[0] and has_own):
-            kernels = level.inside(weight)
-            grouped = _among_channels(given), _among_channels(inside), kernels.flatten(0, 1), None
-            mask = [wanted[0] and has_own, wanted[1], False]
-            of_x, of_weight, _ = aten.convolution_backward(*grouped, *others, size * groups, mask)
-            results[0] = _from_channels(of_x, size) if mask[0] else results[0]
-            results[1] = of_weight.reshape(kernels.shape) if mask[1] else None
-        if wanted[2]:
-            results[2] = given.sum([1, *range(3, given.dim())])
-    return tuple([None if result is None else level.around(result) for result in results])
+    given, inside = level.inside(gradient), level.inside(x)
+    size = given.shape[0]
+    if wanted[0] and not has_own:
+        flat = given.flatten(0, 1), inside.flatten(0, 1), weight, None
+        found = aten.convolution_backward(*flat, *others, groups, [True, False, False])[0]
+        results[0] = found.reshape(inside.shape)
+    if wanted[1] or (wanted[0] and has_own):
+        kernels = level.inside(weight)
+        grouped = _among_channels(given), _among_channels(inside), kernels.flatten(0, 1), None
+        mask = [wanted[0] and has_own, wanted[1], False]
+        of_x, of_weight, _ = aten.convolution_backward(*grouped, *others, size * groups, mask)
+        results[0] = _from_channels(of_x, size) if mask[0] else results[0]
+        results[1] = of_weight.reshape(kernels.shape) if mask[1] else None
+    if wanted[2]:
+        results[2] = given.sum([1, *range(3, given.dim())])
+    return tuple(results)
 
 
 def _among_channels(tensor: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,7 @@ from torch.autograd.forward_ad import unpack_dual
 
 from understudy.errors import ArgumentError, DtypeError, ShapeMismatch
 from understudy.ops.registry import rule
-from understudy.ops.shared.batching import BatchLevel, batching_rule
+from understudy.ops.shared.batching import BatchLevel, at_one_level, batching_rule
 from understudy.ops.shared.decompositions import decomposition
 from understudy.ops.shared.dtypes import BOOL, COMPLEX_HALF, FLOATS, NUMBERS, check_any_dtype, check_cpu_dtype
 from understudy.shapes.node import Shape, Size
@@ -181,20 +181,19 @@ def embedding_bag_per_sample_weights_backward(
 
 
 @batching_rule("embedding_dense_backward")
+@at_one_level
 def batch_embedding_dense_backward(
-    keys: object, gradient: torch.Tensor, index: torch.Tensor, rows: Any, padding: Any, scaled: bool
+    level: BatchLevel, gradient: torch.Tensor, index: torch.Tensor, rows: Any, padding: Any, scaled: bool
 ) -> Any:
     """Uses one table with the rows of all entries, one after the other."""
-    level = BatchLevel()
-    with level.below():
-        inside, places = level.inside(gradient), level.inside(index)
-        size = inside.shape[0]
-        first = torch.arange(size, device=places.device).mul(rows).reshape(size, *[1] * index.dim())
-        table = aten.embedding_dense_backward(inside, places + first, size * rows, -1, scaled)
-        table = table.reshape(size, rows, -1)
-        if padding >= 0:
-            table = table * (torch.arange(rows, device=places.device) != padding).unsqueeze(-1)
-    return level.around(table)
+    inside, places = level.inside(gradient), level.inside(index)
+    size = inside.shape[0]
+    first = torch.arange(size, device=places.device).mul(rows).reshape(size, *[1] * index.dim())
+    table = aten.embedding_dense_backward(inside, places + first, size * rows, -1, scaled)
+    table = table.reshape(size, rows, -1)
+    if padding >= 0:
+        table = table * (torch.arange(rows, device=places.device) != padding).unsqueeze(-1)
+    return table
 
 
 # --- decompositions for symbolic sizes ----------------------------------------------------------------------

@@ -15,7 +15,7 @@ from torch.nn import functional
 from understudy import _torch
 from understudy.errors import ArgumentError, DimensionError, DtypeError, ShapeMismatch
 from understudy.ops.registry import rule
-from understudy.ops.shared.batching import BatchLevel, align_ranks, batching_rule
+from understudy.ops.shared.batching import BatchLevel, align_ranks, at_one_level, batching_rule
 from understudy.ops.shared.decompositions import decomposition
 from understudy.ops.shared.dtypes import (
     FLOATS,
@@ -179,35 +179,32 @@ exact_out.mark("binary_cross_entropy.out", "binary_cross_entropy_backward.grad_i
 def _make_loss_rule(op: Any) -> Function:
     """A batching rule for losses of two tensors, which are broadcast."""
 
-    def rule(keys: object, x: torch.Tensor, target: torch.Tensor, reduction: int = MEAN, *settings: object) -> Any:
-        level = BatchLevel()
-        with level.below():
-            losses = op(*align_ranks(level, x, target), NONE, *settings)
-            if reduction != NONE:
-                losses = losses.flatten(1) if losses.dim() > 1 else losses.unsqueeze(1)
-                losses = losses.mean(1) if reduction == MEAN else losses.sum(1)
-        return level.around(losses)
+    @at_one_level
+    def rule(level: BatchLevel, x: torch.Tensor, target: torch.Tensor, reduction: int = MEAN, *settings: object) -> Any:
+        losses = op(*align_ranks(level, x, target), NONE, *settings)
+        if reduction != NONE:
+            losses = losses.flatten(1) if losses.dim() > 1 else losses.unsqueeze(1)
+            losses = losses.mean(1) if reduction == MEAN else losses.sum(1)
+        return losses
 
     return rule
 
 
 def _make_loss_backward_rule(op: Any) -> Function:
+    @at_one_level
     def rule(
-        keys: object,
+        level: BatchLevel,
         gradient: torch.Tensor,
         x: torch.Tensor,
         target: torch.Tensor,
         reduction: int,
         *settings: object,
     ) -> Any:
-        level = BatchLevel()
-        with level.below():
-            given, *others = align_ranks(level, gradient, x, target)
-            if reduction == MEAN:
-                count = torch.broadcast_shapes(*[other.shape[1:] for other in others]).numel()
-                given = given / count
-            result = op(given, *others, NONE, *settings)
-        return level.around(result)
+        given, *others = align_ranks(level, gradient, x, target)
+        if reduction == MEAN:
+            count = torch.broadcast_shapes(*[other.shape[1:] for other in others]).numel()
+            given = given / count
+        return op(given, *others, NONE, *settings)
 
     return rule
 
@@ -218,18 +215,16 @@ for _name in ("mse_loss", "smooth_l1_loss", "huber_loss"):
 
 
 @batching_rule("binary_cross_entropy_backward")
+@at_one_level
 def batch_binary_cross_entropy_backward(
-    keys: object, gradient: torch.Tensor, x: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None = None,
+    level: BatchLevel, gradient: torch.Tensor, x: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None = None,
     reduction: int = MEAN,
 ) -> Any:  # fmt: skip
-    level = BatchLevel()
     tensors = [gradient, x, target, *([] if weight is None else [weight])]
-    with level.below():
-        given, inside, *others = align_ranks(level, *tensors)
-        if reduction == MEAN:
-            given = given / inside.shape[1:].numel()
-        result = aten.binary_cross_entropy_backward(given.expand(inside.shape), inside, *others, reduction=NONE)
-    return level.around(result)
+    given, inside, *others = align_ranks(level, *tensors)
+    if reduction == MEAN:
+        given = given / inside.shape[1:].numel()
+    return aten.binary_cross_entropy_backward(given.expand(inside.shape), inside, *others, reduction=NONE)
 
 
 Maybe = TensorSpec | None

@@ -11,7 +11,7 @@ import torch
 from understudy import _torch
 from understudy.errors import ArgumentError, DimensionError, DtypeError, ShapeMismatch
 from understudy.ops.registry import rule
-from understudy.ops.shared.batching import BatchLevel, batching_rule, with_dims_between
+from understudy.ops.shared.batching import BatchLevel, at_one_level, batching_rule, with_dims_between
 from understudy.ops.shared.decompositions import decomposition, has_symbolic_sizes, under_transforms
 from understudy.ops.shared.dtypes import COMPLEX, FLOATS, HALVES, check_cpu_dtype, check_one_dtype, refuse_cpu
 from understudy.ops.shared.layouts import looks_channels_last, suggested_strides
@@ -409,48 +409,46 @@ def cudnn_batch_norm_backward(
 
 
 @batching_rule("native_layer_norm")
+@at_one_level
 def batch_native_layer_norm(
-    keys: object, x: torch.Tensor, shape: Any, weight: Any, bias: Any, eps: float
+    level: BatchLevel, x: torch.Tensor, shape: Any, weight: Any, bias: Any, eps: float
 ) -> tuple[torch.Tensor, ...]:
-    level = BatchLevel()
     has_own = level.is_batch(weight) or level.is_batch(bias)
-    with level.below():
-        inside = level.inside(x)
-        if not has_own:
-            return tuple(map(level.around, torch.native_layer_norm(inside, shape, weight, bias, eps)))
-        result, *statistics = torch.native_layer_norm(inside, shape, None, None, eps)
-        ones = [1] * (x.dim() - len(shape))
-        if weight is not None:
-            result = result * with_dims_between(level, weight, ones)
-        if bias is not None:
-            result = result + with_dims_between(level, bias, ones)
-    return tuple(map(level.around, (result, *statistics)))
+    inside = level.inside(x)
+    if not has_own:
+        return torch.native_layer_norm(inside, shape, weight, bias, eps)
+    result, *statistics = torch.native_layer_norm(inside, shape, None, None, eps)
+    ones = [1] * (x.dim() - len(shape))
+    if weight is not None:
+        result = result * with_dims_between(level, weight, ones)
+    if bias is not None:
+        result = result + with_dims_between(level, bias, ones)
+    return (result, *statistics)
 
 
 @batching_rule("native_layer_norm_backward")
+@at_one_level
 def batch_native_layer_norm_backward(
-    keys: object, gradient: torch.Tensor, x: torch.Tensor, shape: list[object], mean: torch.Tensor,
+    level: BatchLevel, gradient: torch.Tensor, x: torch.Tensor, shape: list[object], mean: torch.Tensor,
     rstd: torch.Tensor, weight: Any,
     bias: object, wanted: list[bool],
 ) -> tuple[object, ...]:  # fmt: skip
-    level = BatchLevel()
     has_own = level.is_batch(weight)
     rows = list(range(1, x.dim() - len(shape) + 1))
     results: list[Any] = [None, None, None]
-    with level.below():
-        given, *others = (level.inside(tensor) for tensor in (gradient, x, mean, rstd))
-        if wanted[0]:
-            scaled = given * with_dims_between(level, weight, [1] * len(rows)) if has_own else given
-            affine = (None, None) if has_own else (weight, None)
-            # The kernel reads statistics as if they were contiguous, and one for the whole batch is expanded.
-            statistics = (part.contiguous() for part in others[1:])
-            backward = aten.native_layer_norm_backward
-            results[0] = backward(scaled, others[0], shape, *statistics, *affine, [True, False, False])[0]
-        if wanted[1]:
-            results[1] = _sum_over(given * (others[0] - others[1]) * others[2], rows)
-        if wanted[2]:
-            results[2] = _sum_over(given, rows)
-    return tuple([None if result is None else level.around(result) for result in results])
+    given, *others = (level.inside(tensor) for tensor in (gradient, x, mean, rstd))
+    if wanted[0]:
+        scaled = given * with_dims_between(level, weight, [1] * len(rows)) if has_own else given
+        affine = (None, None) if has_own else (weight, None)
+        # The kernel reads statistics as if they were contiguous, and one for the whole batch is expanded.
+        statistics = (part.contiguous() for part in others[1:])
+        backward = aten.native_layer_norm_backward
+        results[0] = backward(scaled, others[0], shape, *statistics, *affine, [True, False, False])[0]
+    if wanted[1]:
+        results[1] = _sum_over(given * (others[0] - others[1]) * others[2], rows)
+    if wanted[2]:
+        results[2] = _sum_over(given, rows)
+    return tuple(results)
 
 
 def _sum_over(tensor: torch.Tensor, dims: list[int]) -> torch.Tensor:
@@ -458,8 +456,9 @@ def _sum_over(tensor: torch.Tensor, dims: list[int]) -> torch.Tensor:
 
 
 @batching_rule("native_group_norm")
+@at_one_level
 def batch_native_group_norm(
-    keys: object,
+    level: BatchLevel,
     x: torch.Tensor,
     weight: torch.Tensor | None,
     bias: torch.Tensor | None,
@@ -469,49 +468,46 @@ def batch_native_group_norm(
     groups: int,
     eps: float,
 ) -> tuple[torch.Tensor, ...]:
-    level = BatchLevel()
     has_own = level.is_batch(weight) or level.is_batch(bias)
-    with level.below():
-        inside = level.inside(x)
-        outer = inside.shape[:2]
-        affine = (None, None) if has_own else (weight, bias)
-        flat = inside.flatten(0, 1).contiguous()
-        found = aten.native_group_norm(flat, *affine, flat.shape[0], channels, size, groups, eps)
-        result, *statistics = (part.reshape(*outer, *part.shape[1:]) for part in found)
-        if has_own:
-            result = result if weight is None else result * _for_channels(level, weight, x.dim())
-            result = result if bias is None else result + _for_channels(level, bias, x.dim())
-    return tuple(map(level.around, (result, *statistics)))
+    inside = level.inside(x)
+    outer = inside.shape[:2]
+    affine = (None, None) if has_own else (weight, bias)
+    flat = inside.flatten(0, 1).contiguous()
+    found = aten.native_group_norm(flat, *affine, flat.shape[0], channels, size, groups, eps)
+    result, *statistics = (part.reshape(*outer, *part.shape[1:]) for part in found)
+    if has_own:
+        result = result if weight is None else result * _for_channels(level, weight, x.dim())
+        result = result if bias is None else result + _for_channels(level, bias, x.dim())
+    return (result, *statistics)
 
 
 @batching_rule("native_group_norm_backward")
+@at_one_level
 def batch_native_group_norm_backward(
-    keys: object, gradient: torch.Tensor, x: torch.Tensor, mean: torch.Tensor, rstd: torch.Tensor, weight: Any,
+    level: BatchLevel, gradient: torch.Tensor, x: torch.Tensor, mean: torch.Tensor, rstd: torch.Tensor, weight: Any,
     count: object,
     channels: object, size: object, groups: int, wanted: list[bool],
 ) -> Any:  # fmt: skip
-    level = BatchLevel()
     has_own = level.is_batch(weight)
     results: list[Any] = [None, None, None]
-    with level.below():
-        given, inside, *statistics = (level.inside(tensor) for tensor in (gradient, x, mean, rstd))
-        if wanted[0]:
-            scaled = given * _for_channels(level, weight, x.dim()) if has_own else given
-            flat = [part.flatten(0, 1).contiguous() for part in (scaled, inside, *statistics)]
-            sizes = (flat[0].shape[0], channels, size, groups)
-            found = aten.native_group_norm_backward(
-                *flat, None if has_own else weight, *sizes, [True, False, False]
-            )
-            results[0] = found[0].reshape(inside.shape)
-        rows = [1, *range(3, inside.dim())]
-        if wanted[1]:
-            center, scale = (part[..., None] for part in statistics)
-            grouped = inside.reshape(*inside.shape[:2], groups, -1)
-            normal = ((grouped - center) * scale).reshape(inside.shape)
-            results[1] = (given * normal).sum(rows)
-        if wanted[2]:
-            results[2] = given.sum(rows)
-    return tuple([None if result is None else level.around(result) for result in results])
+    given, inside, *statistics = (level.inside(tensor) for tensor in (gradient, x, mean, rstd))
+    if wanted[0]:
+        scaled = given * _for_channels(level, weight, x.dim()) if has_own else given
+        flat = [part.flatten(0, 1).contiguous() for part in (scaled, inside, *statistics)]
+        sizes = (flat[0].shape[0], channels, size, groups)
+        found = aten.native_group_norm_backward(
+            *flat, None if has_own else weight, *sizes, [True, False, False]
+        )
+        results[0] = found[0].reshape(inside.shape)
+    rows = [1, *range(3, inside.dim())]
+    if wanted[1]:
+        center, scale = (part[..., None] for part in statistics)
+        grouped = inside.reshape(*inside.shape[:2], groups, -1)
+        normal = ((grouped - center) * scale).reshape(inside.shape)
+        results[1] = (given * normal).sum(rows)
+    if wanted[2]:
+        results[2] = given.sum(rows)
+    return tuple(results)
 
 
 def _for_channels(level: BatchLevel, tensor: torch.Tensor, rank: int) -> torch.Tensor:

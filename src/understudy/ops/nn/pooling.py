@@ -18,7 +18,7 @@ import torch
 from understudy import _torch
 from understudy.errors import ArgumentError, DtypeError, ShapeMismatch
 from understudy.ops.registry import rule
-from understudy.ops.shared.batching import BatchLevel, batching_rule
+from understudy.ops.shared.batching import BatchLevel, at_one_level, batching_rule
 from understudy.ops.shared.decompositions import decomposition, decomposition_at_any_level
 from understudy.ops.shared.dims import for_each
 from understudy.ops.shared.dtypes import (
@@ -374,21 +374,19 @@ def adaptive_avg_pool1d(x: TensorSpec, output_size: Sizes) -> TensorSpec:
 def _make_pooling_rule(op: Any) -> Function:
     """A batching rule for planes: the batch of vmap is folded into the batch dimension, or becomes it."""
 
-    def rule(keys: object, *args: Any) -> Any:
-        level = BatchLevel()
+    @at_one_level
+    def rule(level: BatchLevel, *args: Any) -> Any:
         has_entries = args[0].dim() == PLANES_WITH_ENTRIES
-        with level.below():
-            tensors = [level.inside(arg) if isinstance(arg, torch.Tensor) else None for arg in args]
-            outer = level.inside(args[0]).shape[:2]
-            if has_entries:
-                tensors = [None if tensor is None else tensor.flatten(0, 1) for tensor in tensors]
-            given = [arg if tensor is None else tensor for arg, tensor in zip(args, tensors, strict=True)]
-            found = op(*given)
-            results = found if isinstance(found, tuple) else (found,)
-            if has_entries:
-                results = tuple([result.reshape(*outer, *result.shape[1:]) for result in results])
-        around = tuple(map(level.around, results))
-        return around if isinstance(found, tuple) else around[0]
+        tensors = [level.inside(arg) if isinstance(arg, torch.Tensor) else None for arg in args]
+        outer = level.inside(args[0]).shape[:2]
+        if has_entries:
+            tensors = [None if tensor is None else tensor.flatten(0, 1) for tensor in tensors]
+        given = [arg if tensor is None else tensor for arg, tensor in zip(args, tensors, strict=True)]
+        found = op(*given)
+        results = found if isinstance(found, tuple) else (found,)
+        if has_entries:
+            results = tuple([result.reshape(*outer, *result.shape[1:]) for result in results])
+        return results if isinstance(found, tuple) else results[0]
 
     return rule
 

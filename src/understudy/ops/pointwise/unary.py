@@ -11,7 +11,7 @@ import torch
 from understudy import _torch
 from understudy.errors import ArgumentError, DtypeError, ShapeMismatch
 from understudy.ops.registry import rule
-from understudy.ops.shared.batching import BatchLevel, batching_rule
+from understudy.ops.shared.batching import BatchLevel, at_one_level, batching_rule
 from understudy.ops.shared.dims import wrap_dim
 from understudy.ops.shared.dtypes import (
     COMPLEX_BFLOAT,
@@ -434,8 +434,6 @@ exact_out.mark("log_sigmoid_forward.output")
 
 
 @batching_rule("gelu_backward")
-def batch_gelu_backward(keys: object, gradient: torch.Tensor, x: torch.Tensor, *, approximate: str = "none") -> Any:
-    level = BatchLevel()
-    with level.below():
-        result = aten.gelu_backward(level.inside(gradient), level.inside(x), approximate=approximate)
-    return level.around(result)
+@at_one_level
+def batch_gelu_backward(level: BatchLevel, gradient: torch.Tensor, x: torch.Tensor, *, approximate: str = "none") -> Any:
+    return aten.gelu_backward(level.inside(gradient), level.inside(x), approximate=approximate)

@@ -47,6 +47,22 @@ class BatchLevel:
         return _torch.with_batch_dimension(result, 0, self._level)
 
 
+def at_one_level(function: Function) -> Function:
+    """Make a batching rule of a function that takes the level in front of the operator's arguments. It is called below the
+    level, and its results are wrapped: one tensor, or a list or tuple of them, in which some may be None."""
+
+    def rule(keys: object, *args: object, **kwargs: object) -> Any:
+        level = BatchLevel()
+        with level.below():
+            results: Any = function(level, *args, **kwargs)
+        if isinstance(results, torch.Tensor):
+            return level.around(results)
+        wrapped = [None if result is None else level.around(result) for result in results]
+        return wrapped if type(results) is list else tuple(wrapped)
+
+    return rule
+
+
 batching_rule: Trait[Function] = Trait("batching rule for symbolic sizes")
 """At one level of `torch.vmap`."""
 

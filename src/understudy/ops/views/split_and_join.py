@@ -10,7 +10,7 @@ import torch
 
 from understudy.errors import ArgumentError, DimensionError, ShapeMismatch
 from understudy.ops.registry import Rule, rule
-from understudy.ops.shared.batching import BatchLevel, batching_rule, dim_behind_batch
+from understudy.ops.shared.batching import BatchLevel, at_one_level, batching_rule, dim_behind_batch
 from understudy.ops.shared.decompositions import decomposition, decomposition_at_any_level
 from understudy.ops.shared.dims import replace_size, with_inserted, wrap_dim
 from understudy.ops.shared.layouts import expand_strides, is_provably_row_major, looks_channels_last
@@ -379,23 +379,20 @@ def _goes_row_major(spec: TensorSpec, shape: Shape) -> bool:
 
 
 @batching_rule("cat")
-def batch_cat(keys: object, tensors: list[torch.Tensor], dim: int = 0) -> object:
-    level = BatchLevel()
+@at_one_level
+def batch_cat(level: BatchLevel, tensors: list[torch.Tensor], dim: int = 0) -> object:
     rank = max(tensor.dim() for tensor in tensors)
     dim = dim_behind_batch(dim, rank)
-    with level.below():  # an empty tensor may have another rank
-        parts = [level.inside(tensor) for tensor in tensors if tensor.dim() == rank or tensor.numel() != 0]
-        result = torch.cat(parts, dim)
-    return level.around(result)
+    # An empty tensor may have another rank.
+    parts = [level.inside(tensor) for tensor in tensors if tensor.dim() == rank or tensor.numel() != 0]
+    return torch.cat(parts, dim)
 
 
 @batching_rule("chunk")
-def batch_chunk(keys: object, x: torch.Tensor, chunks: int, dim: int = 0) -> list[torch.Tensor]:
-    level = BatchLevel()
+@at_one_level
+def batch_chunk(level: BatchLevel, x: torch.Tensor, chunks: int, dim: int = 0) -> list[torch.Tensor]:
     dim = dim_behind_batch(dim, x.dim())
-    with level.below():
-        parts = torch.chunk(level.inside(x), chunks, dim)
-    return [level.around(part) for part in parts]
+    return list(torch.chunk(level.inside(x), chunks, dim))
 
 
 # --- decompositions for symbolic sizes ----------------------------------------------------------------------

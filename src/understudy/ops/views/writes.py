@@ -11,7 +11,7 @@ import torch
 from understudy.errors import ArgumentError, DtypeError, OperatorError, ShapeMismatch
 from understudy.ops.factories import clone, strides_in_format
 from understudy.ops.registry import Rule, rule
-from understudy.ops.shared.batching import BatchLevel, batching_rule, dim_behind_batch
+from understudy.ops.shared.batching import BatchLevel, at_one_level, batching_rule, dim_behind_batch
 from understudy.ops.shared.layouts import suggested_format
 from understudy.ops.variants import check_no_overlap
 from understudy.ops.views.basic import (
@@ -200,27 +200,23 @@ def set_source(spec: TensorSpec, source: TensorSpec) -> Same:
 
 
 @batching_rule("slice_backward")
+@at_one_level
 def batch_slice_backward(
-    keys: object, gradient: torch.Tensor, sizes: list[int | torch.SymInt], dim: int, start: Size,
+    level: BatchLevel, gradient: torch.Tensor, sizes: list[int | torch.SymInt], dim: int, start: Size,
     end: Size, step: Size,
 ) -> object:
-    level = BatchLevel()
     dim = dim_behind_batch(dim, len(sizes))
-    with level.below():
-        inside = level.inside(gradient)
-        result = aten.slice_backward(inside, [inside.shape[0], *sizes], dim, start, end, step)
-    return level.around(result)
+    inside = level.inside(gradient)
+    return aten.slice_backward(inside, [inside.shape[0], *sizes], dim, start, end, step)
 
 
 def _make_write_rule(op: Any) -> Function:
     """A batching rule for operators that write a part of a tensor along one dimension."""
 
-    def rule(keys: object, x: torch.Tensor, part: torch.Tensor, dim: int = 0, *places: object) -> Any:
-        level = BatchLevel()
+    @at_one_level
+    def rule(level: BatchLevel, x: torch.Tensor, part: torch.Tensor, dim: int = 0, *places: object) -> Any:
         dim = dim_behind_batch(dim, x.dim())
-        with level.below():
-            result = op(level.inside(x), level.inside(part), dim, *places)
-        return level.around(result)
+        return op(level.inside(x), level.inside(part), dim, *places)
 
     return rule
 
