@@ -65,7 +65,7 @@ def take_arguments_to_be_valid(original: Function, valid: Any) -> Any:
     if type(result) is FakeTensor:
         if answers_of(result.fake_mode) is None and not is_known(result) and number_from_program(result) is None:
             return True
-    elif type(result) is torch.Tensor and _torch.is_recording() and not _torch.is_transformed():
+    elif type(result) is torch.Tensor and _torch.is_recording() and not _torch.has_transforms():
         with _torch.no_modes():
             return bool(result)
     return result
