@@ -341,6 +341,17 @@ def test_masks_are_balanced_or_the_worst_case() -> None:
             x[mask] = 0.0
 
 
+@pytest.mark.parametrize("probabilities", [torch.sigmoid, lambda x: torch.softmax(x, -1)], ids=["sigmoid", "softmax"])
+def test_what_is_read_of_probabilities_is_one(probabilities: Any) -> None:
+    with plausible():
+        found = probabilities(torch.randn(64, 8, requires_grad=True)).detach()
+        for read in (found.mean(), found.max(), found.min(), found[3, 4], found.view(-1)[2:9].mean()):
+            assert 0 <= read.item() <= 1.01  # a bound of the rounding of a mean is a little more than 1
+        assert 0 <= found.numpy().mean() <= 1
+        found.mul_(100)
+        assert range_of(found).high > 1
+
+
 @pytest.mark.parametrize("is_inference", [False, True])
 def test_an_accuracy_is_a_share(is_inference: bool) -> None:
     with plausible(), torch.inference_mode(is_inference):

@@ -75,7 +75,7 @@ followed_at_any_size: Trait[bool] = Trait("range of the values of its results is
 
 LARGEST = 128
 """Elements up to which ranges of integers are followed; of floats, single ones are. Masks are at any size, and what is made
-of them alone; so are positions, and what is selected by them."""
+of them alone; so are positions, what is selected by them, and probabilities."""
 
 
 def has_ranges(call: Call, outcomes: Outcomes, written: tuple[int, ...]) -> bool:
@@ -474,6 +474,9 @@ def _abs(x: Operand) -> ValueRange:
     most = max(abs(low), abs(high))
     found = ValueRange(max(low, -high, 0), most, x.range.may_be_nan, likely)
     return found if _is_float(x) or most < 1 << 31 else ValueRange(may_be_nan=False, likely=likely)
+
+
+followed_at_any_size.mark("sigmoid", "_softmax")  # what a program reads of probabilities is a mean of many
 
 
 @value_range("sigmoid")
