@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from tests.meta.reality import assert_same, wrong_nodes
 from understudy import Dim, MetaTraceError, MetaTracer, symbolic_trace
@@ -375,6 +375,29 @@ def test_the_gradient_of_a_checkpoint() -> None:
         return torch.autograd.grad(y.sum(), x)
 
     run_both(program, symbolic_trace(program, {"x": x34}), x=x34)
+
+
+def save_products(ctx: object, op: object, *args: object, **kwargs: object) -> CheckpointPolicy:
+    is_product = op is torch.ops.aten.mm.default
+    return CheckpointPolicy.MUST_SAVE if is_product else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+@pytest.mark.parametrize("how", ["all", "selective", "reentrant"])
+def test_a_backward_pass_through_a_checkpoint(how: str) -> None:
+    chosen = {"context_fn": functools.partial(create_selective_checkpoint_contexts, save_products)}
+    options: Any = chosen if how == "selective" else {}
+
+    def program(x: Tensor) -> Any:
+        x = x.detach().requires_grad_()
+        y = checkpoint(lambda a: torch.dropout(a @ a.T, 0.5, train=True).exp(), x, use_reentrant=how == "reentrant", **options)
+        y.sum().backward()
+        return y, x.grad
+
+    traced = symbolic_trace(program, {"x": x34})
+    torch.manual_seed(0)
+    expected = program(x34)
+    torch.manual_seed(0)
+    assert_same(traced(x34), expected)
 
 
 def test_graphs_with_regions_are_traced_again_and_pickled() -> None:

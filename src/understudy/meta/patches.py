@@ -54,6 +54,20 @@ def patch_calls(tracer: MetaTracer, functions: list[tuple[object, str]]) -> Iter
         yield
 
 
+@patch("torch.utils.checkpoint._checkpoint_without_reentrant_generator", during=TRACING)
+def record_checkpoint_once(original: Callable[..., Iterator[None]]) -> Callable[..., Iterator[None]]:
+    """A checkpoint computes its function again in the backward pass. The graph computes it once, to the same numbers."""
+
+    @functools.wraps(original)
+    def surround(*args: object, **kwargs: object) -> Iterator[None]:
+        if recording_tracer() is None:
+            yield from original(*args, **kwargs)
+        else:
+            yield
+
+    return surround
+
+
 @patch("torch.nn.Module.__call__", during=TRACING)
 def record_module_call(original: Callable[..., object]) -> Callable[..., object]:
     """A module call becomes a node, or its inner calls are recorded under its path."""
