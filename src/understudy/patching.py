@@ -54,18 +54,19 @@ ABSENT_DEVICES = Scope("absent devices", 2, "a mode is active, and there was a t
 STORAGES = Scope("storages", 4, "a mode is active, and the storage of a stand-in was handed out")
 SCRIPTED = Scope("scripted functions", 8, "a mode is active, and TorchScript has compiled a function")
 DATA_PARALLEL = Scope("data parallel", 16, "a mode is active, and DistributedDataParallel was given stand-ins")
-SYMBOLS = Scope("symbols", 32, "a FakeTensorMode with a ShapeEnv is active")
-RECORDING = Scope("recording", 64, "make_fx or another recorder is active")
-MODULE_PATHS = Scope("module paths", 128, "make_fx records which modules are called")
-TRACING = Scope("tracing", 256, "symbolic_trace or a MetaTracer runs")
-OBSERVATION = Scope("observation", 512, "storages and operators are followed (rehearsals, simulated devices)")
-SIMULATION = Scope("simulation", 1024, "devices are simulated")
-EXPORTING = Scope("exporting", 2048, "export captures a program")
-ACCELERATION = Scope("acceleration", 4096, "accelerate_export is active")
-REHEARSAL = Scope("rehearsal", 8192, "a script is rehearsed: it does no harm, and ends after some steps")
+LAYERS = Scope("layers", 32, "a layer was initialised in a mode, until the last mode is left")
+SYMBOLS = Scope("symbols", 64, "a FakeTensorMode with a ShapeEnv is active")
+RECORDING = Scope("recording", 128, "make_fx or another recorder is active")
+MODULE_PATHS = Scope("module paths", 256, "make_fx records which modules are called")
+TRACING = Scope("tracing", 512, "symbolic_trace or a MetaTracer runs")
+OBSERVATION = Scope("observation", 1024, "storages and operators are followed (rehearsals, simulated devices)")
+SIMULATION = Scope("simulation", 2048, "devices are simulated")
+EXPORTING = Scope("exporting", 4096, "export captures a program")
+ACCELERATION = Scope("acceleration", 8192, "accelerate_export is active")
+REHEARSAL = Scope("rehearsal", 16384, "a script is rehearsed: it does no harm, and ends after some steps")
 SCOPES = (
-    ANY_MODE, ABSENT_DEVICES, STORAGES, SCRIPTED, DATA_PARALLEL, SYMBOLS, RECORDING, MODULE_PATHS, TRACING, OBSERVATION,
-    SIMULATION, EXPORTING, ACCELERATION, REHEARSAL,
+    ANY_MODE, ABSENT_DEVICES, STORAGES, SCRIPTED, DATA_PARALLEL, LAYERS, SYMBOLS, RECORDING, MODULE_PATHS, TRACING,
+    OBSERVATION, SIMULATION, EXPORTING, ACCELERATION, REHEARSAL,
 )  # fmt: skip
 """From inner to outer. A new scope is one more line, and a `Hold` where it is entered."""
 
@@ -75,10 +76,7 @@ _ANY_MODE_BIT = ANY_MODE.bit
 
 
 def combine(*scopes: Scope) -> int:
-    mask = 0
-    for scope in scopes:
-        mask |= scope.bit
-    return mask
+    return sum({scope.bit for scope in scopes})
 
 
 class Patch(NamedTuple):
@@ -272,6 +270,7 @@ class PatchEngine:
         self._unresolved: list[Patch] = []
         self._prepared: dict[tuple[int, int], Transition] = {}
         self._with_any_mode = 0
+        self._until_left = 0
         self._conditions: dict[Scope, Callable[[], object]] = {}
         self._overridden: list[Place] = []
         self._is_suspended = False
@@ -335,12 +334,13 @@ class PatchEngine:
         for scopes in () if self._is_suspended else tuple(self.holds.values()):
             wanted |= scopes
         if not wanted & _ANY_MODE_BIT:
+            self._until_left = 0
             return wanted
         for scope, is_due in tuple(self._conditions.items()):
             if is_due():
                 self._with_any_mode |= scope.bit
                 del self._conditions[scope]
-        return wanted | self._with_any_mode
+        return wanted | self._with_any_mode | self._until_left
 
     def begin_with_modes(self, scope: Scope, once: Callable[[], object] | None = None) -> None:
         """From now on, this scope is active whenever a mode is; or starting with the first mode for which `once()` is
@@ -351,6 +351,12 @@ class PatchEngine:
             with self.lock:
                 self._with_any_mode |= scope.bit
                 self.settle()
+
+    def begin_until_left(self, scope: Scope) -> None:
+        """This scope is active from now until the last mode is left."""
+        with self.lock:
+            self._until_left |= scope.bit
+            self.settle()
 
     @contextmanager
     def suspend(self) -> Iterator[None]:

@@ -242,10 +242,31 @@ def can_skip_dispatch_for(mode: object) -> bool:
 
 def _has_only_device_contexts() -> bool:
     """`with torch.device(...)` is a function mode that only affects factories."""
-    stack = range(count_function_modes())
-    return all(type(torch._C._get_function_stack_at(i)) is DeviceContext for i in stack)
+    count = count_function_modes()
+    if count <= 1:  # asked for every new parameter: a generator would take longer than the question
+        return count == 0 or type(_function_mode_at(0)) is DeviceContext
+    return all(type(_function_mode_at(position)) is DeviceContext for position in range(count))
 
 
+def has_other_function_modes() -> bool:
+    """Whether a function mode is active that is not a `with torch.device(...)`."""
+    return count_function_modes() > 0 and not _has_only_device_contexts()
+
+
+def device_of_context() -> torch.device | None:
+    """The device that `with torch.device(...)` gives to factories; None outside. There must be no other function modes."""
+    count = count_function_modes()
+    return _function_mode_at(count - 1).device if count else None
+
+
+def has_registration_hooks() -> bool:
+    """Whether a function of the user is called for new parameters or buffers of any module."""
+    return bool(_PARAMETER_HOOKS or _BUFFER_HOOKS)
+
+
+_function_mode_at: Any = torch._C._get_function_stack_at
+_PARAMETER_HOOKS = torch.nn.modules.module._global_parameter_registration_hooks
+_BUFFER_HOOKS = torch.nn.modules.module._global_buffer_registration_hooks
 _count_dispatch_modes, _dispatch_mode = torch._C._len_torch_dispatch_stack, torch._C._get_dispatch_mode
 _set_default_dtype = torch.set_default_dtype
 _transform, _is_inference = torch._C._functorch.peek_interpreter_stack, torch.is_inference_mode_enabled

@@ -34,14 +34,15 @@ class Cache:
     """Reading is one dictionary look-up; the lock is taken only to add, evict and clear.
 
     `recipes` are those of composite operators (`fake/kernels/recipes.py`); `shared` are plans in a form without
-    symbols, which all environments can use. A cache with `counters` adds to the counters of that cache, and is cleared
-    with it.
+    symbols, which all environments can use; `layer_plans` are those of new layers (`fake/patches/modules.py`). A cache
+    with `counters` adds to the counters of that cache, and is cleared with it.
     """
 
     def __init__(self, limit: int = LIMIT, counters: Cache | None = None) -> None:
         self.plans: dict[Any, Plan] = {}
         self.recipes: dict[Any, Any] = {}
         self.shared: dict[Any, Any] = {}
+        self.layer_plans: dict[Any, Any] = {}
         self.hits = 0
         self.misses = 0
         self.bypasses: Counter[str] = Counter()
@@ -82,6 +83,12 @@ class Cache:
                 self.shared.clear()
             self.shared[key] = plan
 
+    def add_layer_plan(self, key: tuple[object, ...], plan: object) -> None:
+        with self._lock:
+            if len(self.layer_plans) >= self._limit:
+                self.layer_plans.clear()
+            self.layer_plans[key] = plan
+
     def bypass(self, reason: str) -> None:
         with self._lock:
             self.bypasses[reason] += 1
@@ -99,7 +106,7 @@ class Cache:
             dependent.forget_plans()
 
     def _drop_all(self) -> None:
-        for table in (self.plans, self.recipes, self.shared):
+        for table in (self.plans, self.recipes, self.shared, self.layer_plans):
             table.clear()
 
     def clear(self) -> None:

@@ -4,7 +4,7 @@ Each function takes the original object and returns its replacement, which chang
 threads in which a fake mode is active, and calls the original otherwise.
 
     devices         questions about devices, and the data of real tensors
-    modules         initial values of layers, encoders, data loaders
+    modules         construction and initial values of layers, encoders, data loaders
     control_flow    torch.compile, higher-order operators, scripted functions
     symbolic_sizes  functions that read sizes as plain integers
 """
