@@ -89,6 +89,22 @@ def test_each_optimizer(name: str, way: str, device: str) -> None:
 
 
 @on_each_device
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_sparse_gradients_beside_dense_ones(momentum: float, device: str) -> None:
+    """SGD groups parameters with their gradients by device, sparse ones too."""
+
+    def program(device: str) -> Any:
+        embedding, linear = nn.Embedding(10, 4, sparse=True, device=device), nn.Linear(4, 3, device=device)
+        weights = [*embedding.parameters(), *linear.parameters()]
+        optimizer = torch.optim.SGD(weights, lr=0.1, momentum=momentum, foreach=True)
+        linear(embedding(torch.tensor([1, 2], device=device))).sum().backward()
+        optimizer.step()
+        return weights
+
+    assert_like_eager(program, device)
+
+
+@on_each_device
 @pytest.mark.parametrize("name", ["SparseAdam", "Muon"])
 def test_optimizers_with_one_way_only(name: str, device: str) -> None:
     def program(device: str) -> Any:

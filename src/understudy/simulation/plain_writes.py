@@ -40,6 +40,8 @@ ADDING_NODES = frozenset(
     "StdMeanBackward0 TriangularSolveBackward0 VarMeanBackward0".split()
 )
 """Nodes of autograd whose formula adds tensors, found by running samples of all operators."""
+MASKING_NODES = frozenset({"MaxBackward1", "MinBackward1"})
+"""Nodes whose formula joins masks in place: where the largest or smallest of all elements are."""
 MOST_NODES = 8192
 """Of so many nodes the name is asked for: torch frees nodes that Python has seen one inside of the other, and some 30,000 in
 a row exceed the stack. After that, all sums are taken for sums of gradients."""
@@ -69,18 +71,24 @@ class PlainWrites:
             return variant if is_biased else func
         if place is PlainWrite.FILLS_ZEROS:
             return variant if _are_new_zeros(mode, first) else func
+        if place is PlainWrite.JOINS_MASKS:
+            return variant if self._find_name() in MASKING_NODES else func
         return variant if _is_sum(args) and _may_take(first) and not self._adds_by_itself() else func
 
     def _adds_by_itself(self) -> bool:
         """Whether the formula of the running node asks for the sum."""
-        if self._asked >= MOST_NODES:
+        if self._find_name() not in ADDING_NODES:
             return False
-        self._asked += 1
-        node = _torch.running_node()
-        if node.name() not in ADDING_NODES:
-            return False
-        before, self._last_adding = self._last_adding, _torch.number_of_node(node)
+        before, self._last_adding = self._last_adding, _torch.number_of_node(_torch.running_node())
         return before != self._last_adding
+
+    def _find_name(self) -> str:
+        """Of the running node; nothing after so many questions."""
+        if self._asked >= MOST_NODES:
+            return ""
+        self._asked += 1
+        name: str = _torch.running_node().name()
+        return name
 
 
 def _is_called_by_engine(frame: FrameType | None) -> bool:

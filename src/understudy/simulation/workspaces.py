@@ -129,8 +129,8 @@ class ScratchMemory(Listener):
                     mode.end_scratch(taken.pop(last))
 
         try:
-            if first:
-                take(first)
+            take(first)
+            if makes_results_late.of(func):
                 mode.find_births(func, *call)
             take(sizes)
         finally:

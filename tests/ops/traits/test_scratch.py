@@ -164,15 +164,18 @@ def test_embedding_backward_of_many_indices() -> None:
     (torch.float32, 64, 64, 64), (torch.bfloat16, 64, 64, 64), (torch.bfloat16, 128, 128, 128),
 ])  # fmt: skip
 def test_efficient_backward_has_tiles_of_the_gradient(dtype: torch.dtype, width: int, rows: int, columns: int) -> None:
+    """A gradient that is laid out by heads, not by rows, is copied."""
     q = spec(2, 12, 300, width, dtype=dtype)
-    found = scratch(
-        aten._scaled_dot_product_efficient_attention_backward.default, q, q, q, q, None, q, q, q, q, 0.0,
+    by_rows = spec(2, 12, 300, width, stride=(12 * 300 * width, width, 12 * width, 1), dtype=dtype)
+    found, with_copy = (scratch(
+        aten._scaled_dot_product_efficient_attention_backward.default, grad, q, q, q, None, q, q, q, q, 0.0,
         [True, True, True, False], made=(q, q, q),
-    )  # fmt: skip
+    ) for grad in (by_rows, q))  # fmt: skip
     tiles = -(-300 // rows) * -(-width // columns)
     delta = 4 * 2 * 12 * 300
     product = () if dtype is torch.bfloat16 else (delta * width, delta, delta, -delta, -delta * width)
     assert found.sizes == (*(product or (delta,)), 2 * 12 * tiles * (16 + 4 * rows * columns))
+    assert with_copy.sizes == (2 * 12 * 300 * width * dtype.itemsize, *found.sizes)
     assert found.is_exact == (width <= 64)
 
 

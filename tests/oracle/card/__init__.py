@@ -6,4 +6,6 @@
     compare          two such records, case by case
     cases_operators  calls of single operators
     cases_models     steps of training
+    cases_decoders   a decoder in plain operators, as different people write it, also in full size
+    cases_training   more of training: architectures, convolutions, sparse gradients, loaders
 """

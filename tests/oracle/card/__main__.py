@@ -1,6 +1,6 @@
 """Compares the simulated H100 with torch's own host code, request by request.
 
-    python -m tests.oracle.card --real PYTHON [--simulated PYTHON] [--group operators|models] [--memory MIB] [NAME ...]
+    python -m tests.oracle.card --real PYTHON [--simulated PYTHON] [--group GROUP] [--memory MIB] [NAME ...]
 
 PYTHON is that of an environment with a build of torch for CUDA. No GPU is needed: torch runs there on a CUDA
 runtime that launches nothing (`runtime.c`). The simulation runs in `--simulated`, by default this environment;
@@ -18,6 +18,7 @@ from typing import Any
 
 from tests.oracle.card.build import NoOracle, build_runtime
 from tests.oracle.card.compare import compare_case, write_table
+from tests.oracle.card.record import GROUPS
 
 _ROOT = Path(__file__).parents[3]
 # The runtime has no plans of cuDNN: attention goes to the kernels that are torch's own.
@@ -28,7 +29,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.oracle.card", description=__doc__.partition("\n")[0])
     parser.add_argument("--real", type=Path, required=True, help="python with a build of torch for CUDA")
     parser.add_argument("--simulated", type=Path, default=Path(sys.executable), help="python for the simulation")
-    parser.add_argument("--group", choices=("operators", "models"), action="append", help="default: both")
+    parser.add_argument("--group", choices=tuple(GROUPS), action="append", help="default: all")
     parser.add_argument("--memory", type=int, help="MiB that the allocator has, in the place of an H100's")
     parser.add_argument("--verbose", action="store_true", help="each case, with the first differences")
     parser.add_argument("names", nargs="*", help="only cases whose name has one of these in it")
@@ -67,12 +68,12 @@ def main(arguments: list[str]) -> int:
         if options.memory is not None:
             limit = {"CARD_BYTES": str(options.memory << 20), "CARD_CONTEXT_BYTES": "0"}
             preload, source = preload | limit, source | limit
-        for group in options.group or ("operators", "models"):
+        for group in options.group or GROUPS:
             real = _record(options.real, "real", group, options.names, folder / "real.json", preload)
             simulated = _record(options.simulated, "simulated", group, options.names, folder / "simulated.json", source)
             print(f"{group}: torch {real['torch']} against the simulation with {simulated['torch']}")
             pairs = ((name, real["cases"][name], simulated["cases"][name]) for name in real["cases"])
-            print(write_table([compare_case(*pair) for pair in pairs], options.verbose))
+            print(write_table([compare_case(*pair, verbose=options.verbose) for pair in pairs], options.verbose))
     return 0
 
 

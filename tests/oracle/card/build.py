@@ -31,7 +31,8 @@ def build_runtime(site_packages: Path, folder: Path) -> list[Path]:
     runtime_name = next(name for name in names if name.startswith("libcudart.so"))
     own, rest = folder / "runtime.o", folder / "rest.c"
     _run("gcc", "-O1", "-w", "-fPIC", "-c", _RUNTIME, *_header_options(site_packages, runtime_name), "-o", own)
-    rest.write_text(write_rest(undefined_symbols(torch_libraries) - defined_symbols(own)))
+    wanted = undefined_symbols(torch_libraries) | symbols_by_name(torch_libraries)
+    rest.write_text(write_rest(wanted - defined_symbols(own)))
     runtime = folder / runtime_name
     _run("gcc", "-O1", "-w", "-fPIC", "-shared", f"-Wl,-soname,{runtime_name}", own, rest, "-o", runtime, "-lpthread")
     return [runtime, *(_build_name(name, runtime, folder) for name in names if name != runtime_name)]
@@ -52,6 +53,12 @@ def undefined_symbols(libraries: Iterable[Path]) -> set[str]:
     words = (line.split() for line in _run("nm", "-D", "--undefined-only", *libraries).splitlines())
     names = {line[-1].partition("@")[0] for line in words if len(line) == 2}
     return {name for name in names if _CUDA_SYMBOL.fullmatch(name)}
+
+
+def symbols_by_name(libraries: Iterable[Path]) -> set[str]:
+    """Functions of NVML, which torch opens by name: their names are strings in its libraries."""
+    texts = (library.read_bytes() for library in libraries if library.name == "libc10_cuda.so")
+    return {name.decode() for text in texts for name in re.findall(rb"nvml[A-Z]\w+(?=\0)", text)}
 
 
 def defined_symbols(binary: Path) -> set[str]:

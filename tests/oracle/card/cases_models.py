@@ -22,13 +22,14 @@ def _train_decoder(*arguments: str) -> None:
     script.main(list(arguments))
 
 
-def _train(
+def train(
     make: Callable[[], nn.Module],
     batch: dict[str, torch.Tensor],
     optimizer: Callable[..., torch.optim.Optimizer] = _ADAMW,
     autocast: torch.dtype | None = None,
+    clip: bool = True,
 ) -> None:
-    """Two steps with clipping, under autocast if asked; with a GradScaler where it is in float16."""
+    """Two steps, clipped, under autocast if asked; with a GradScaler where it is in float16."""
     model = make().to("cuda").train()
     optimize = optimizer(model.parameters())
     scaler = torch.amp.GradScaler("cuda", enabled=autocast is torch.float16)
@@ -39,27 +40,28 @@ def _train(
             loss = getattr(out, "loss", out)
         scaler.scale(loss).backward()
         scaler.unscale_(optimize)
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        if clip:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         scaler.step(optimize)
         scaler.update()
         optimize.zero_grad()
         del out, loss, on_card
 
 
-def _tokens(rows: int, length: int, masked: bool = False) -> dict[str, torch.Tensor]:
+def tokens(rows: int, length: int, masked: bool = False) -> dict[str, torch.Tensor]:
     zeros = torch.zeros(rows, length, dtype=torch.long)
     return {"input_ids": zeros, "labels": zeros} | ({"attention_mask": torch.ones_like(zeros)} if masked else {})
 
 
-def _train_with_trainer(make: Callable[[], Any]) -> None:
-    """Two steps of masked language modelling, clipped, as `transformers.Trainer` does them."""
+def _train_with_trainer(make: Callable[[], Any], batch: int = 8, length: int = 64, steps: int = 2) -> None:
+    """Steps of masked language modelling, clipped, as `transformers.Trainer` does them."""
     import transformers as hf
 
-    example = {"input_ids": torch.zeros(64, dtype=torch.long), "labels": torch.zeros(64, dtype=torch.long)}
+    example = {name: torch.zeros(length, dtype=torch.long) for name in ("input_ids", "labels")}
     with tempfile.TemporaryDirectory() as folder:
-        settings = {"max_steps": 2, "save_strategy": "no", "report_to": [], "disable_tqdm": True, "max_grad_norm": 1.0}
-        arguments = hf.TrainingArguments(folder, per_device_train_batch_size=8, **settings)
-        hf.Trainer(model=make(), args=arguments, train_dataset=[example] * 16).train()
+        settings = {"max_steps": steps, "save_strategy": "no", "report_to": [], "disable_tqdm": True, "max_grad_norm": 1.0}
+        arguments = hf.TrainingArguments(folder, per_device_train_batch_size=batch, **settings)
+        hf.Trainer(model=make(), args=arguments, train_dataset=[example] * batch * steps).train()
 
 
 class _Encoder(nn.Module):
@@ -96,8 +98,8 @@ _OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 def _transformers_cases() -> Iterator[tuple[str, Callable[[], None]]]:
     import transformers as hf
 
-    def bert() -> Any:
-        return hf.BertForMaskedLM(hf.BertConfig(num_hidden_layers=2))
+    def bert(layers: int = 2) -> Any:
+        return hf.BertForMaskedLM(hf.BertConfig(num_hidden_layers=layers))
 
     def gpt2() -> Any:
         return hf.GPT2LMHeadModel(hf.GPT2Config(n_layer=2))
@@ -115,22 +117,23 @@ def _transformers_cases() -> Iterator[tuple[str, Callable[[], None]]]:
         return hf.T5ForConditionalGeneration(hf.T5Config(num_layers=2, d_model=512, decoder_start_token_id=0))
 
     bfloat16, float16 = torch.bfloat16, torch.float16
-    yield "BERT", partial(_train, bert, _tokens(2, 16))
-    yield "BERT, masked", partial(_train, bert, _tokens(8, 128, masked=True))
-    yield "BERT, masked, autocast", partial(_train, bert, _tokens(8, 128, masked=True), autocast=bfloat16)
-    yield "BERT, masked, float16", partial(_train, bert, _tokens(8, 128, masked=True), autocast=float16)
+    yield "BERT", partial(train, bert, tokens(2, 16))
+    yield "BERT, masked", partial(train, bert, tokens(8, 128, masked=True))
+    yield "BERT, masked, autocast", partial(train, bert, tokens(8, 128, masked=True), autocast=bfloat16)
+    yield "BERT, masked, float16", partial(train, bert, tokens(8, 128, masked=True), autocast=float16)
     yield "BERT, Trainer", partial(_train_with_trainer, bert)
+    yield "BERT, full size, Trainer", partial(_train_with_trainer, partial(bert, 12), batch=2, length=16, steps=5)
     for name, optimizer in _OPTIMIZERS.items():
-        yield f"GPT-2, {name}", partial(_train, gpt2, _tokens(4, 128), optimizer)
-    yield "GPT-2, autocast", partial(_train, gpt2, _tokens(4, 512), autocast=bfloat16)
-    yield "Llama", partial(_train, llama, _tokens(2, 256))
-    yield "Llama, autocast", partial(_train, llama, _tokens(2, 256), autocast=bfloat16)
-    yield "Llama, bfloat16", partial(_train, lambda: llama().to(bfloat16), _tokens(2, 256))
-    yield "Llama, bfloat16, masked", partial(_train, lambda: llama().to(bfloat16), _tokens(2, 256, masked=True))
-    yield "Llama, attention in steps", partial(_train, partial(llama, attn_implementation="eager"), _tokens(2, 256))
-    yield "Llama, checkpointed", partial(_train, partial(_checkpointed, llama), _tokens(2, 256))
-    yield "Qwen2, autocast", partial(_train, qwen2, _tokens(2, 256), autocast=bfloat16)
-    yield "T5", partial(_train, t5, _tokens(4, 64))
+        yield f"GPT-2, {name}", partial(train, gpt2, tokens(4, 128), optimizer)
+    yield "GPT-2, autocast", partial(train, gpt2, tokens(4, 512), autocast=bfloat16)
+    yield "Llama", partial(train, llama, tokens(2, 256))
+    yield "Llama, autocast", partial(train, llama, tokens(2, 256), autocast=bfloat16)
+    yield "Llama, bfloat16", partial(train, lambda: llama().to(bfloat16), tokens(2, 256))
+    yield "Llama, bfloat16, masked", partial(train, lambda: llama().to(bfloat16), tokens(2, 256, masked=True))
+    yield "Llama, attention in steps", partial(train, partial(llama, attn_implementation="eager"), tokens(2, 256))
+    yield "Llama, checkpointed", partial(train, partial(_checkpointed, llama), tokens(2, 256))
+    yield "Qwen2, autocast", partial(train, qwen2, tokens(2, 256), autocast=bfloat16)
+    yield "T5", partial(train, t5, tokens(4, 64))
 
 
 def model_cases() -> Iterator[tuple[str, Callable[[], None]]]:
@@ -142,5 +145,5 @@ def model_cases() -> Iterator[tuple[str, Callable[[], None]]]:
     yield name, partial(_train_decoder, *name.split()[1:])
     yield from _transformers_cases()
     encoder_input = {"x": torch.zeros(8, 64, 256)}
-    yield "encoder", partial(_train, _Encoder, encoder_input)
-    yield "encoder, autocast", partial(_train, _Encoder, encoder_input, autocast=torch.bfloat16)
+    yield "encoder", partial(train, _Encoder, encoder_input)
+    yield "encoder, autocast", partial(train, _Encoder, encoder_input, autocast=torch.bfloat16)

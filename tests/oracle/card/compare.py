@@ -24,7 +24,8 @@ class Comparison:
         return all(real == simulated for real, simulated in (self.allocated, self.reserved, self.retries))
 
 
-def compare_case(name: str, real: dict[str, Any], simulated: dict[str, Any]) -> Comparison:
+def compare_case(name: str, real: dict[str, Any], simulated: dict[str, Any], verbose: bool = False) -> Comparison:
+    """Verbose: with the first differences of the events, which take their time to find."""
     sides = (real, simulated)
     errors = [f"{side}: {one['error']}" for side, one in zip(("real", "simulated"), sides, strict=True) if one["error"]]
     return Comparison(
@@ -34,7 +35,7 @@ def compare_case(name: str, real: dict[str, Any], simulated: dict[str, Any]) -> 
         (real["reserved"], simulated["reserved"]),
         (real["retries"], simulated["retries"]),
         "; ".join(errors) or None,
-        tuple(_list_differences(real, simulated)),
+        tuple(_list_differences(real, simulated)) if verbose else (),
     )
 
 

@@ -280,6 +280,15 @@ MAKES_A_HANDLE(cudnnCreateRNNDataDescriptor, void **made)
 MAKES_A_HANDLE(cudnnCreateRNNDescriptor, void **made)
 MAKES_A_HANDLE(cudnnCreateSpatialTransformerDescriptor, void **made)
 MAKES_A_HANDLE(cudnnCreateTensorDescriptor, void **made)
+MAKES_A_HANDLE(cudnnBackendCreateDescriptor, int kind, void **made)
+/* Graphs of operations have one plan, which needs no workspace. */
+int cudnnBackendGetAttribute(void *descriptor, int attribute, int type, int64_t wanted, int64_t *count, void *values) {
+    enum { PLANS = 202, ENGINE_OF_PLAN = 300, WORKSPACE_SIZE = 402, ENGINE_NUMBER = 1301 };
+    int is_number = attribute == WORKSPACE_SIZE || attribute == ENGINE_NUMBER;
+    if (is_number && values) *(int64_t *)values = 0;
+    if (count) *count = is_number || attribute == PLANS || attribute == ENGINE_OF_PLAN;
+    return 0;
+}
 size_t cudnnGetVersion(void) { return 92000; }
 size_t cudnnGetCudartVersion(void) { return CUDA_VERSION_BUILT; }
 const char *cudnnGetErrorString(int status) { return no_card; }

@@ -11,7 +11,14 @@ import pytest
 
 import understudy
 from tests.oracle.card.__main__ import main
-from tests.oracle.card.build import NoOracle, build_runtime, needed_libraries, undefined_symbols, write_rest
+from tests.oracle.card.build import (
+    NoOracle,
+    build_runtime,
+    needed_libraries,
+    symbols_by_name,
+    undefined_symbols,
+    write_rest,
+)
 from tests.oracle.card.cases_operators import operator_cases
 from tests.oracle.card.compare import compare_case, write_table
 from tests.oracle.card.record import record_case
@@ -39,7 +46,7 @@ def test_events_are_judged(real: tuple[str, ...], simulated: tuple[str, ...], ju
 
 def test_table_has_differences_and_counts() -> None:
     same = compare_case("same", record("+512"), record("+512"))
-    other = compare_case("other", record("+512", "+64"), record("+512", allocated=2048, error="OutOfMemoryError: no"))
+    other = compare_case("other", record("+512", "+64"), record("+512", allocated=2048, error="OutOfMemoryError: no"), verbose=True)
     table = write_table([same, other], verbose=True)
     assert "same: events same; allocated equal; reserved equal" in table
     assert "other: events different; allocated 1,024 real, 2,048 simulated (+100.00%); reserved equal" in table
@@ -73,6 +80,35 @@ RECORDED = {
         "+2560000 +65536 +4194304 +4194304 +65536 +65536 +65536 +137727 -137727 -65536 +2560000 +65536 +8 +65536 +1279 -1279 "
         "-65536 +40000 +40000 +1279 -1279 +8 +46552 +5958656 -5958656 -46552 -8 -40000 -40000 -8 -65536 -65536 -65536 -65536 "
         "-4194304 -2560000 -2560000 -4194304",
+    "layer_norm of a transpose, torch.float32":
+        "+102400 +256 +256 +102400 +102400 +1600 +1600 -102400 -1600 -1600 -256 -256 -102400 -102400",
+    "layer_norm, many rows, torch.float32, backward":
+        "+131072000 +1024 +1024 +131072000 +512000 +512000 +131072000 +131072000 +1024 +1024 +4096000 +4096000"
+        " +1024 +8257536 +8 -8 -8257536 -1024 +1024 +8257536 +8 -8 -8257536 -1024 -4096000 -4096000 -512000 -512000 -131072000 -1024 -1024 -1024 -1024 -131072000 -131072000 -131072000",
+    "roll of two, torch.float32":
+        "+6400 +6400 +6400 -6400 -6400 -6400",
+    "embedding of a slice, torch.float32":
+        "+5120000 +4128 +4096 +524288 -4096 -4128 -5120000 -524288",
+    "index, two broadcast, torch.float32":
+        "+5120000 +1024 +128 +16384 +16384 +8192 -16384 -16384 -128 -1024 -5120000 -8192",
+    "powers of a number, torch.float32":
+        "+25600 +25600 +25600 +8 -8 -25600 -25600 -25600",
+    "huber_loss, torch.float32":
+        "+4000000 +4000000 +4000000 +4 +492 +4 -4 -492 -4000000 -4000000 -4000000 -4",
+    "embedding by frequency, torch.float32, backward":
+        "+256000 +6400 +204800 +204800 +6400 +6400 +6400 +1 -1 -6400 +6400 +1279 -1279 +1279 -1279 +256000 +6400 +8 +6400 +1279 "
+        "-1279 -6400 +6400 +6400 +1279 -1279 +8 +7040 +225280 -225280 -7040 -8 -6400 -6400 -8 -6400 -6400 -6400 -6400 -6400 "
+        "-204800 -256000 -256000 -204800",
+    "embedding_bag, torch.float32, backward":
+        "+256000 +6400 +800 +800 +6400 +25600 +25600 +6400 +6400 +6400 +1 -1 -6400 +256000 +6400 +8 +6400 +1279 -1279 -6400 +6400 "
+        "+6400 +1279 -1279 +8 +7040 +225280 -225280 -7040 -8 -6400 -6400 -8 -6400 -6400 -6400 -6400 -800 -6400 -800 -25600 "
+        "-256000 -256000 -25600",
+    "max, torch.float32, backward":
+        "+4096000 +4 +500 +4 -4 -500 +4 +1024000 +1 +1024000 +8 +8192000 +1000 +4 -4 -1000 -8192000 +4 +4096000 -4 -8 -1024000 -1 -1024000 -4 -4096000 -4096000 -4",
+    "mish, torch.float32, backward":
+        "+4096000 +4096000 +4096000 +4096000 -4096000 -4096000 -4096000 -4096000",
+    "index_select by a slice, torch.float32":
+        "+131072 +4800 +307200 -4800 -131072 -307200",
 }  # fmt: skip
 
 
@@ -116,6 +152,8 @@ def test_what_torch_refers_to_is_found_and_answers_zero(tmp_path: Path) -> None:
     library = compile_library("libtorch_cuda.so", code, "-L.", "-l:libcudart.so.13")
     assert needed_libraries([library]) == {"libcudart.so.13", "libcuda.so.1", "libnvidia-ml.so.1"}
     assert undefined_symbols([library]) == {"cudaEventQuery", "ncclSend"}
+    by_name = compile_library("libc10_cuda.so", 'const char *name = "nvmlInit_v2";')
+    assert symbols_by_name([library, by_name]) == {"nvmlInit_v2"}
     rest = compile_library("librest.so", write_rest(undefined_symbols([library])))
     assert ctypes.CDLL(str(rest)).ncclSend() == 0
 

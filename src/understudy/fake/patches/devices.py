@@ -13,8 +13,10 @@ from understudy._torch import active_fake_mode
 from understudy.fake.inputs import is_real
 from understudy.fake.kernels import autocast
 from understudy.fake.native import WITHOUT_INDEX, canonical, native, on_first_device
+from understudy.fake.realise import make_new
 from understudy.fake.tensor import FakeTensor
 from understudy.patching import ABSENT_DEVICES, ANY_MODE, ENGINE, STORAGES, patch, patch_call
+from understudy.spec import TensorSpec
 from understudy.spec.call import flat
 
 Function = Callable[..., Any]
@@ -63,14 +65,23 @@ def forget_casts_of_region(original: Callable[[], None]) -> None:
     autocast.clear_cast_cache()
 
 
-@patch_call("torch._C._group_tensors_by_device_and_dtype", during=ABSENT_DEVICES)
-def group_by_simulated_device(original: Function, *args: object, **kwargs: object) -> object:
+@patch_call("torch._C._group_tensors_by_device_and_dtype", during=ANY_MODE)
+def group_by_simulated_device(original: Function, tensors: list[list[Any]], with_indices: bool = False) -> object:
     """Optimizers and gradient clipping choose their kernels by the device of each group."""
     meant = _torch.stand_in_devices
+    places = {id(t): _dense_in_place_of(t) for row in tensors for t in row if type(t) is FakeTensor and t._spec.sparse}
+    shown = [[places.get(id(t), t) for t in row] for row in tensors] if places else tensors
+    sparse = {id(places[id(t)]): t for row in tensors for t in row if id(t) in places}
     return {
-        (meant.get(device, device), dtype): rest
-        for (device, dtype), rest in original(*args, **kwargs).items()
+        (meant.get(device, device), dtype): ([[sparse.get(id(t), t) for t in row] for row in rows], indices)
+        for (device, dtype), (rows, indices) in original(shown, with_indices).items()
     }
+
+
+def _dense_in_place_of(sparse: FakeTensor) -> FakeTensor:
+    """C++ gives sparse tensors a meta device without a number, so that they seem to be on another device."""
+    spec = sparse._spec
+    return make_new(sparse.fake_mode, TensorSpec((0,), (1,), dtype=spec.dtype, device=spec.device))
 
 
 @patch_call("torch.Tensor.__deepcopy__", "torch.nn.Parameter.__deepcopy__", during=ANY_MODE)

@@ -121,11 +121,14 @@ def rms_norm(x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None =
     gradient there."""
     if _torch.inner_device(x).type != "cuda" or x.is_complex() or (weight is not None and weight.dtype is not x.dtype):
         return NotImplemented
-    is_observed = getattr(_torch.active_fake_mode(), "is_observed", False)
-    if not is_observed or torch.is_inference_mode_enabled() or _torch.is_functorch_wrapped(x) or _has_channels_last(x):
+    if not _is_observed(x) or torch.is_inference_mode_enabled() or _has_channels_last(x):
         return NotImplemented
     apply: Any = FusedRMSNorm.apply
     return apply(x, tuple(normalized_shape), weight, eps)
+
+
+def _is_observed(x: Tensor) -> bool:
+    return getattr(_torch.active_fake_mode(), "is_observed", False) and not _torch.is_functorch_wrapped(x)
 
 
 def _has_channels_last(x: Tensor) -> bool:
@@ -133,7 +136,16 @@ def _has_channels_last(x: Tensor) -> bool:
 
 
 has_cuda_kernel: Trait[bool] = Trait("composite in builds for the CPU only")
-has_cuda_kernel.mark("_fused_rms_norm")
+has_cuda_kernel.mark("_fused_rms_norm", "mish_backward")
+
+
+@accelerator_path("mish_backward")
+def mish_backward(grad: Tensor, x: Tensor) -> Any:
+    """One kernel, as above. It is asked for where no gradient of it is wanted."""
+    if _torch.inner_device(x).type != "cuda" or torch.is_grad_enabled() or not _is_observed(x):
+        return NotImplemented
+    with _torch.below_autograd():
+        return aten.mish_backward(grad, x)
 
 
 class FusedRMSNorm(torch.autograd.Function):

@@ -11,9 +11,11 @@ from math import ceil, log, log2, prod
 
 import torch
 
+from understudy.ops.shared.layouts import view_strides
 from understudy.ops.traits.scratch import (
     HALF,
     NO_SCRATCH,
+    NUMBER_SIZES,
     Maybe,
     Results,
     Scratch,
@@ -100,8 +102,9 @@ def of_efficient_backward(
     bias: Maybe, out: Maybe = None, logsumexp: Maybe = None, seed: Maybe = None, offset: Maybe = None,
     dropout_p: float = 0.0, *rest: object, **settings: object,
 ) -> Scratch:  # fmt: skip
-    """delta, for float32 from a product of gradient and result; and for each head tiles of the query's gradient in float32,
-    each with a lock. Half types that do not fit into registers have such tiles for key and value, too."""
+    """The gradient by rows; delta, for float32 from a product of gradient and result; and for each head tiles of the
+    query's gradient in float32, each with a lock. Half types that do not fit into registers have such tiles for key and
+    value, too."""
     batch, heads, rows, width = query.numbers.shape
     columns, value_width = key.numbers.shape[2], value.numbers.shape[3]
     block_rows, block_columns = _efficient_block(max(width, value_width), query.dtype in HALF, dropout_p > 0, facts)
@@ -115,9 +118,9 @@ def of_efficient_backward(
     delta = 4 * batch * heads * rows
     by_product = (byte_count(grad), delta, delta, -delta, -byte_count(grad))
     tiles = 4 * batch * heads * align(elements, 4)
-    return Scratch(
-        (*((delta,) if query.dtype in HALF else by_product), tiles), is_exact=max(width, value_width) <= 64
-    )
+    copied = copy_if(not _is_laid_out_by_rows(grad), grad)
+    sizes = (*copied, *((delta,) if query.dtype in HALF else by_product), tiles)
+    return Scratch(sizes, is_exact=max(width, value_width) <= 64)
 
 
 def _efficient_block(width: int, is_half: bool, has_dropout: bool, facts: DeviceFacts) -> tuple[int, int]:
@@ -301,16 +304,26 @@ def of_nonzero(facts: DeviceFacts, made: Results, x: TensorSpec, *rest: object, 
     return Scratch((4, *for_a_while(counts), _scan(n, 8, 4224)), is_exact=False)
 
 
-@scratch("embedding", "index_select")
-def of_rows(facts: DeviceFacts, made: Results, x: TensorSpec, *rest: object, **settings: object) -> Scratch:
-    """Indices are read one after the other."""
-    return Scratch(tuple(size for i in rest if isinstance(i, TensorSpec) for size in copy_if(not i.is_contiguous, i)))
+@scratch("embedding")
+def of_embedding(
+    facts: DeviceFacts, made: Results, weight: TensorSpec, indices: TensorSpec, *rest: object, **settings: object
+) -> Scratch:
+    """Indices of several dimensions are seen as one first, by a copy if need be."""
+    is_copied = indices.ndim > 1 and view_strides(indices, (indices.numel,)) is None
+    return Scratch(copy_if(is_copied, indices), first=1)
+
+
+@scratch("pow")
+def of_power(facts: DeviceFacts, made: Results, base: TensorSpec | complex, *rest: object, **settings: object) -> Scratch:
+    """A number becomes a tensor, unless it is 1."""
+    return NO_SCRATCH if isinstance(base, TensorSpec) or base == 1 else Scratch((NUMBER_SIZES[type(base)],))
 
 
 @scratch("index", "_unsafe_index")
 def of_index(facts: DeviceFacts, made: Results, x: TensorSpec, indices: Sequence[Maybe]) -> Scratch:
     """Several indices are brought to one layout; those of 4 bytes become longer."""
-    return Scratch(_copied_indices(indices))
+    copied = _copied_indices(indices)
+    return Scratch(copied, first=len(copied))
 
 
 def _copied_indices(indices: Sequence[Maybe]) -> tuple[int, ...]:
@@ -360,18 +373,50 @@ def of_embedding_backward(
     """Few indices need nothing. Many are sorted with their order, and the rows of one index summed up ten at a time, in
     float32: what sorting takes besides is gone by then. If few rows have many indices each, they are summed up in place."""
     copied = copy_if(not indices.is_contiguous, indices) + copy_if(not grad.is_contiguous, grad)
-    n = int(indices.numel)
-    if n <= FEW_INDICES and not scale_grad_by_freq:
+    if indices.numel <= FEW_INDICES and not scale_grad_by_freq:
         return Scratch(copied, first=len(copied))
+    return _sum_by_index(facts, grad, indices, num_weights, scale_grad_by_freq, copied)
+
+
+MOST_OF_BAG = 2
+
+
+@scratch("_embedding_bag_dense_backward")
+def of_bags_backward(
+    facts: DeviceFacts, made: Results, grad: TensorSpec, indices: TensorSpec, bags: TensorSpec, sizes: TensorSpec,
+    largest: TensorSpec, num_weights: int, scale_grad_by_freq: bool, mode: int, *rest: object, **settings: object,
+) -> Scratch:  # fmt: skip
+    """As the gradient of an embedding, of any number of indices; the largest of a bag are known."""
+    copied = copy_if(not grad.is_contiguous, grad)
+    if mode == MOST_OF_BAG:
+        return Scratch(copied, first=len(copied))
+    return _sum_by_index(facts, grad, indices, num_weights, scale_grad_by_freq, copied)
+
+
+@scratch("_embedding_bag_backward")
+def of_any_bags_backward(
+    facts: DeviceFacts, made: Results, grad: TensorSpec, indices: TensorSpec, offsets: TensorSpec, bags: TensorSpec,
+    sizes: TensorSpec, largest: TensorSpec, num_weights: int, scale_grad_by_freq: bool, mode: int, sparse: bool,
+    *rest: object, **settings: object,
+) -> Scratch:  # fmt: skip
+    if sparse:
+        return Scratch(is_exact=False)
+    return of_bags_backward(facts, made, grad, indices, bags, sizes, largest, num_weights, scale_grad_by_freq, mode)
+
+
+def _sum_by_index(
+    facts: DeviceFacts, grad: TensorSpec, indices: TensorSpec, num_weights: int, is_scaled: bool, copied: tuple[int, ...]
+) -> Scratch:
+    n = int(indices.numel)
     width = grad.numbers.shape[-1] if grad.ndim else 1
     segments = min(n, num_weights)
     partial = segments + n // ROWS_AT_ONCE
     size = indices.itemsize
-    counts = (size * n,) if scale_grad_by_freq else ()
+    counts = (size * n, *for_a_while(SCAN_BY_KEY), *for_a_while(SCAN_BY_KEY)) if is_scaled else ()
     sort = for_a_while(size * n, _cub(n, size, size, num_weights.bit_length()))
     starts = (size * n, 8, *for_a_while(size * n, SCAN_BY_KEY))
-    order = (*copied, size * n, size * n, *sort)
+    order = (*copied, size * n, size * n, *sort, *counts)
     lists = (size * segments, size * segments, *for_a_while(SCAN_BY_KEY), 8, size * partial)
     has_few_rows = segments < 4 * facts.multiprocessors and partial > 4 * segments
     sums = size * partial if has_few_rows else max(4, grad.itemsize) * partial * width
-    return Scratch((*order, *counts, *starts, *lists, sums), first=len(order))
+    return Scratch((*order, *starts, *lists, sums), first=len(order))

@@ -314,7 +314,7 @@ MANY_ROWS, MOST_BLOCKS = 64 * 1024, 32 * 1024
 
 @scratch("native_layer_norm", "_fused_rms_norm")
 def of_norm(facts: DeviceFacts, made: Results, x: TensorSpec, *rest: object, **settings: object) -> Scratch:
-    return Scratch(copy_if(not x.is_contiguous, x))
+    return Scratch(copy_if(not x.is_contiguous, x), first=1)
 
 
 @scratch("native_layer_norm_backward")
@@ -338,15 +338,16 @@ def _norm_backward(
     facts: DeviceFacts, grad: TensorSpec, x: TensorSpec, normalized_shape: Sequence[int], parameters: Sequence[TensorSpec]
 ) -> Scratch:
     """Partial sums for weight and bias, where there are many rows of few columns; they are summed into new tensors."""
-    copied = copy_if(not x.is_contiguous, x) + copy_if(not grad.is_contiguous, grad)
+    first = copy_if(not x.is_contiguous, x)
+    copied = first + copy_if(not grad.is_contiguous, grad)
     columns = prod(normalized_shape)
     rows = int(x.numel) // max(1, columns)
     if rows <= MANY_ROWS or columns // WARP >= facts.multiprocessors // 2:
-        return Scratch(copied)
+        return Scratch(copied, first=len(first))
     blocks = min(divide_up(rows, WARP), MOST_BLOCKS // divide_up(columns, WARP))
     partial = [spec.like((blocks, columns)) for spec in parameters]
     sums = [for_a_while(columns * spec.itemsize, *reduction_sizes(spec, (1,), 4, facts)) for spec in partial]
-    return Scratch((*copied, *map(byte_count, partial), *(size for taken in sums for size in taken)))
+    return Scratch((*copied, *map(byte_count, partial), *(size for taken in sums for size in taken)), first=len(first))
 
 
 @scratch("native_group_norm")
@@ -402,7 +403,14 @@ keeps_whole: Trait[bool] = Trait("its result, if it is summed up, keeps the memo
 keeps_whole.mark("mse_loss", "smooth_l1_loss", "soft_margin_loss", "binary_cross_entropy")
 
 
-@scratch("mse_loss", "smooth_l1_loss", "huber_loss")
+@scratch("huber_loss")
+def of_huber_loss(
+    facts: DeviceFacts, made: Results, x: TensorSpec, target: TensorSpec, *rest: object, **settings: object
+) -> Scratch:
+    return of_loss(facts, made, x, target)._replace(first=1)
+
+
+@scratch("mse_loss", "smooth_l1_loss")
 def of_loss(
     facts: DeviceFacts, made: Results, x: TensorSpec, target: TensorSpec, *rest: object, **settings: object
 ) -> Scratch:
@@ -448,6 +456,15 @@ def of_safe_softmax(
     return Scratch((int(x.numel), int(x.numel) // max(1, x.shape[dim] if x.ndim else 1), x.itemsize))
 
 
+@scratch("roll")
+def of_roll(
+    facts: DeviceFacts, made: Results, x: TensorSpec, shifts: Sequence[int], dims: Sequence[int] = (), **settings: object
+) -> Scratch:
+    """Several dimensions are rolled one after the other."""
+    before = max(0, len(dims) - 1)
+    return Scratch((byte_count(x),) * before, first=before)
+
+
 @scratch("isinf", "dist", "multinomial")
 def of_one_more(facts: DeviceFacts, made: Results, x: TensorSpec, *rest: object, **settings: object) -> Scratch:
     """A tensor like the argument on the way: absolute values, differences, random numbers."""
@@ -472,7 +489,9 @@ def of_foreach_norm(
 
 makes_results_late: Trait[bool] = Trait("its results get their memory after some of its scratch memory", of_packets=True)
 makes_results_late.mark(
-    "_foreach_norm", "isinf", "logsumexp", "binary_cross_entropy_with_logits", "embedding_dense_backward",
+    "_foreach_norm", "isinf", "logsumexp", "binary_cross_entropy_with_logits", "embedding_dense_backward", "embedding",
+    "_embedding_bag_backward", "_embedding_bag_dense_backward", "index", "_unsafe_index", "huber_loss",
+    "native_layer_norm", "native_layer_norm_backward", "_fused_rms_norm", "_fused_rms_norm_backward", "roll",
 )  # fmt: skip
 
 result_order: Trait[tuple[int, ...]] = Trait("its results in the order in which they get their memory")

@@ -110,6 +110,8 @@ class PlainWrite(Enum):
     """Autograd's engine adds a gradient to one that it holds alone."""
     FILLS_ZEROS = auto()
     """A formula of a gradient writes into zeros that it has just made."""
+    JOINS_MASKS = auto()
+    """The formula of a gradient writes into a mask of its own."""
 
 
 plain_write: Trait[PlainWrite] = Trait("where autograd writes in place with plain tensors")
@@ -119,6 +121,8 @@ plain_write.register(
     "index_put", "index_add", "index_fill.int_Scalar", "index_fill.int_Tensor", "scatter_add", "scatter.src",
     "scatter.value", "put", "masked_scatter",
 )  # fmt: skip
+
+plain_write.register(PlainWrite.JOINS_MASKS, "logical_and", "logical_or")
 
 gives_zeros: Trait[bool] = Trait("makes a tensor of zeros", of_packets=True)
 gives_zeros.mark("zeros", "new_zeros", "zeros_like")
