@@ -161,8 +161,11 @@ def _call_with_flat_functions(capture: Capture, form: HigherOrder, op: Any, args
 
 
 def _examples(capture: Capture, form: HigherOrder, args: Any) -> list[Any]:
-    with _torch.without_recorder(), capture.stand_ins:
-        return list(map(copy_operand, form.examples(capture.stand_ins, tuple(args))))
+    mode = capture.stand_ins
+    with _torch.without_recorder(), mode:
+        # Real ones are converted here: one that an operator meets is a constant, with known values.
+        examples = form.examples(mode, tuple(args))
+        return [copy_operand(convert_to_fakes(mode, x) if type(x) is torch.Tensor else x) for x in examples]
 
 
 def _find_closures(
