@@ -217,12 +217,9 @@ def has_only_recorder(mode: object, recorder: object) -> bool:
     )
 
 
-_CASTING_DEVICES = ("cpu", "cuda", "xpu", "mps", "hpu", "mtia")
-
-
 def is_autocast_enabled() -> bool:
     """Whether it is enabled for a device of the user's: stand-ins are cast on a key of a backend that has no users."""
-    return any(map(torch.is_autocast_enabled, _CASTING_DEVICES))
+    return bool(_excluded_keys().raw_repr() & _AUTOCAST_OFF_KEYS != _AUTOCAST_OFF_KEYS)
 
 
 def can_skip_dispatch_for(mode: object) -> bool:
@@ -446,8 +443,8 @@ _OBSERVED_KEYS = _AUTOCAST_OFF_KEYS | DispatchKeySet(DispatchKey.AutogradOther).
 def settings() -> tuple[Any, ...]:
     """Global settings on which the sequence of operators may depend."""
     return (
-        torch.get_default_dtype(), torch.is_inference_mode_enabled(), torch.are_deterministic_algorithms_enabled(),
-        torch._C._get_mkldnn_enabled(), torch.get_float32_matmul_precision(), torch.get_num_threads(),
+        torch.get_default_dtype(), torch.is_inference_mode_enabled(), torch._C._get_deterministic_algorithms(),
+        torch._C._get_mkldnn_enabled(), torch._C._get_float32_matmul_precision(), torch.get_num_threads(),
         torch.is_anomaly_enabled(), *attention_backends(),
     )  # fmt: skip
 

@@ -20,11 +20,13 @@ from understudy import _torch
 from understudy.capture.constants import Constants
 from understudy.capture.lazy_state import LazyParameter, LazyParameterDict, LazyParameters
 from understudy.contexts import contextmanager, run_to_the_end
+from understudy.fake.convert import PLAIN_TYPES
 from understudy.fake.inputs import LRU_CACHE
 from understudy.fake.mode import FakeTensorMode
 from understudy.fake.tensor import FakeTensor
 from understudy.fake.values.determined import MOST_READABLE, DeterminedContents, LiteralStorage
 from understudy.graph.borrowed_state import (
+    PLAIN,
     BorrowedState,
     ProgramVariables,
     cell_contents,
@@ -82,8 +84,9 @@ def _modules_in(value: object, seen: set[int], depth: int = 0) -> Iterator[Named
         parts = _parts(value)
         if parts:
             seen.add(id(value))
-        for part in parts:
-            yield from _modules_in(part, seen, depth + 1)
+        if not PLAIN.issuperset(map(type, parts)):  # as in a vocabulary
+            for part in parts:
+                yield from _modules_in(part, seen, depth + 1)
 
 
 DEEPEST, MOST = 4, 10_000
@@ -142,7 +145,7 @@ class LazyBorrowedState(BorrowedState):
         lazy_table = LazyParameterDict(table)
         for name, value in table.items():
             if value is not None:
-                lazy = self._lazy.make_lazy(value) if self._is_real(value) else None
+                lazy = self._lazy.make_lazy(value) if type(value) in PLAIN_TYPES else None
                 tensor = lazy_table[name] = lazy or self._stand_in(value)
                 replaced.append((name, value, tensor))
         return lazy_table
@@ -257,7 +260,7 @@ class BorrowedModules:
                     self._buffers.append((part._buffers, dict(part._buffers)))
                 tensors = self._tensors(part)
                 for name, real, tensor in tensors:
-                    path_of_tensor = f"{path}.{name}" if path else name
+                    path_of_tensor = f"{path}.{name}" if path and is_root else name
                     constants.expect(tensor, real, path_of_tensor if is_root else None)
                 if self._constant_values is not None:
                     self._constant_values.know_buffers(part, tensors)

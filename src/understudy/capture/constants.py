@@ -15,7 +15,7 @@ import keyword
 import re
 import unicodedata
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from torch.fx import Graph, GraphModule, Node
@@ -52,6 +52,12 @@ def names_of_graph_modules() -> frozenset[str]:
     return frozenset({*dir(GraphModule(torch.nn.Module(), Graph())), *own})
 
 
+@functools.cache
+def names_to_replace() -> frozenset[str]:
+    """Names that are not part of a path, or only inside of it."""
+    return names_of_graph_modules().union(keyword.kwlist)
+
+
 class AttributePaths:
     """Chooses the paths of attributes in a graph module. A path is part of the graph's code, so it has to be made of
     identifiers; but a key of a `ParameterDict` may be any text, and a submodule may have the name of an attribute of
@@ -62,14 +68,13 @@ class AttributePaths:
         """The paths of the program, which may be requested."""
         self._originals: dict[str, str] = {}
         """Path in the graph module → path in the program."""
-        self._never_plain = frozenset({*keyword.kwlist, *names_of_graph_modules()})
         self._safe: dict[tuple[str, str], str] = {}
         self._made: set[str] = set()
         self._occupied: tuple[int, set[str]] = 0, set()
 
     def choose(self, path: str) -> str:
         """The path itself, if it is made of identifiers and still free; else a similar one."""
-        is_plain = PLAIN_PATH.fullmatch(path) is not None and self._never_plain.isdisjoint(path.split("."))
+        is_plain = PLAIN_PATH.fullmatch(path) is not None and names_to_replace().isdisjoint(path.split("."))
         chosen = path if is_plain else self._make_safe(path)
         if chosen in self._originals:
             numbered = (f"{chosen}_{number}" for number in itertools.count(1))
@@ -125,13 +130,13 @@ class Constants:
         self._nodes: dict[int, Node] = {}
         self._used_names: dict[str, int] = {}
         self._paths = AttributePaths()
-        self._nested: dict[str, torch.Tensor] = {}
+        self._read_as: dict[str, torch.Tensor] = {}
+        """The tensors that nodes read, by their names in the graph module."""
         self.allow_fakes = False
         self.outer: Constants | None = None
         """The constants of the surrounding program, for a branch: modules of branches are borrowed with all others."""
         self._around = _torch.active_fake_mode() if _torch.active_recorder() is None else None
         self.without_gradient = False
-        self._stand_ins = FakeTensorMode()
         self._saved: dict[int, tuple[torch.UntypedStorage, torch.Tensor]] = {}
         self._storages: set[int] = set()
         self._in_storages = 0
@@ -210,12 +215,14 @@ class Constants:
         if lazy.fake is not None:
             return self.node_of(lazy.fake)
         if lazy.node is None:
-            node = lazy.node = self._read(lazy.real, self._late[id(lazy.real)][1])
+            name = self._late[id(lazy.real)][1]
+            node = lazy.node = self._read(lazy.real, name)
             tensor_meta = self._tracer.node_meta.tensor_meta_of_spec(lazy.spec, lazy.requires_grad)
             meta = LazyMeta(val=VAL, tensor_meta=tensor_meta)
             meta.source = lazy
             _torch.set_node_meta(node, meta)
-            self._note_path(node)
+            if name is not None:
+                self._note_path(node)
         return lazy.node
 
     def node_of_object(self, value: object, prefix: str) -> Node:
@@ -287,15 +294,13 @@ class Constants:
     def _read(self, real: torch.Tensor, name: str | None) -> Node:
         """A node that reads this tensor, under this name if one is given."""
         if name is None:
-            is_parameter = isinstance(real, torch.nn.Parameter)
-            name = self._fresh("_param_constant" if is_parameter else "_tensor_constant")
+            name = self._fresh("_param_constant" if is_parameter(real) else "_tensor_constant")
         else:
             name = self._paths.choose(name)
         value = self._detach(real) if self.without_gradient else real
-        if "." in name:
-            self._nested[name] = value  # submodules are made once, with the graph module
-        else:
-            attach(self._tracer.root, name, value)
+        self._read_as[name] = value
+        if "." not in name:  # submodules are made once, with the graph module
+            set_attribute(self._tracer.root, name, value)
         return self._tracer.append_read(name)
 
     @staticmethod
@@ -308,6 +313,10 @@ class Constants:
             return tensor
         return make_new(self._stand_ins, spec_of_real(tensor))
 
+    @functools.cached_property
+    def _stand_ins(self) -> FakeTensorMode:
+        return FakeTensorMode()
+
     def graph_module(self, graph: Graph, name: str) -> GraphModule:
         """A graph module of this graph, with the tensors and modules that its nodes read as attributes."""
         # Without `GraphModule.__init__`, which looks up and copies each attribute by its path.
@@ -316,7 +325,7 @@ class Constants:
         parents: dict[str, torch.nn.Module] = {"": gm}
         # Outer paths first: an attribute may be a module that contains others.
         for target in sorted(targets, key=lambda target: target.count(".")):
-            value = self._nested[target] if target in self._nested else getattr(self._tracer.root, target)
+            value = self._read_as[target] if target in self._read_as else getattr(self._tracer.root, target)
             path, _, last = target.rpartition(".")
             set_attribute(_parent(parents, path), last, value)
         gm.graph = graph
@@ -324,15 +333,18 @@ class Constants:
 
     def _fresh(self, prefix: str) -> str:
         number = self._used_names.get(prefix, 0)
-        name = f"{prefix}{number}"
-        root = self._tracer.root
-        # `hasattr(root, name)` would raise and catch an error for almost every name.
-        taken = (OF_MODULES, vars(root), root._parameters, root._buffers, root._modules, self._paths.expected)
-        while any(name in names for names in taken):
+        while self._is_taken(name := f"{prefix}{number}"):
             number += 1
-            name = f"{prefix}{number}"
         self._used_names[prefix] = number + 1
         return name
+
+    def _is_taken(self, name: str) -> bool:
+        root = self._tracer.root
+        # `hasattr(root, name)` would raise and catch an error for almost every name.
+        return (
+            name in self._paths.expected or name in root._parameters or name in root._buffers or name in root._modules
+            or name in vars(root) or name in OF_MODULES
+        )  # fmt: skip
 
 
 def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
@@ -373,11 +385,13 @@ def plain_module() -> torch.nn.Module:
     return module
 
 
+def is_parameter(value: object) -> TypeGuard[torch.nn.Parameter]:
+    return type(value) is torch.nn.Parameter or isinstance(value, torch.nn.Parameter)  # torch answers the latter in Python
+
+
 def set_attribute(module: torch.nn.Module, name: str, value: object) -> None:
     """Set an attribute of a module in the dict to which it belongs."""
-    if type(value) is torch.nn.Parameter or isinstance(
-        value, torch.nn.Parameter
-    ):  # `is_nested` is slow
+    if is_parameter(value):
         module._parameters[name] = value
     elif isinstance(value, torch.Tensor):
         module._buffers[name] = value

@@ -199,14 +199,11 @@ class LazyParameters:
         found = self._lent.get(id(real))
         if found is not None:
             return found
-        spec = self._mode.fake_tensor_converter.spec_if_simple(real)
-        if spec is None:
+        simple = self._mode.fake_tensor_converter.spec_if_simple(real)
+        if simple is None or simple[1] in self._by_storage or (self._is_grad and real.requires_grad):
             self.make_fake_on_storage(real)
             return None
-        storage = _torch.storage_id(real)
-        if storage in self._by_storage or (self._is_grad and real.requires_grad):
-            self.make_fake_on_storage(real)
-            return None
+        spec, storage = simple
         lazy = self._lent[id(real)] = self._by_storage[storage] = LazyParameter(self, real, spec)
         return lazy
 

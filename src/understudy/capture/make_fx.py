@@ -239,12 +239,12 @@ class Capture:
             return self._run(args)
 
     def _run(self, args: tuple[object, ...]) -> GraphModule:
-        self.fake_mode = self.outer.stand_ins if self.outer is not None else self._mode_for(args)
+        leaves, in_spec = _torch.tree_flatten(args)
+        self.fake_mode = self.outer.stand_ins if self.outer is not None else self._mode_for(leaves)
         if self.fake_mode is not None:
             self.tracer.shape_env = self.fake_mode.shape_env
             if self.options.knows_constants and self.outer is None:
                 self.constant_values = ConstantValues(self.fake_mode)
-        leaves, in_spec = _torch.tree_flatten(args)
         if self.outer is None:
             self.tracer.constants.belongs_to(_mode_among(leaves))
         names = argument_names(self.f, args)
@@ -304,21 +304,21 @@ class Capture:
 
     # --- before ----------------------------------------------------------------------------------------------
 
-    def _mode_for(self, args: object) -> FakeTensorMode | None:
+    def _mode_for(self, leaves: list[Any]) -> FakeTensorMode | None:
         """The fake mode of the inputs; else the active one; else a new one."""
         if self.options.tracing_mode == "real":
             return None
-        leaves, _ = _torch.tree_flatten(args)
-        active = _torch.active_fake_mode()
-        found = _mode_among(leaves) or active
+        found = _mode_among(leaves) or _torch.active_fake_mode()
         if found is None:
             is_static = self.options.tracing_mode == "fake"
             symbols = [leaf.node for leaf in leaves if isinstance(leaf, SYMBOLIC) and type(leaf.node) is SymNode]
-            return FakeTensorMode(
+            made = FakeTensorMode(
                 shape_env=symbols[0].shape_env if symbols else ShapeEnv(), static_shapes=is_static,
                 allow_non_fake_inputs=self.options.allow_non_fake_inputs,
                 allow_fallback_kernels=True,
             )  # fmt: skip
+            made.can_skip_dispatch = False  # every operator is recorded: no stand-in has to look for a recipe
+            return made
         if self.options.tracing_mode == "symbolic" and found.shape_env is None:
             raise ValueError(
                 'make_fx(tracing_mode="symbolic"): the inputs belong to a FakeTensorMode without shape_env; make it with '

@@ -108,8 +108,10 @@ class FakeTensorConverter:
             with _torch.no_transforms():  # what is done to the stand-in is not part of the transformed function
                 return self.from_real_tensor(fake_mode, t, make_constant, **options)
         is_static = _is_static(fake_mode, t, static_shapes, symbolic_context)
-        if is_static and not make_constant and type(t) in PLAIN_TYPES and _is_whole(t):
-            return self._convert_whole(fake_mode, t)
+        if is_static and not make_constant and type(t) in PLAIN_TYPES:
+            storage = _find_whole_storage(t)
+            if storage is not None:
+                return self._convert_whole(fake_mode, t, storage)
         wanted = _ConversionRequest(static_shapes, source, symbolic_context)
         if t.is_inference() or torch.is_inference_mode_enabled() or _torch.has_modes():
             with _torch.no_modes(), _torch.inference_mode(t.is_inference()):
@@ -172,22 +174,23 @@ class FakeTensorConverter:
 
     # --- conversion --------------------------------------------------------------------------------------
 
-    def spec_if_simple(self, t: torch.Tensor) -> TensorSpec | None:
-        """The spec of a tensor without a stand-in whose conversion (`convert_simple`) can be postponed; None for others."""
-        if type(t) not in PLAIN_TYPES or id(t) in self._fakes or t.__dict__ or not _is_whole(t):
+    def spec_if_simple(self, t: torch.Tensor) -> tuple[TensorSpec, int] | None:
+        """The spec and the storage, by identity, of a tensor without a stand-in whose conversion (`convert_simple`) can be
+        postponed; None for others."""
+        if type(t) not in PLAIN_TYPES or id(t) in self._fakes or t.__dict__:
             return None
-        return None if t.untyped_storage()._cdata in self._storages else _whole_spec(t)
+        storage = _find_whole_storage(t)
+        return None if storage is None or storage._cdata in self._storages else (_whole_spec(t), storage._cdata)
 
     def convert_simple(self, mode: FakeTensorMode, t: torch.Tensor) -> FakeTensor:
         found = self._recall(t, id(t))
         if found is None:
             with _torch.no_transforms():
-                found = self._convert_whole(mode, t)
+                found = self._convert_whole(mode, t, t.untyped_storage())
         return found
 
-    def _convert_whole(self, mode: FakeTensorMode, t: torch.Tensor) -> FakeTensor:
+    def _convert_whole(self, mode: FakeTensorMode, t: torch.Tensor, storage: torch.UntypedStorage) -> FakeTensor:
         """The fast path for parameters and buffers: leaves that cover their storage."""
-        storage = t.untyped_storage()
         if self._find_fake_storage(storage) is not None:
             fake = self._convert_with_storage(mode, t, _ConversionRequest(True, None, None))
         else:
@@ -309,13 +312,14 @@ MOST_SPECS = 10_000
 _whole_specs: dict[Any, TensorSpec] = {}
 
 
-def _is_whole(t: torch.Tensor) -> bool:
-    """Whether it is a contiguous leaf that covers its storage: fully described by its spec and `requires_grad`."""
-    return (
-        _torch.is_ordinary(t)
+def _find_whole_storage(t: torch.Tensor) -> Any:
+    """The storage of a contiguous leaf that covers it: fully described by its spec and `requires_grad`. None for others."""
+    storage = t.untyped_storage() if _torch.is_ordinary(t) else None
+    is_whole = (
+        storage is not None
         and t.is_contiguous()
         and t.storage_offset() == 0  # matters only without elements
-        and t.nbytes == t.untyped_storage().nbytes()
+        and t.nbytes == storage.nbytes()
         and t.is_leaf
         and not t._is_view()
         and t.grad is None
@@ -323,6 +327,7 @@ def _is_whole(t: torch.Tensor) -> bool:
         and not torch.is_inference_mode_enabled()
         and not _torch.has_modes()
     )
+    return storage if is_whole else None
 
 
 def _share_hooks(t: Any, fake: Any) -> None:

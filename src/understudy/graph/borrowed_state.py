@@ -86,21 +86,16 @@ MOST_ENTRIES = 4096
 """Larger containers are data, as a vocabulary is: to copy them for each trace takes too long."""
 
 
-def own_attributes(module: torch.nn.Module) -> dict[str, Any]:
-    """The attributes of a module, except those that every module has."""
-    attributes = vars(module)
-    return {name: attributes[name] for name in _own_names(tuple(attributes))}
-
-
 @functools.lru_cache(maxsize=4096)
-def _own_names(names: tuple[str, ...]) -> tuple[str, ...]:
+def own_names(names: tuple[str, ...]) -> tuple[str, ...]:
     """Those of the names that not every module has. The modules of one class have the same names, as a rule."""
     return tuple([name for name in names if name not in EVERY_MODULE_HAS])
 
 
 def own_containers(module: torch.nn.Module) -> list[Any]:
     """The contents of dicts, lists and objects among the attributes of a module, except those that every module has."""
-    found = map(contents_of, own_attributes(module).values())
+    attributes = vars(module)
+    found = map(contents_of, map(attributes.get, own_names(tuple(attributes))))
     return [contents for contents in found if contents is not None]
 
 
@@ -379,7 +374,8 @@ class ModuleOwners:
             self._thread_of.update(dict.fromkeys(modules, me))
 
     def _are_free(self, modules: list[torch.nn.Module], me: int) -> bool:
-        return all(self._thread_of.get(module, me) == me for module in modules)
+        is_only_user = {me}.issuperset(self._thread_of.values())
+        return is_only_user or all(self._thread_of.get(module, me) == me for module in modules)
 
     def give(self, modules: Iterable[torch.nn.Module]) -> None:
         with self._changed:
@@ -429,18 +425,19 @@ class BorrowedState:
             return
         attributes = vars(module)
         self._before[module] = attributes.copy()
-        own = own_attributes(module)
-        kinds = set(map(type, own.values()))
-        if not PLAIN.issuperset(kinds):
-            self._kept.keep(own.values())
+        names = own_names(tuple(attributes))
+        own = list(map(attributes.get, names))
+        has_only_plain = PLAIN.issuperset(map(type, own))
+        if not has_only_plain:
+            self._kept.keep(own)
         replaced = self.replaced[module] = []
         for name in TABLES:  # the module's own dicts are not changed
             table = attributes[name]
             is_empty = not table and type(table) is dict
             attributes[name] = {} if is_empty else self._make_table(module, table, replaced)
-        if NO_TENSORS.issuperset(kinds):
+        if has_only_plain:
             return
-        for name, value in own.items():
+        for name, value in zip(names, own, strict=True):
             if type(value) not in NO_TENSORS and isinstance(value, torch.Tensor):
                 fake = attributes[name] = self._stand_in(value)
                 replaced.append((name, value, fake))

@@ -48,7 +48,7 @@ class StackTraces:
         if calls and calls[-1][0] is frame:
             return self._texts[calls[-1][1]]
         kinds = self._kinds
-        new: list[Any] = []
+        new: list[tuple[FrameType, CodeType, bool]] = []
         place = NOWHERE
         kept = 0
         while frame is not None:
@@ -57,25 +57,25 @@ class StackTraces:
             kind = kinds.get(id(code)) or self._kind_of(code)
             if kind is REMEMBERED:
                 depth = self._depth.get(id(frame), -1)
-                if depth >= 0 and self._calls[depth][0] is frame:
-                    kept, place = depth + 1, self._calls[depth][1]
+                if depth >= 0 and calls[depth][0] is frame:
+                    kept, place = depth + 1, calls[depth][1]
                     break
-                new.append(frame)
+                new.append((frame, code, True))
             elif kind is USERS:
-                new.append(frame)
+                new.append((frame, code, False))
             elif kind is BOUNDARY:
                 break
             frame = frame.f_back
-        if kept < len(self._calls):
-            for call, _ in self._calls[kept:]:
+        if kept < len(calls):
+            for call, _ in calls[kept:]:
                 del self._depth[id(call)]
-            del self._calls[kept:]
-        for frame in reversed(new):
-            if kinds[id(frame.f_code)] is REMEMBERED:
-                self._depth[id(frame)] = len(self._calls)
-                self._calls.append((frame, place))
+            del calls[kept:]
+        for frame, code, is_remembered in reversed(new):
+            if is_remembered:
+                self._depth[id(frame)] = len(calls)
+                calls.append((frame, place))
             else:
-                key = (place, id(frame.f_code), frame.f_lasti)
+                key = (place, id(code), frame.f_lasti)
                 place = self._inner.get(key) or self._write_trace(key, frame)
         return self._texts[place]
 

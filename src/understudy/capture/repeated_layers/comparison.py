@@ -22,6 +22,7 @@ from understudy.capture.repeated_layers.object_state import (
     NotComparable,
     ObjectStates,
     StateReaders,
+    comparable,
 )
 from understudy.capture.repeated_layers.reachable_code import ReachableCode, is_own, read_places
 from understudy.fake.mode import FakeTensorMode
@@ -72,7 +73,7 @@ def key_of(
                 first.setdefault(id(leaf), len(first)), first.setdefault(node, len(first)),
             ]  # fmt: skip
         elif kind in COMPARED:
-            parts += [kind, leaf or repr(leaf)]  # 0.0 == -0.0
+            parts += comparable(kind, leaf)
         elif isinstance(leaf, torch.SymInt) and type(leaf.node) is SymNode:
             parts.append(leaf.node)
         else:
@@ -118,7 +119,7 @@ def _containers(value: object) -> Iterator[Any]:
 
 # --- Signatures of layers: everything that the forward of a module can read, besides its arguments ---------------
 
-TABLES = (dict, OrderedDict, set)
+TABLES = frozenset({dict, LazyParameterDict, OrderedDict, set})
 """The types of a module's dicts of parameters, modules and hooks, most of which are empty."""
 DICTS: dict[Any, type] = {dict: dict, LazyParameterDict: dict}
 """By type: which of them can be told apart."""
@@ -179,7 +180,8 @@ class LayerComparison:
         """The names that the code of such layers uses, except in methods like `__repr__`."""
         return self._reaches[kind].names_in_runs
 
-    # The state of a module is written into one flat list; END marks the end of a module, a dict or a list.
+    # The state of a module is written into one flat list: its class, the names of its attributes, and the values. END
+    # marks the end of a dict or a list, and stands for empty dicts, and for values that are not compared.
 
     def _walk(self, module: torch.nn.Module, parts: list[Any], seen: ComparedState, states: ObjectStates) -> None:
         kind: type = type(module)
@@ -191,20 +193,21 @@ class LayerComparison:
         seen.kinds[kind] = None
         attributes = vars(module)
         watched = self._watched.get(id(module), ()) if self._watched else ()
-        for name in self._names_to_compare(attributes):
+        names = self._names_to_compare(attributes)
+        parts.append(names)
+        for name in names:
             value = attributes[name]
             kind = type(value)
             if kind in COMPARED:
-                if name not in watched:
-                    parts += (name, kind, value or repr(value))
+                # `comparable` without the call: a model has hundreds of such attributes
+                plain = value if value or kind is not float else repr(value)
+                parts += (kind, plain) if name not in watched else (END,)
+            elif kind in TABLES and not value:
+                parts.append(END)
             elif kind in DICTS:
-                if value:
-                    parts.append(name)
-                    self._describe_table(value, parts, seen, states)
-            elif kind not in TABLES or value:
-                parts.append(name)
+                self._describe_table(value, parts, seen, states)
+            else:
                 self._describe(value, parts, seen, states)
-        parts.append(END)
 
     def _names_to_compare(self, attributes: dict[str, object]) -> tuple[str, ...]:
         """The attributes of a module that are compared: without dicts of hooks that are empty."""
@@ -221,7 +224,7 @@ class LayerComparison:
         if kind in DICTS:
             self._describe_table(value, parts, seen, states)
         elif kind in COMPARED:
-            parts += (kind, value or repr(value))
+            parts += comparable(kind, value)
         elif kind is FakeTensor:
             if value._determined is not None or value._node is not None:
                 raise NotComparable  # the latter: computed or written to by the program
@@ -248,12 +251,15 @@ class LayerComparison:
         for key, value in dict.items(table):
             kind = type(value)
             if kind in COMPARED:
-                parts += (key or repr(key), kind, value or repr(value))
+                parts += (key or repr(key), *comparable(kind, value))
             elif kind is LazyParameter and value.fake is None:
                 parts += (key, seen.position(value), value.spec, value.requires_grad)
             else:
                 parts.append(key or repr(key))
-                self._describe(value, parts, seen, states)
+                if kind is not FakeTensor and isinstance(value, torch.nn.Module):
+                    self._walk(value, parts, seen, states)
+                else:
+                    self._describe(value, parts, seen, states)
         parts.append(END)
 
     def _describe_list(self, kind: type, value: Any, parts: list[Any], seen: ComparedState, states: ObjectStates) -> None:
@@ -271,14 +277,12 @@ class LayerComparison:
         reach = self._reaches.get(kind)
         if reach is None or reach.is_stale:
             reach = self._reaches[kind] = ReachableCode()
-        strange: list[Any] = [met for met in seen.kinds if not reach.knows(met)]
+        strange = reach.list_unknown(seen.kinds)
         if strange:
             reach.add(strange, is_module=True)
         while not reach.is_open:
             found = list(map(states.state, (*reach.extras, *read_places(reach.states))))
-            strange = [
-                value for value in states.functions.values() if not reach.knows(value) and is_own(value)
-            ]
+            strange = list(filter(is_own, reach.list_unknown(states.functions.values())))
             if not strange:
                 tables = map(states.contents, read_places(reach.tables))
                 return *read_places(reach.members), *found, *tables, *map(len, reach.spaces)

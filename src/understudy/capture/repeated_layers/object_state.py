@@ -43,6 +43,11 @@ EMPTY: Mapping[str, Any] = types.MappingProxyType({})
 CACHED = type(functools.lru_cache(len))
 
 
+def comparable(kind: type, value: Any) -> tuple[type, Any]:
+    """A plain value with its type, as it is compared: 0.0 == -0.0."""
+    return kind, (value if value or kind is not float else repr(value))
+
+
 class NotComparable(Exception):
     """A module, an argument or a recording that can't be compared."""
 
@@ -66,7 +71,7 @@ class ObjectStates:
         """The identity of an object and its current state, recursively."""
         kind = value.__class__
         if kind in COMPARED:
-            return kind, value or repr(value)
+            return comparable(kind, value)
         identity = id(value)
         if kind is dict and not value:  # as the `__dict__` of most functions
             self.held.append(value)
@@ -96,7 +101,7 @@ class ObjectStates:
         """The state of a global of an installed package, one level deep."""
         kind = value.__class__
         if kind in COMPARED:
-            return kind, value or repr(value)
+            return comparable(kind, value)
         parts = (
             [value, *value.values()]
             if isinstance(value, dict)
@@ -191,7 +196,7 @@ def _of_plain_attributes(states: ObjectStates, value: object) -> Sequence[object
     """The plain attributes of an object of torch, which a program may have set."""
     items = [*vars(value).items()]
     plain = [part for _, part in items if type(part) in COMPARED]
-    return [*(name for name, _ in items), *map(states.same, [(type(part), part or repr(part)) for part in plain])]
+    return [*(name for name, _ in items), *map(states.same, [comparable(type(part), part) for part in plain])]
 
 
 def _of_logger(states: ObjectStates, value: logging.Logger) -> Sequence[object]:

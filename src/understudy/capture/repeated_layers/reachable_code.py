@@ -185,8 +185,10 @@ class ReachableCode:
         """Whether names were added to a namespace since the search."""
         return self._sizes != list(map(len, self.spaces))
 
-    def knows(self, value: object) -> bool:
-        return id(value) in self._met
+    def list_unknown(self, values: Iterable[Any]) -> list[Any]:
+        """Those that were not searched yet."""
+        met = self._met
+        return [value for value in values if id(value) not in met]
 
     def add(self, values: Iterable[type], *, is_module: bool = False) -> None:
         """Search functions and classes. The class of an nn.Module is searched completely."""

@@ -241,38 +241,45 @@ class LayerPlan:
         has_places = bool(kwargs) and _has_places(kwargs)
         return ReplayStep(
             slot, NONE, _base_name(node.target), self._appender.bucket(node.target), node.target,
-            self._arguments(node.args), kwargs, has_places,
-            {name: self._pending(name, value, number) for name, value in node.meta.items()},
-            NONE if is_late else number,
+            self._arguments(node.args), kwargs, has_places, self._meta(node.meta, number), NONE if is_late else number,
         )  # fmt: skip
 
-    def _arguments(self, args: tuple[object, ...]) -> Callable[[list[Any]], tuple[Any, ...]]:
-        placed = [self._place_all(part) if isinstance(part, AGGREGATES) else self._place(part) for part in args]
-        if any(isinstance(part, AGGREGATES) and _has_places(part) for part in placed):
-            return lambda values: tuple(_fill_slots(placed, values))
-        positions = [part.slot if type(part) is ArgumentSlot else self._same_in_all(part) for part in placed]
+    def _arguments(self, args: tuple[Any, ...]) -> Callable[[list[Any]], tuple[Any, ...]]:
+        positions = []
+        for part in args:
+            place = self._slots.get(part) if type(part) is Node else None
+            if place is not None:
+                positions.append(place.slot)
+            elif isinstance(part, AGGREGATES) and self._holds_nodes(part):
+                placed = map_aggregate(args, self._place)
+                return lambda values: tuple(_fill_slots(placed, values))
+            else:  # the same in all runs
+                positions.append(len(self._values))
+                self._values.append(part)
         if len(positions) == 1:
             (position,) = positions
             return lambda values: (values[position],)
         return itemgetter(*positions) if positions else _none_at_all
 
-    def _same_in_all(self, argument: object) -> int:
-        self._values.append(argument)
-        return len(self._values) - 1
-
-    def _place_all(self, aggregate: Any) -> Any:
+    def _holds_nodes(self, aggregate: Any) -> bool:
         is_flat = isinstance(aggregate, (list, tuple)) and PLAIN.issuperset(map(type, aggregate))
-        return aggregate if is_flat else map_aggregate(aggregate, self._place)
+        return not is_flat and _has_places(map_aggregate(aggregate, self._place))
 
     def _place(self, part: object) -> Any:
         return self._slots.get(part, part) if type(part) is Node else part
 
-    def _pending(self, name: str, value: Any, number: int) -> Any:
-        """A metadata entry of a node, or its placeholder if it differs between runs."""
-        if value is None or name not in DIFFERING:
-            return value
-        if name == "val":
-            return Pending(name, number)
+    def _meta(self, meta: dict[str, Any], number: int) -> dict[str, Any]:
+        """The metadata of a node, with placeholders for what differs between runs. `number`: of its value."""
+        placed = {}
+        for name, value in meta.items():
+            if value is None or name not in DIFFERING:
+                placed[name] = value
+            else:
+                placed[name] = Pending(name, number) if name == "val" else self._pending(name, value)
+        return placed
+
+    def _pending(self, name: str, value: Any) -> Pending:
+        """The placeholder of a metadata entry: one for each value."""
         if name == "nn_module_stack":
             value = None if self._known.place is None else self._known.place.relative(value)
         known = self._tables[name]
@@ -387,8 +394,6 @@ def _fill_slots(arguments: Any, slots: list[Any]) -> Any:
 
 
 def _has_places(part: Any) -> bool:
-    if isinstance(part, (list, tuple)) and PLAIN.issuperset(map(type, part)):
-        return False
     found: list[Any] = []
 
     def note(leaf: object) -> None:
