@@ -554,8 +554,9 @@ def test_keys_of_a_path() -> None:
     """They are torch's, as the steps of our paths are: code that asks for them finds them."""
     env = ShapeEnv()
     mode = FakeTensorMode(shape_env=env)
+    x = mode.from_tensor(torch.ones(7))
     with mode:
-        found = mode.from_tensor(torch.ones(7)).nonzero()
+        found = x.nonzero()
     (path,) = symbolic_shapes.compute_unbacked_bindings(env, found).values()
     assert isinstance(path[0], symbolic_shapes.CallMethodKey) and str(path[0]) == ".size()"
     for name in ("CallMethodKey", "ConvertIntKey", "DivideByKey", "InnerTensorKey"):
@@ -565,8 +566,9 @@ def test_keys_of_a_path() -> None:
 def test_runtime_assert() -> None:
     env = ShapeEnv()
     mode = FakeTensorMode(shape_env=env)
+    x = mode.from_tensor(torch.ones(7))
     with mode:
-        number = mode.from_tensor(torch.ones(7)).nonzero().shape[0]
+        number = x.nonzero().shape[0]
         torch._check(number >= 5)
     ((promise,),) = env.deferred_runtime_asserts.values()
     assert isinstance(promise, symbolic_shapes.RuntimeAssert)
