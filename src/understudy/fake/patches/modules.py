@@ -148,7 +148,7 @@ def initialise_layer_at_once(original: Function) -> Function:
 
 # --- Layers that are built again with the same arguments are replayed ----------------------------------------------------
 # The constructor of a layer checks names, makes tensors by operators, and computes initial values. That gives the same
-# attributes whenever the arguments and the defaults are the same, so it is run once, and its result is kept: a `LayerPlan`.
+# attributes whenever the arguments and the defaults are the same, so it is run once, and its result is kept: a `ConstructorPlan`.
 # Nothing is said here about what a constructor does. It is run again wherever somebody could notice the difference: the
 # layer is of a subclass, another mode listens, a hook for new parameters is registered, or a function that constructors
 # call was replaced, by the user or by another package.
@@ -202,7 +202,7 @@ class LayerTensor(NamedTuple):
         return fake
 
 
-class LayerPlan(NamedTuple):
+class ConstructorPlan(NamedTuple):
     """What a new layer is given.
 
     `called` are the functions that the constructor may have called: a plan holds as long as they are the same.
@@ -253,7 +253,7 @@ def build_layer_by_plan(original: Function) -> Function:
             original(self, *args, **kwargs)
             return
         key = (kind, default_dtype(), mode._facts_number, _torch.device_of_context(), args, *kwargs.items(), types)
-        plan: LayerPlan | None = cache.layer_plans.get(key)
+        plan: ConstructorPlan | None = cache.layer_plans.get(key)
         called = list(map(getattr, *CALLED[kind]))
         if plan is not None and called == plan.called:
             plan.build(self, mode)
@@ -292,7 +292,7 @@ def is_own(function: Any) -> bool:
     return isinstance(function, (BuiltinFunctionType, WrapperDescriptorType)) or function is nn.Parameter
 
 
-def make_plan(layer: nn.Module, called: list[object]) -> LayerPlan | None:
+def make_plan(layer: nn.Module, called: list[object]) -> ConstructorPlan | None:
     """The plan for layers like this new one; None if it has attributes that can't be made anew."""
     containers: list[tuple[str, Callable[[], object]]] = []
     tensors: list[tuple[str, dict[str, LayerTensor | None]]] = []
@@ -311,7 +311,7 @@ def make_plan(layer: nn.Module, called: list[object]) -> LayerPlan | None:
             return None
     for name in [name for name, _ in (*containers, *tensors)]:
         attributes[name] = None
-    return LayerPlan(called, attributes, containers, tensors)
+    return ConstructorPlan(called, attributes, containers, tensors)
 
 
 def can_share(value: object) -> bool:
