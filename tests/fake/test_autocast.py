@@ -113,7 +113,7 @@ def test_the_widest_wins(device: str, dtype: torch.dtype) -> None:
 def test_cast_are_the_operators_that_torch_casts_on_cuda() -> None:
     names = {name for name in torch._C._dispatch_get_all_op_names() if name.startswith("aten::")}
     torchs = {name for name in names if torch._C._dispatch_has_kernel_for_dispatch_key(name, "AutocastCUDA")}
-    assert set(casting) == torchs
+    assert set(casting) == torchs - {"aten::_cudnn_rnn"}  # in builds with cuDNN; no stand-in comes to it
 
 
 def test_unsafe_losses_are_refused() -> None:

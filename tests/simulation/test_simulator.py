@@ -765,6 +765,7 @@ def test_the_class_of_devices_takes_numbers() -> None:
         with pytest.raises(RuntimeError, match="Expected one of cpu, cuda"):
             torch.device("spam")
     assert torch.device is before
-    with understudy.simulate("cpu"), pytest.raises(RuntimeError, match="accelerator"):
-        torch.device(0)
+    if not torch.backends.cuda.is_built():  # a build for CUDA takes numbers for its cards, also where there are none
+        with understudy.simulate("cpu"), pytest.raises(RuntimeError, match="accelerator"):
+            torch.device(0)
 

@@ -8,7 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import torch
+import torch.utils.checkpoint
 from torch.utils._python_dispatch import TorchDispatchMode
+
+CHECKPOINT_GENERATOR = "torch.utils.checkpoint._checkpoint_without_reentrant_generator"
+"""What surrounds the function of a checkpoint; since torch 2.14 under another name."""
+if hasattr(torch.utils.checkpoint, "_checkpoint_without_reentrant_generator_impl"):
+    CHECKPOINT_GENERATOR += "_impl"
 
 _Answer = TypeVar("_Answer")
 _aten = torch.ops.aten
@@ -80,6 +86,21 @@ def linear_gives_view() -> bool:
 def fourier_takes_empty() -> bool:
     """The kernels of torch 2.13 and 2.14 raise for empty tensors."""
     return _is_taken(lambda: _aten._fft_c2c.default(torch.zeros(0, 2, dtype=torch.complex64), [1], 0, True))
+
+
+@functools.cache
+def scatter_takes_unsigned() -> bool:
+    """Whether a number can be scattered into uint16, uint32 and uint64; torch 2.13 raises."""
+    index = torch.zeros(1, dtype=torch.int64)
+    return _is_taken(lambda: _aten.scatter.value(torch.zeros(1, dtype=torch.uint64), 0, index, 1))
+
+
+@functools.cache
+def padding_may_leave_nothing_of_a_dim(name: str, dims: int) -> bool:
+    """Whether `reflection_pad2d` and its like take negative paddings of a dimension as large as its size; torch 2.14
+    raises for some of them, 2.15 for all."""
+    pad = getattr(_aten, name).default
+    return _is_taken(lambda: pad(_zeros(1, *[4] * dims), [-2, -2, *[0, 0] * (dims - 1)]))
 
 
 @functools.cache

@@ -71,6 +71,11 @@ def tracks_own_views(op: OpOverload) -> bool:
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "ADInplaceOrView"))
 
 
+def has_operator(name: str) -> bool:
+    """Whether this release of torch has such an operator: `mm`."""
+    return hasattr(torch.ops.aten, name)
+
+
 def operator_named(name: str) -> Any:
     """`aten::add.Tensor`, or `add.Tensor`."""
     packet, _, overload = name.removeprefix("aten::").partition(".")

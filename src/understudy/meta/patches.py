@@ -54,7 +54,7 @@ def patch_calls(tracer: MetaTracer, functions: list[tuple[object, str]]) -> Iter
         yield
 
 
-@patch("torch.utils.checkpoint._checkpoint_without_reentrant_generator", during=TRACING)
+@patch(_torch.CHECKPOINT_GENERATOR, during=TRACING)
 def record_checkpoint_once(original: Callable[..., Iterator[None]]) -> Callable[..., Iterator[None]]:
     """A checkpoint computes its function again in the backward pass. The graph computes it once, to the same numbers."""
 

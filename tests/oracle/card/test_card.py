@@ -118,7 +118,10 @@ def test_requests_come_in_the_order_of_torch(name: str) -> None:
     run = dict(operator_cases())[name]
     with understudy.simulate("h100"):
         recorded = record_case(run)
-    assert recorded["events"] == RECORDED[name].split()
+    events, expected = recorded["events"], RECORDED[name].split()
+    last = max(number for number, event in enumerate(expected) if event.startswith("+"))
+    assert events[: last + 1] == expected[: last + 1]
+    assert sorted(events) == sorted(expected)  # what is freed first after the last request decides nothing
 
 
 def test_command_says_what_is_missing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

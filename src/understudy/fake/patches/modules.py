@@ -148,7 +148,8 @@ def initialise_layer_at_once(original: Function) -> Function:
 
 # --- Layers that are built again with the same arguments are replayed ----------------------------------------------------
 # The constructor of a layer checks names, makes tensors by operators, and computes initial values. That gives the same
-# attributes whenever the arguments and the defaults are the same, so it is run once, and its result is kept: a `ConstructorPlan`.
+# attributes whenever the arguments and the defaults are the same, so it is run once, and its result is kept: a
+# `ConstructorPlan`.
 # Nothing is said here about what a constructor does. It is run again wherever somebody could notice the difference: the
 # layer is of a subclass, another mode listens, a hook for new parameters is registered, or a function that constructors
 # call was replaced, by the user or by another package.

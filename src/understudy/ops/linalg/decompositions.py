@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from understudy import _torch
 from understudy.errors import ArgumentError, DtypeError, ShapeMismatch
 from understudy.ops.registry import rule
 from understudy.ops.shared.dtypes import (
@@ -347,7 +348,8 @@ def lu_unpack(
     nothing = lu.like((0,))
     permutation = lu.like((*batch, rows, rows)) if unpack_pivots else nothing
     if unpack_pivots:
-        unless_empty(permutation.shape, check_cpu_dtype, "lu_unpack (pivots)", lu, NUMBERS | BOOL)
+        scattered = NUMBERS | BOOL | (UNSIGNED if _torch.scatter_takes_unsigned() else frozenset())
+        unless_empty(permutation.shape, check_cpu_dtype, "lu_unpack (pivots)", lu, scattered)
     if not unpack_data:
         return permutation, nothing, nothing
     unless_empty(lu.shape, check_cpu_dtype, "lu_unpack", lu, NUMBERS | BOOL | COMPLEX_HALF)

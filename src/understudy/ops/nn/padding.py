@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from understudy import _torch
 from understudy.errors import ArgumentError, ShapeMismatch
 from understudy.ops.registry import Rule, rule
 from understudy.ops.shared.dims import replace_size
@@ -119,7 +120,8 @@ def padded_shape(kind: str, dims: int, spec: TensorSpec, padding: Sizes) -> Shap
                 f"of dimension {dim} of {spec}"
             )
         shape = replace_size(shape, dim, size + before + after)
-    if any(size < 0 for size in shape[-dims:]) or all(size < 1 for size in shape[-dims:]):
+    least = 0 if _torch.padding_may_leave_nothing_of_a_dim(f"{kind}_pad{dims}d", dims) else 1
+    if any(size < least for size in shape[-dims:]) or all(size < 1 for size in shape[-dims:]):
         raise ShapeMismatch(f"{kind}_pad{dims}d: padding {list(padding)} leaves nothing of {spec}")
     return shape
 

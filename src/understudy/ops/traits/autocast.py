@@ -60,6 +60,8 @@ for _casting, _names in {
     Casting.REFUSED: "binary_cross_entropy",
 }.items():
     casting.register(_casting, *_names.split())
+if _torch.has_operator("linalg_matrix_sqrth"):  # since torch 2.14
+    casting.register(Casting.FLOAT32, "linalg_matrix_sqrth")
 
 WITHOUT_AUTOCAST = {"ipu": "what switches its autocast on is what switches these kernels on"}
 """Device types."""
