@@ -172,7 +172,12 @@ def test_a_class_that_takes_too_long_is_ended() -> None:
 
 
 def test_a_class_that_is_slow_in_eager_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.models.sweep.SECONDS_OF_EAGER", 0.0)
+    def run_for_ever(case: object) -> None:
+        while True:
+            pass
+
+    monkeypatch.setattr("tests.models.sweep.Eager", run_for_ever)
+    monkeypatch.setattr("tests.models.sweep.SECONDS_OF_EAGER", 0.05)
     assert "eager takes longer" in try_class("transformers/ElectraModel")["not counted"]
 
 
