@@ -11,6 +11,7 @@ of it. Afterwards everything that could be left behind is compared with what was
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import gc
 import json
@@ -86,6 +87,18 @@ def library_programs() -> dict[str, Program]:
             y = mode.from_module(model())(x)
             torch.cat([y, y]).sum().backward()
 
+    def cold() -> None:
+        FakeTensorMode.cache_clear()
+        with FakeTensorMode(), torch.no_grad():
+            nn.TransformerEncoderLayer(8, 2, batch_first=True).eval()(torch.empty(2, 3, 8))
+
+    def copies() -> None:
+        mode = FakeTensorMode()
+        for _ in range(10):
+            mode.from_module(model())
+        with understudy.FakeCopyMode(mode):
+            copy.deepcopy(model())
+
     def enter() -> None:
         for _ in range(50):
             with FakeTensorMode():
@@ -114,6 +127,8 @@ def library_programs() -> dict[str, Program]:
         "mode": lambda: in_mode("cpu"),
         "mode cuda": lambda: in_mode("cuda"),
         "symbols": symbols,
+        "cold cache": cold,
+        "from_module": copies,
         "make_fx fake": lambda: make_fx(model(), tracing_mode="fake")(batch()),
         "make_fx symbolic": lambda: make_fx(model(), tracing_mode="symbolic")(batch()),
         "make_fx real": lambda: make_fx(model().eval())(batch()),
@@ -123,6 +138,8 @@ def library_programs() -> dict[str, Program]:
         "FakeTensorProp": propagate,
         "capture_step": step,
         "simulate": simulate,
+        "export": lambda: understudy.export(model().eval(), (batch(),)),
+        "rehearse": lambda: understudy.rehearse(train, "cuda", device="h100"),
     }
 
 

@@ -454,6 +454,26 @@ class WithoutGradients(torch.autograd.Function):
         return gradient * 2
 
 
+@each_mode
+def test_the_graph_leaves_the_grad_mode_as_it_was(mode: str) -> None:
+    """Also if a function of autograd, in which gradients are off, is the last call of the program."""
+
+    class Double(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            with torch.enable_grad():
+                y = x * 2
+            return y.detach()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Tensor:
+            return gradient * 2
+
+    gm = traced(Double.apply, torch.randn(3), mode=mode)
+    gm(torch.randn(3))
+    assert torch.is_grad_enabled()
+
+
 def test_what_a_function_of_autograd_sets_ends_with_it() -> None:
     def f(x: Tensor) -> Any:
         y = WithoutGradients.apply(x.detach().requires_grad_())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import sys
 from typing import Any
 
 import pytest
@@ -349,3 +350,18 @@ def test_a_module_with_stand_ins() -> None:
 def test_from_module_says_what_it_takes() -> None:
     with pytest.raises(TypeError, match=r"from_module takes an nn\.Module, not a Tensor; for a tensor: from_tensor"):
         FakeTensorMode().from_module(torch.ones(2))  # type: ignore[type-var]
+
+
+def test_an_interrupt_at_the_first_line_of_exit_does_not_leave_the_mode_active(mode: FakeTensorMode) -> None:
+    def interrupt(frame: Any, event: str, arg: object) -> None:
+        if frame.f_code is FakeCopyMode.__exit__.__code__:
+            sys.settrace(None)
+            raise KeyboardInterrupt
+
+    tracing = sys.gettrace()
+    try:
+        with pytest.raises(KeyboardInterrupt), FakeCopyMode(mode):
+            sys.settrace(interrupt)
+    finally:
+        sys.settrace(tracing)
+    assert torch._C._len_torch_function_stack() == 0

@@ -721,9 +721,10 @@ def test_mixtures_of_experts(family: str, dtype: torch.dtype) -> None:
 # --- interrupts ---------------------------------------------------------------------------------------------------------------
 
 
-def test_interrupts_at_random_moments_leave_nothing() -> None:
+@pytest.mark.parametrize("program", ["simulate", "rehearse", "cold cache"])
+def test_interrupts_at_random_moments_leave_nothing(program: str) -> None:
     """Real signals, in a process of their own. What torch's own `no_grad` loses is not ours."""
-    found, places = interrupts.measure("simulate", 100)
+    found, places = interrupts.measure(program, 100)
     ours = {name: count for name, count in found.items() if name not in ("signals", "left something", "grad enabled", "gradients")}
     assert found["signals"] >= 100 and not ours, "\n".join(places)
 

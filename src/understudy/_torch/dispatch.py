@@ -463,25 +463,6 @@ _ATTENTION_SWITCHES = (
 )
 
 
-def function_modes_from(mode: object) -> list[Any]:
-    """This function mode, and those entered after it, in order."""
-    stack = [torch._C._get_function_stack_at(i) for i in range(count_function_modes())]
-    place = next((i for i in range(len(stack) - 1, -1, -1) if stack[i] is mode), len(stack))
-    return stack[place:]
-
-
-def pop_function_modes(count: int) -> None:
-    for _ in range(count):
-        torch._C._pop_torch_function_stack()
-
-
-def push_function_modes(taken: list[Any]) -> None:
-    """Restore the modes that `pop_function_modes` removed; an interrupt may have removed only some of them."""
-    for mode in taken:
-        if mode not in function_modes_from(mode):
-            torch._C._push_on_torch_function_stack(mode)
-
-
 def hollow() -> Tensor:
     """An empty tensor, from which proxies of tensors are made."""
     with no_modes(), torch._C.DisableTorchFunction():

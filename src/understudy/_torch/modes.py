@@ -12,7 +12,7 @@ import torch._ops as _ops
 import torch.utils._python_dispatch as _modes
 from torch._C import DispatchKey
 
-from understudy.contexts import Restoring, guard_exit
+from understudy.contexts import GuardedExit, Restoring, guard_exit
 from understudy.patching import ANY_MODE, RECORDING, Hold, combine
 
 FAKE = torch._C._TorchDispatchModeKey.FAKE
@@ -313,8 +313,8 @@ class without_recorder(Restoring):
         self._previous = None
 
 
-class function_mode(Restoring):
-    """Enters a function mode."""
+class dispatch_mode(Restoring):
+    """Enters a dispatch mode of any kind but those that have a slot of their own (fake modes, recorders)."""
 
     __slots__ = ("_depth", "_mode")
 
@@ -322,14 +322,51 @@ class function_mode(Restoring):
         self._mode = mode
 
     def __enter__(self) -> Any:
-        self._depth = count_function_modes()
+        self._depth = _count_dispatch_modes()
         guard_exit(self, self.restore)
-        torch._C._push_on_torch_function_stack(self._mode)
+        _push_dispatch_mode(self._mode)
         return self._mode
 
     def restore(self) -> None:
-        while count_function_modes() > self._depth:
-            torch._C._pop_torch_function_stack()
+        while _count_dispatch_modes() > self._depth:
+            _modes._pop_mode()
+
+
+class FunctionMode(torch.overrides.TorchFunctionMode):
+    """A function mode that an interrupt does not leave active. Modes that were entered inside of it are left with it."""
+
+    def __enter__(self) -> Any:
+        depth = count_function_modes()
+        guard_exit(self, functools.partial(_pop_function_modes_to, depth))
+        torch._C._push_on_torch_function_stack(self)
+        return self
+
+    @GuardedExit
+    def __exit__(self, *exception: object) -> None:
+        pop_function_modes(len(function_modes_from(self)))
+
+
+def function_modes_from(mode: object) -> list[Any]:
+    """This function mode, and those entered after it, in order."""
+    stack = [torch._C._get_function_stack_at(i) for i in range(count_function_modes())]
+    place = next((i for i in range(len(stack) - 1, -1, -1) if stack[i] is mode), len(stack))
+    return stack[place:]
+
+
+def pop_function_modes(count: int) -> None:
+    _pop_function_modes_to(count_function_modes() - count)
+
+
+def _pop_function_modes_to(depth: int) -> None:
+    while count_function_modes() > depth:
+        torch._C._pop_torch_function_stack()
+
+
+def push_function_modes(taken: list[Any]) -> None:
+    """Restore the modes that `pop_function_modes` removed; an interrupt may have removed only some of them."""
+    for mode in taken:
+        if mode not in function_modes_from(mode):
+            torch._C._push_on_torch_function_stack(mode)
 
 
 # --- gradients ------------------------------------------------------------------------------------------------

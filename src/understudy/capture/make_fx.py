@@ -430,8 +430,8 @@ class Capture:
         options, mode = self.options, self.fake_mode
         # torch's Python decompositions check whether a recorder above autograd is active
         above = _torch.python_versions() if options.pre_dispatch else nullcontext()
-        regions = _torch.function_mode(PreDispatchTorchFunctionMode(self.tracer)) if options.pre_dispatch else nullcontext()
-        names = _torch.function_mode(TorchFunctionMetadataMode(self.tracer)) if options.torch_functions else nullcontext()
+        regions = PreDispatchTorchFunctionMode(self.tracer) if options.pre_dispatch else nullcontext()
+        names = TorchFunctionMetadataMode(self.tracer) if options.torch_functions else nullcontext()
         if mode is None or self.outer is not None:
             with above, regions, names:
                 yield

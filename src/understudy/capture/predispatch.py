@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 from torch.fx import Node
-from torch.overrides import TorchFunctionMode
 
 from understudy import _torch
 from understudy.capture.higher_order.torch_tracing import branches_below_autograd
 from understudy.capture.recorder import ProxyTorchDispatchMode
 from understudy.capture.tracer import PythonKeyTracer
+from understudy.contexts import GuardedExit
 from understudy.ops.traits.writes import is_pure
 from understudy.spec.call import flat
 
@@ -25,7 +25,7 @@ BACKWARD = frozenset({torch.autograd.grad, torch.autograd.backward, torch.Tensor
 """The operators of these functions are recorded below autograd: they are autograd's own."""
 
 
-class PreDispatchTorchFunctionMode(TorchFunctionMode):
+class PreDispatchTorchFunctionMode(_torch.FunctionMode):
     """Records `torch.no_grad`, `torch.set_grad_enabled`, `torch.autocast` and the like where they begin and end.
 
     They are torch functions, not operators, so the recorder does not see them.
@@ -63,8 +63,9 @@ class PreDispatchTorchFunctionMode(TorchFunctionMode):
                 return func(*args, **(kwargs or {}))
         return func(*args, **kwargs) if kwargs else func(*args)
 
+    @GuardedExit
     def __exit__(self, *exception: object) -> None:
-        super().__exit__(*exception)  # type: ignore[no-untyped-call]
+        super().__exit__(*exception)
         if exception[0] is None:
             self._record_grad_mode_changes()
         self.tracer.keep_in_step = None

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch.fx import Graph, Node, Proxy
-from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary, WeakTensorKeyDictionary
 
 from understudy import _torch
@@ -278,7 +277,7 @@ class TensorTracker:
         self._tracer.remember(tensor, value.proxy.node)
 
 
-class RecordAllCalls(TorchFunctionMode):
+class RecordAllCalls(_torch.FunctionMode):
     """While the code of a graph is traced: calls without proxies among their arguments become nodes as well. If they
     ran, their results would be constants: random numbers that are always the same, or zeros that are written to. And
     C++ does not accept lists with proxies of sizes."""

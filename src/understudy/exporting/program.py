@@ -12,7 +12,7 @@ import copy
 import pickle
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any
@@ -26,6 +26,7 @@ from torch.fx import GraphModule, Node
 from understudy import _torch
 from understudy.capture.make_fx import Capture, Options, TracingMode
 from understudy.capture.repeated_layers.layers import GradientOfReplay, run_every_layer
+from understudy.contexts import contextmanager
 from understudy.errors import UnsupportedOperatorException
 from understudy.exporting.functional_forms import FunctionalTable
 from understudy.exporting.functionalisation import functionalise

@@ -217,7 +217,7 @@ torch.serialization.add_safe_globals(
 # --- modules -------------------------------------------------------------------------------------------------
 
 
-class FakeCopyMode(torch.overrides.TorchFunctionMode):
+class FakeCopyMode(_torch.FunctionMode):
     """`copy.deepcopy(module)` inside this gives a module whose parameters and buffers are stand-ins."""
 
     def __init__(self, fake_mode: FakeTensorMode) -> None:

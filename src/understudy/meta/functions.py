@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import has_side_effect
-from torch.overrides import TorchFunctionMode, is_tensor_method_or_property
+from torch.overrides import is_tensor_method_or_property
 
 from understudy import _torch
 from understudy.errors import OperatorError, UnderstudyError
@@ -130,7 +130,7 @@ Target = tuple[str, Any]
 """The kind and target of a node."""
 
 
-class FunctionRecorder(TorchFunctionMode):
+class FunctionRecorder(_torch.FunctionMode):
     """Passes the torch functions of a thread to its tracer."""
 
     def __init__(self, tracer: MetaTracer) -> None:

@@ -111,9 +111,8 @@ class MetaTracer(torch.fx.Tracer):
         were_pending = len(pending)
         with run_to_the_end(lambda: self._close(state, pending, were_pending)):
             whole = self._wrapped_functions(function)
-            recording = _torch.function_mode(self.recording)
             try:
-                with no_collection(), patch_calls(self, whole), recording:
+                with no_collection(), patch_calls(self, whole), self.recording:
                     self._record(root, function, TraceInputs(self, meta_args, concrete_args or {}), state)
             except BaseException as error:
                 while self.arguments.added:

@@ -13,12 +13,12 @@ import functools
 import types
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from understudy import _torch
+from understudy.contexts import contextmanager, run_to_the_end
 from understudy.fake.mode import FakeTensorMode
 from understudy.fake.tensor import FakeTensor
 from understudy.spec.call import map_structure
@@ -30,19 +30,16 @@ DEPTH = 4
 @contextmanager
 def borrow_state(mode: FakeTensorMode, *holders: object) -> Iterator[None]:
     modules, optimizers = find_stateful(holders)
-    saved = [_SavedModule(module) for module in modules]
-    saved_optimizers = [_SavedOptimizer(optimizer) for optimizer in optimizers]
-    try:
-        for state in saved:
-            state.replace_tensors(mode)
-        for optimizer_state in saved_optimizers:
-            optimizer_state.replace_tensors(mode)
-        yield
-    finally:
-        for optimizer_state in saved_optimizers:
-            optimizer_state.restore()
+    saved: list[_SavedModule | _SavedOptimizer] = [*map(_SavedModule, modules), *map(_SavedOptimizer, optimizers)]
+
+    def restore() -> None:
         for state in saved:
             state.restore()
+
+    with run_to_the_end(restore):
+        for state in saved:
+            state.replace_tensors(mode)
+        yield
 
 
 def make_stand_in(mode: FakeTensorMode, tensor: object) -> Any:
@@ -89,7 +86,7 @@ class _SavedOptimizer:
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = optimizer
         self.groups = [{**group, "params": list(group["params"])} for group in optimizer.param_groups]
-        self.state = {parameter: dict(state) for parameter, state in optimizer.state.items()}
+        self.state = optimizer.state
 
     def replace_tensors(self, mode: FakeTensorMode) -> None:
         def convert(value: object) -> Any:
@@ -106,7 +103,7 @@ class _SavedOptimizer:
         for group, saved in zip(self.optimizer.param_groups, self.groups, strict=True):
             group.clear()
             group.update(saved)
-        self.optimizer.state = defaultdict(dict, self.state)
+        self.optimizer.state = self.state
 
 
 # --- where modules and optimizers are found

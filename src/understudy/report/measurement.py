@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from understudy._torch import OpOverload, native_storage
+from understudy.contexts import contextmanager
 from understudy.fake.tensor import FakeTensor
 from understudy.ops.registry import record_of
 from understudy.ops.traits.flops import Work, work_of
@@ -77,7 +78,7 @@ class PhaseTotals:
 
 
 class Measurement(Listener):
-    """Add it to an ObservedMode behind the listener that allocates, and enter it around the run."""
+    """For a mode that has the listener that allocates; `listen` is around the run."""
 
     def __init__(self, mode: ObservedMode) -> None:
         self.mode = mode
@@ -93,23 +94,24 @@ class Measurement(Listener):
         self.has_backward = False
         self.parameter_shapes: set[tuple[int, ...]] = set()
 
-    def __enter__(self) -> Measurement:
-        self.mode.places = self.places
-        self.mode.add_listener(self)
-        self.places.__enter__()
-        unheard: list[MemoryRecord] = [record for record in self.mode.storages.values() if record.totals is None]
-        for record in unheard:
-            self.places.locate(record)
-        self.on_events(unheard)
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.places.__exit__(*exception)
-        self._end_moment(self.places.moment)
-        self.mode.remove_listener(self)
-        self.mode.places = None
-        self.find_gradients()
-        self.find_parameters()
+    @contextmanager
+    def listen(self) -> Iterator[None]:
+        """What happens inside is measured."""
+        with self.places:
+            self.mode.places = self.places
+            self.mode.add_listener(self)
+            unheard: list[MemoryRecord] = [record for record in self.mode.storages.values() if record.totals is None]
+            for record in unheard:
+                self.places.locate(record)
+            self.on_events(unheard)
+            try:
+                yield
+            finally:
+                self._end_moment(self.places.moment)
+                self.mode.remove_listener(self)
+                self.mode.places = None
+                self.find_gradients()
+                self.find_parameters()
 
     # --- storages
 

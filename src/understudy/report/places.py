@@ -27,6 +27,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from understudy import _torch
+from understudy.contexts import Restoring, guard_exit
 from understudy.lines import is_generated, is_installed, is_user_file, user_frames
 from understudy.patching import OBSERVATION, patch
 from understudy.simulation.steps import StepCounter
@@ -104,7 +105,7 @@ class Root(NamedTuple):
     has_parameters: bool
 
 
-class Places:
+class Places(Restoring):
     """Followed while an ObservedMode with this as its `places` is active. Use as a context manager."""
 
     def __init__(self) -> None:
@@ -144,15 +145,14 @@ class Places:
         self._hooks: list[Any] = []
 
     def __enter__(self) -> Places:
+        guard_exit(self, self.restore)
         self._steps.__enter__()
-        self._hooks = [
-            register_optimizer_step_pre_hook(self._enter_optimizer),
-            register_optimizer_step_post_hook(self._leave_optimizer),
-        ]
+        self._hooks.append(register_optimizer_step_pre_hook(self._enter_optimizer))
+        self._hooks.append(register_optimizer_step_post_hook(self._leave_optimizer))
         return self
 
-    def __exit__(self, *exception: object) -> None:
-        self._steps.__exit__()
+    def restore(self) -> None:
+        self._steps.restore()
         for hook in self._hooks:
             hook.remove()
         self._hooks = []

@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import linecache
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from understudy.contexts import GuardedExit, contextmanager, guard_exit
 from understudy.report.borrowed_state import borrow_state, make_stand_in
 from understudy.report.host_numbers import HostNumbers
 from understudy.report.measurement import Measurement
@@ -55,7 +55,7 @@ class Recorder:
         self.options = options or RehearsalOptions()
         self.card, self.count = _find_card(device)
         self.facts = RunFacts()
-        self._stack = ExitStack()
+        self._run: Any = None
         self.machine: Machine | None = None
         """Where a card is simulated."""
         self.mode: ObservedMode
@@ -63,36 +63,43 @@ class Recorder:
         self.measurement: Measurement
 
     def __enter__(self) -> Recorder:
-        with ExitStack() as stack:
-            self.mode, self.memory = self._begin(stack)
+        self._run = self._measure()
+        guard_exit(self, self._run.gen.close)
+        self._run.__enter__()
+        return self
+
+    @GuardedExit
+    def __exit__(self, *exception: Any) -> None:
+        self._run.__exit__(*exception)
+
+    @contextmanager
+    def _measure(self) -> Iterator[None]:
+        with self._make_machine():
             self.measurement = Measurement(self.mode)
             for device in self.memory.devices:
                 device.find_place = self.measurement.places.describe
             if not self.memory.devices:
-                numbers = HostNumbers(self.mode, self.measurement, self.memory.host)
-                self.mode.add_listener(numbers)
-                stack.callback(self.mode.remove_listener, numbers)
-            stack.enter_context(self.measurement)
-            self._stack = stack.pop_all()
-        return self
+                self.mode.add_listener(HostNumbers(self.mode, self.measurement, self.memory.host))
+            with self.measurement.listen():
+                yield
 
-    def _begin(self, stack: ExitStack) -> tuple[ObservedMode, MachineMemory]:
+    @contextmanager
+    def _make_machine(self) -> Iterator[None]:
         options = self.options
-        if self.card is not None:
-            simulation = simulate(
-                self.card, count=self.count, settings=options.settings, context=options.context, on_oom=options.oom,
-                answers=options.answers,
-            )  # fmt: skip
-            self.machine = stack.enter_context(simulation)
-            return self.machine.mode, self.machine.memory
-        memory = MachineMemory()
-        mode = ObservedMode(allow_non_fake_inputs=True, answers=options.answers)
-        mode.add_listener(memory)
-        stack.enter_context(mode)
-        return mode, memory
-
-    def __exit__(self, *exception: Any) -> None:
-        self._stack.__exit__(*exception)
+        if self.card is None:
+            self.memory = MachineMemory()
+            self.mode = ObservedMode(allow_non_fake_inputs=True, answers=options.answers)
+            self.mode.add_listener(self.memory)
+            with self.mode:
+                yield
+            return
+        simulation = simulate(
+            self.card, count=self.count, settings=options.settings, context=options.context, on_oom=options.oom,
+            answers=options.answers,
+        )  # fmt: skip
+        with simulation as machine:
+            self.machine, self.mode, self.memory = machine, machine.mode, machine.memory
+            yield
 
     def rehearsal(self) -> Rehearsal:
         linecache.checkcache()  # source lines are those of the files as they are now

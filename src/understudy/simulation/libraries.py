@@ -19,7 +19,6 @@ import socket
 import struct
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -27,6 +26,7 @@ from typing import Any, NamedTuple
 import torch
 
 from understudy import _torch
+from understudy.contexts import contextmanager
 from understudy.errors import UnderstudyError
 from understudy.patching import REHEARSAL, Hold, patch, patch_found
 from understudy.simulation.overlay import active_overlay, note_refused

@@ -10,10 +10,10 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from understudy import _torch
+from understudy.contexts import contextmanager
 from understudy.simulation.libraries import MissingFileError, add_note, when_imported
 
 Function = Callable[..., Any]

@@ -18,7 +18,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import islice
 from types import ModuleType
@@ -30,6 +30,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 import understudy.simulation.processes  # registers its patches
 import understudy.simulation.quantised  # noqa: F401  # registers what bitsandbytes needs
 from understudy import _torch
+from understudy.contexts import contextmanager
 from understudy.fake.mode import FakeTensorMode
 from understudy.lines import drop_own_frames, frames_to_show, is_own_file
 from understudy.patching import REHEARSAL, active, patch_call

@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from understudy.contexts import Restoring, guard_exit
 from understudy.patching import REHEARSAL, patch_call
 
 PATIENCE = 100
@@ -20,7 +21,7 @@ class EndOfScript(BaseException):
     """Raised in a script when it has taken its steps. No `Exception`: a script that handles errors is ended as well."""
 
 
-class StepCounter:
+class StepCounter(Restoring):
     """Counts the steps of all optimizers, and ends the script after `most`."""
 
     def __init__(self, most: int | None) -> None:
@@ -29,11 +30,12 @@ class StepCounter:
         self.steps = 0
 
     def __enter__(self) -> StepCounter:
+        guard_exit(self, self.restore)
         _counters.append(self)
         return self
 
-    def __exit__(self, *exception: object) -> None:
-        _counters.remove(self)
+    def restore(self) -> None:
+        _counters[:] = [counter for counter in _counters if counter is not self]
 
     def add(self, optimizer: object) -> None:
         self.counts.setdefault(optimizer, 0)

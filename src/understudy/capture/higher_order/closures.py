@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.overrides import TorchFunctionMode
 
 from understudy import _torch
 from understudy.errors import Context, UnsupportedMutationAliasingException
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
-class BranchMode(TorchFunctionMode):
+class BranchMode(_torch.FunctionMode):
     """A function mode for the calls in a branch, and in nested branches."""
 
     def wrap_inner_function(self, function: object) -> Any:

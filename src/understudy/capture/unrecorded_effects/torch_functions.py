@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.autograd.forward_ad import unpack_dual
-from torch.overrides import TorchFunctionMode
 
 from understudy import _torch
 from understudy.capture.constants import has_reals
@@ -188,7 +187,7 @@ SPECIAL = {
 """Functions with special handling."""
 
 
-class TorchFunctionMetadataMode(TorchFunctionMode):
+class TorchFunctionMetadataMode(_torch.FunctionMode):
     """Numbers the calls of each torch function: `("linear_2", "builtin_function_or_method.linear")`."""
 
     only_counts = only_records = True

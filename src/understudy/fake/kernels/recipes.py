@@ -304,7 +304,7 @@ def _record_recipe(
     tensors: list[FakeTensor], key: object,
     question: SharedQuestion | None,
 ) -> object:  # fmt: skip
-    with OperatorLog() as log:
+    with _torch.dispatch_mode(OperatorLog()) as log:
         result = run(*args, **kwargs)
     env = mode.shape_env
     if env is None or not env.suppresses_guards:  # replaying the recipe would not record the guards that it needs
