@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from tests.fake.sides import assert_like_eager, on_each_device
-from understudy import DataDependentOutputException, FakeTensorMode
+from understudy import DataDependentOutputException, FakeTensorMode, ShapeEnv, dims
 
 
 def r(device: str, *shape: int) -> torch.Tensor:
@@ -207,3 +207,36 @@ def test_writes_of_composite_operators_are_counted(name: str) -> None:
     assert expected
     with FakeTensorMode() as mode:
         assert count(mode.from_tensor(real)) == expected
+
+
+WITH_SYMBOLS: dict[str, Callable[..., Any]] = {
+    "embedding_bag": lambda x: F.embedding_bag(torch.zeros(3, 3, dtype=torch.int64), x, padding_idx=2, mode="sum"),
+    "cov": torch.cov,
+    "corrcoef": torch.corrcoef,
+    "gradient": torch.gradient,
+    "kron": lambda x: torch.kron(x, x),
+    "max_pool1d": lambda x: F.max_pool1d(x, 2),
+    "multi_dot": lambda x: torch.linalg.multi_dot([x, x.t(), x]),
+}
+
+
+@pytest.mark.parametrize("name", WITH_SYMBOLS)
+def test_sizes_stay_open_as_without_gradients(name: str) -> None:
+    def find_guards(context: Any) -> list[str]:
+        env = ShapeEnv()
+        mode = FakeTensorMode(shape_env=env)
+        x = mode.from_tensor(torch.randn(4, 6), source="x", symbolic_context=dims("a", "b"))
+        with mode, context:
+            WITH_SYMBOLS[name](x)
+        return [str(guard.condition) for guard in env.guards]
+
+    assert find_guards(torch.inference_mode()) == find_guards(torch.no_grad())
+
+
+def test_weights_of_samples_alone_require_gradients() -> None:
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    table, scale = mode.from_tensor(torch.randn(5, 4)), mode.from_tensor(torch.randn(3, 3, requires_grad=True))
+    with mode:
+        index = torch.zeros(3, 3, dtype=torch.int64)
+        bags = F.embedding_bag(index, table, padding_idx=2, mode="sum", per_sample_weights=scale)
+    assert type(bags.grad_fn).__name__ == "EmbeddingBagBackward0"

@@ -14,9 +14,10 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -27,7 +28,7 @@ from tests.oracle.compare import differences, observe, tensors_in
 from tests.oracle.engines import new_mode
 from tests.oracle.everyday_calls import READS_VALUES
 from tests.oracle.gaps import DATA_DEPENDENT
-from tests.oracle.random_calls import UNSAFE, VALUES_FROM_NOWHERE, Program, Step, Vocabulary
+from tests.oracle.random_calls import CONTEXTS, UNSAFE, VALUES_FROM_NOWHERE, Program, Step, Vocabulary
 from tests.oracle.run import _said, _text
 from tests.oracle.streams import describe
 
@@ -470,20 +471,54 @@ def _described_below_mode(case: Case) -> Any:
 def _is_captured_other_path(case: Case, cause: str) -> bool:
     if cause in ("out.stride", "out.dtype", "in.written"):
         return _has_other_path_below_mode(case)
-    return cause == "out.values" and _has_other_values_below_mode(case)
+    return cause == "out.values" and any(differ(case) for differ in OTHER_VALUES)
+
+
+def _values_in(case: Case, context: Any) -> list[Any]:
+    args = duplicate(case.args)
+    seed()
+    with context:
+        return tensors_in(case.call(*args))
 
 
 def _has_other_values_below_mode(case: Case) -> bool:
     """Whether real tensors below a mode that does nothing give NaN where eager gives numbers, or the other way round:
     C++ has one formula that divides, and another for tensors that it can't look into."""
+    return not _have_same_nans(_values_in(case, nullcontext()), _values_in(case, Idle()))
 
-    def nans(mode: Any) -> list[list[bool]]:
-        args = duplicate(case.args)
-        seed()
-        with mode:
-            return [tensor.isnan().flatten().tolist() for tensor in tensors_in(case.call(*args))]
 
-    return nans(nullcontext()) != nans(Idle())
+def _has_uninitialised_values(case: Case) -> bool:
+    """Whether eager returns memory that it has not written to: filled with NaN, it gives other results."""
+    return not _have_same_nans(_values_in(case, nullcontext()), _values_in(case, filled_memory()))
+
+
+def _has_cached_casts(case: Case) -> bool:
+    """Whether the numbers depend on autocast keeping the casts of leaves: gradients are then added up in bfloat16.
+    `make_fx` switches that off, as torch's own does."""
+    with patch.dict(CONTEXTS, autocast=lambda: torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=False)):
+        without = _values_in(case, nullcontext())
+    return not all(map(_are_equal, _values_in(case, nullcontext()), without))
+
+
+OTHER_VALUES = (_has_other_values_below_mode, _has_uninitialised_values, _has_cached_casts)
+
+
+def _have_same_nans(ours: list[Any], others: list[Any]) -> bool:
+    return all(bool(a.isnan().equal(b.isnan())) for a, b in zip(ours, others, strict=True))
+
+
+def _are_equal(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return bool(((a == b) | (a.isnan() & b.isnan())).all())
+
+
+@contextmanager
+def filled_memory() -> Iterator[None]:
+    """New memory is NaN."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 def _has_other_path_below_mode(case: Case) -> bool:

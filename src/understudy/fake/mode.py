@@ -419,7 +419,7 @@ class FakeTensorMode(_torch.TorchDispatchMode):
     # --- running registered fakes and decompositions ------------------------------------------------------------
 
     def run_on_fakes(self, function: Callable[..., object], call: Call) -> Any:
-        """Run a function on stand-ins for the call's inputs inside this mode, and return its outcomes."""
+        """Run a function on stand-ins for the call's inputs inside this mode, and return its outcomes, or NotImplemented."""
         stand_ins: list[FakeTensor] = []
 
         def make_input(spec: TensorSpec) -> FakeTensor:
@@ -432,6 +432,8 @@ class FakeTensorMode(_torch.TorchDispatchMode):
         refusing = refuse_in_composite() if is_composite else nullcontext()
         with self, _torch.fake_context(call.op, self._dynamic_size, self.shape_env), refusing:
             result = function(*args, **kwargs)
+        if result is NotImplemented:
+            return NotImplemented
         return outcomes_of(result, stand_ins, call, functools.partial(tensor_calls.spec_of_function_result, call))
 
     def _dynamic_size(self, op: Any, least: int, most: int | None) -> Any:

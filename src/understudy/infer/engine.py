@@ -31,6 +31,7 @@ from understudy.infer.kernels import (
 )
 from understudy.infer.plan import Plan
 from understudy.ops.registry import Registered, record_of, user_rule
+from understudy.ops.shared.decompositions import decomposition
 from understudy.ops.traits import caching
 from understudy.ops.traits.devices import device_of, refuse_without_kernel
 from understudy.ops.traits.rare_dtypes import refuse_rare
@@ -52,7 +53,7 @@ SPARSE_LIMIT = 1 << 30
 
 
 class FunctionRunner(Protocol):
-    """Runs a function on stand-ins for the call's inputs, and returns its outcomes."""
+    """Runs a function on stand-ins for the call's inputs, and returns its outcomes, or NotImplemented if it does."""
 
     allow_fallback_kernels: bool
 
@@ -102,6 +103,12 @@ def _keeps_entries(call: Call) -> bool:
     spec = call.inputs[0]
     has_blocks = bool(spec.sparse.block) or call.kwargs.get("blocksize") is not None
     return spec.sparse.is_coalesced and not has_blocks and spec.ndim == spec.sparse.sparse_dim + spec.sparse.dense_dim
+
+
+def by_written_decomposition(call: Call, runner: FunctionRunner) -> Any:
+    """Run the decomposition for symbolic sizes. In inference mode, operators arrive here that it replaces elsewhere."""
+    function = decomposition.of(call.op) if any(spec.is_symbolic for spec in call.inputs) else None
+    return NotImplemented if function is None else runner.run_on_fakes(function, call)
 
 
 def by_composite(call: Call, runner: FunctionRunner) -> Any:
@@ -174,6 +181,7 @@ SOURCES: tuple[Source, ...] = (
     by_rule,
     by_registered_fake,
     by_refusal,
+    by_written_decomposition,
     by_composite,
     by_meta_kernel,
     by_decomposition,

@@ -211,7 +211,8 @@ def decompose_embedding_bag(
     if not -rows <= padding_idx < rows:
         raise ArgumentError(f"embedding_bag: padding_idx {padding_idx} is not among {rows} rows")
     number = padding_idx if padding_idx >= 0 else int(padding_idx + rows)
-    op = aten._embedding_bag if weight.requires_grad else aten._embedding_bag_forward_only
+    with_gradient = weight.requires_grad or (per_sample_weights is not None and per_sample_weights.requires_grad)
+    op = aten._embedding_bag if with_gradient else aten._embedding_bag_forward_only
     return op.default(
         weight, indices.contiguous(), offsets.contiguous(), scale_grad_by_freq, mode, sparse, per_sample_weights,
         include_last_offset, number,
