@@ -202,7 +202,7 @@ class ConstantValues:
         """Of the tensors of a module (name, tensor, stand-in), those that no checkpoint holds."""
         names = module._non_persistent_buffers_set
         for name, real, stand_in in tensors if names else ():
-            if name in names and is_readable(real):
+            if name in names and is_small_integer_tensor(real):
                 self.know(stand_in.stand_in() if type(stand_in) is LazyParameter else stand_in, real)
 
     def know(self, fake: object, real: torch.Tensor) -> None:
@@ -226,7 +226,7 @@ class ConstantValues:
         self._known.clear()
 
 
-def is_readable(tensor: torch.Tensor) -> bool:
+def is_small_integer_tensor(tensor: torch.Tensor) -> bool:
     """Whether this is a small tensor of integers or bools with a memory of its own."""
     if type(tensor) is not torch.Tensor or tensor.is_floating_point() or tensor.is_complex() or tensor.is_quantized:
         return False

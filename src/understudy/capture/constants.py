@@ -242,12 +242,12 @@ class Constants:
         """Called before a write in a real run: save the memory of the module's tensors, to restore it after the trace."""
         for tensor in flat(torch.Tensor, written_values(func, args, kwargs), {}):
             key = _torch.storage_id(tensor)
-            if key in self._known_storages() and key not in self._saved and not tensor.is_meta:
+            if key in self._find_storages() and key not in self._saved and not tensor.is_meta:
                 with _torch.no_modes():
                     storage = tensor.untyped_storage()
                     self._saved[key] = storage, _bytes_of(storage).clone()
 
-    def _known_storages(self) -> set[int]:
+    def _find_storages(self) -> set[int]:
         if self._in_storages != len(self._known):  # the program has made or used others since the last write
             new = [real for _, real, _ in itertools.islice(self._known.values(), self._in_storages, None)]
             self._storages.update(_torch.storage_id(real) for real in new if real.layout is torch.strided)
