@@ -329,3 +329,20 @@ def test_torchs_core_table_on_gradients(name: str, mode: str) -> None:
     for got, want in zip(gm(x), gradient(x), strict=True):
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
     assert not any(isinstance(p, torch.nn.Parameter) and p.grad is not None for p in model.parameters())
+
+
+@each_mode
+def test_views_and_writes_in_inference_mode_are_tracked(mode: str) -> None:
+    """Composite operators come whole to the recorder: those inside them track views and count writes as in eager."""
+    seen: list[tuple[bool, int]] = []
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        with torch.inference_mode():
+            view = x.T
+            x.square_()
+        seen.append((view._is_view(), x._version))
+        return x * 1
+
+    program(torch.ones(2, 6))
+    make_fx(program, tracing_mode=mode)(torch.ones(2, 6))
+    assert seen == [(True, 1)] * 2

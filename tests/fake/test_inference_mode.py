@@ -184,6 +184,14 @@ def test_views_of_parameters_are_tracked(name: str) -> None:
         assert look(mode.from_tensor(real)) == expected
 
 
+def test_views_at_values_that_are_not_there_are_tracked() -> None:
+    with FakeTensorMode(answers="plausible"):
+        x = torch.empty(6, 3)
+        with torch.inference_mode():
+            view = torch.narrow(x, 0, torch.randint(1, 3, ()), 1)
+        assert view._is_view() and view._base is x
+
+
 WRITES: dict[str, Callable[[torch.Tensor], object]] = {
     "square_": lambda x: x.square_(),
     "true_divide_": lambda x: x.true_divide_(2),
@@ -191,6 +199,7 @@ WRITES: dict[str, Callable[[torch.Tensor], object]] = {
     "out of itself": lambda x: torch.square(x, out=x),
     "through a view": lambda x: x.reshape(-1).mul_(2),
     "out=": lambda x: torch.std(x.repeat(2, 1, 1), 0, out=x),
+    "out= of an operator that counts by itself": lambda x: torch.matmul(torch.ones(2, 3), torch.ones(3, 6), out=x),
     "statistics": lambda x: F.instance_norm(torch.ones(1, 6, 3), x[0], x[1], use_input_stats=True),
 }
 

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_map_only
 
 import understudy
 from tests import interrupts
+from tests.fake.test_inference_mode import VIEWS, WRITES
 from understudy import FakeTensor
 from understudy.patching import ENGINE
 from understudy.simulation.catalogue import Card, UnknownDeviceError, find_card
@@ -770,3 +771,31 @@ def test_the_class_of_devices_takes_numbers() -> None:
         with understudy.simulate("cpu"), pytest.raises(RuntimeError, match="accelerator"):
             torch.device(0)
 
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_views_in_inference_mode_are_tracked(name: str) -> None:
+    """Composite operators are broken up on a simulated card: the operators inside track views as in eager."""
+
+    def look(x: torch.Tensor) -> tuple[object, ...]:
+        with torch.inference_mode():
+            view = VIEWS[name](x)
+        version = None if view.is_inference() else view._version
+        return view.requires_grad, view.is_leaf, view._is_view(), view._base is x, version
+
+    expected = look(torch.randn(2, 6, requires_grad=True))
+    with understudy.simulate("h100"):
+        assert look(torch.randn(2, 6, device="cuda", requires_grad=True)) == expected
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_writes_in_inference_mode_are_counted(name: str) -> None:
+    def count(x: torch.Tensor) -> int:
+        with torch.inference_mode():
+            WRITES[name](x)
+        return x._version
+
+    expected = count(torch.ones(2, 6))
+    assert expected
+    with understudy.simulate("h100"), torch.device("cuda"):
+        assert count(torch.ones(2, 6)) == expected

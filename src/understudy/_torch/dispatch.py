@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from importlib.machinery import PathFinder
 from typing import Any, NamedTuple
 
@@ -28,6 +29,7 @@ from understudy._torch.modes import (
     is_recorded_above_autograd,
     no_modes,
 )
+from understudy._torch.schema import OpOverload, tracks_own_views
 from understudy._torch.tensors import DispatchKeySet, NoDispatch, innermost, is_stand_in
 from understudy.contexts import Restoring, guard_exit
 from understudy.patching import ANY_MODE, ENGINE, switch
@@ -117,12 +119,13 @@ _AUTOGRAD_KEYS = DispatchKeySet(DispatchKey.AutogradFunctionality) | DispatchKey
 _AUTOGRAD_KEYS |= DispatchKeySet(DispatchKey.AutogradNestedTensor)
 
 
-def with_view_tracking() -> Any:
+def with_view_tracking(op: OpOverload) -> Any:
     """A context in which C++ tracks views and counts writes in inference mode. A mode that is given a composite operator is
-    called without that; inside of the operator, eager has it."""
+    called without that; inside of the operator, eager has it, unless the operator tracks by itself."""
+    if not torch.is_inference_mode_enabled() or tracks_own_views(op):
+        return nullcontext()
     include, exclude = dispatch_keys_of_thread()
-    kept = exclude - _VIEW_KEYS if torch.is_inference_mode_enabled() else exclude
-    return torch._C._ForceDispatchKeyGuard(include, kept)
+    return torch._C._ForceDispatchKeyGuard(include, exclude - _VIEW_KEYS)
 
 
 _VIEW_KEYS = DispatchKeySet(DispatchKey.ADInplaceOrView)

@@ -358,7 +358,8 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
             with self:
                 if route.decomposition is not None:
                     return route.decomposition(*args, **kwargs)
-                return _torch.decompose(func, *args, **kwargs)
+                with _torch.with_view_tracking(func):
+                    return _torch.decompose(func, *args, **kwargs)
         except BaseException:
             # An interrupt may come at the ends of `with`; C++ restores the recorder by itself.
             if not self.pre_dispatch:

@@ -320,8 +320,7 @@ class FakeTensorMode(_torch.TorchDispatchMode):
             made._determined = determined.start_extremes(func, args, plan.spec)
             return made
         if plan.kind == DECOMPOSED:
-            with self, _torch.with_view_tracking():
-                return _torch.decompose(func, *args, **kwargs)
+            return self.decompose(func, args, kwargs)
         inputs = flat_exact(FakeTensor, args, kwargs)
         if not has_determined and plan.kind < TRACKED:
             return realise(self, plan.outcomes, inputs)
@@ -336,6 +335,11 @@ class FakeTensorMode(_torch.TorchDispatchMode):
             written = [inputs[position] for position in plan.written]
             ranges.store_ranges(bounds, written or flat_exact(FakeTensor, (result,), {}), bool(written))
         return result
+
+    def decompose(self, func: _torch.OpOverload, args: Any, kwargs: Any) -> Any:
+        """Break up a composite operator that has come whole, as in inference mode: those inside it come to this mode."""
+        with self, _torch.with_view_tracking(func):
+            return _torch.decompose(func, *args, **kwargs)
 
     def _make_call(self, func: Any, args: Any, kwargs: Any) -> Call:
         args = tuple([_as_spec(value) for value in args])

@@ -344,8 +344,7 @@ class ObservedMode(FakeTensorMode):
             if kind == UNSEEN:
                 kind = _kinds[id(func)] = _find_kind(func)
             if kind == COMPOSITE:
-                with self:
-                    return _torch.decompose(func, *args, **(kwargs or {}))
+                return self.decompose(func, args, kwargs or NO_KEYWORDS)
             if kind == MAY_WRITE:
                 func = self._plain_writes.find(self, func, args)
         self.last_plan = None

@@ -66,8 +66,7 @@ def answer(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
         return special(mode, *args, **kwargs)
     can_answer = answers_of(mode) is not None or mode.shape_env is not None
     if can_answer and _torch.has_composite_kernel(func):  # it arrives whole in inference mode
-        with mode:
-            return _torch.decompose(func, *args, **kwargs)
+        return mode.decompose(func, args, kwargs)
     return NotImplemented
 
 
