@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from tests.fake.sides import assert_like_eager, on_each_device
 from understudy import DataDependentOutputException, FakeTensorMode, ShapeEnv, dims
@@ -249,3 +252,41 @@ def test_weights_of_samples_alone_require_gradients() -> None:
         index = torch.zeros(3, 3, dtype=torch.int64)
         bags = F.embedding_bag(index, table, padding_idx=2, mode="sum", per_sample_weights=scale)
     assert type(bags.grad_fn).__name__ == "EmbeddingBagBackward0"
+
+
+UNDER_AUTOCAST: dict[str, Callable[[str], Any]] = {
+    "LSTM": lambda d: nn.LSTM(4, 3, device=d)(r(d, 2, 5, 4)),
+    "GRU": lambda d: nn.GRU(4, 3, device=d)(r(d, 2, 5, 4)),
+    "RNN": lambda d: nn.RNN(4, 3, device=d)(r(d, 2, 5, 4)),
+    "RNNCell": lambda d: nn.RNNCell(4, 3, device=d)(r(d, 2, 4)),
+    "tensordot": lambda d: torch.tensordot(r(d, 3, 4), r(d, 4, 3), 1),
+    "einsum": lambda d: torch.einsum("i,i->", r(d, 3), r(d, 3)),
+    "cov": lambda d: torch.cov(r(d, 3, 4)),
+    "multi_dot": lambda d: torch.linalg.multi_dot([r(d, 3, 4), r(d, 4, 3), r(d, 3, 2)]),
+    "cross_entropy": lambda d: F.cross_entropy(r(d, 3, 4).bfloat16(), torch.zeros(3, dtype=torch.int64, device=d)),
+    "bilinear": lambda d: F.bilinear(r(d, 2, 3), r(d, 2, 4), r(d, 5, 3, 4)),
+    "normalize": lambda d: F.normalize(r(d, 2, 3).bfloat16()),
+}
+
+
+@pytest.mark.parametrize("is_mode_inside", [False, True])
+@pytest.mark.parametrize("name", UNDER_AUTOCAST)
+def test_autocast_casts_inside_of_composites(name: str, is_mode_inside: bool) -> None:
+    def find_dtypes(mode: Any) -> list[torch.dtype]:
+        cast = torch.autocast("cpu", dtype=torch.bfloat16)
+        outer, inner = (cast, mode) if is_mode_inside else (mode, cast)
+        with torch.inference_mode(), outer, inner:
+            return [tensor.dtype for tensor in tree_leaves(UNDER_AUTOCAST[name]("cpu"))]
+
+    assert find_dtypes(FakeTensorMode()) == find_dtypes(nullcontext())
+    assert find_dtypes(FakeTensorMode(shape_env=ShapeEnv())) == find_dtypes(nullcontext())
+
+
+def test_autocast_on_other_devices_casts_inside_of_composites() -> None:
+    mode = FakeTensorMode()
+    with mode, torch.inference_mode(), torch.autocast("cuda", dtype=torch.bfloat16):
+        assert nn.RNNCell(4, 3, device="cuda")(r("cuda", 2, 4)).dtype is torch.bfloat16
+        loss = F.cross_entropy(r("cuda", 3, 4).bfloat16(), torch.zeros(3, dtype=torch.int64, device="cuda"))
+        assert loss.dtype is torch.float32
+    with mode, torch.inference_mode():  # the plans of before are for autocast that is off
+        assert nn.RNNCell(4, 3, device="cuda")(r("cuda", 2, 4)).dtype is torch.float32

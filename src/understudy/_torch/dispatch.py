@@ -22,7 +22,11 @@ from torch.utils._device import DeviceContext
 from understudy._torch.functorch import has_transforms
 from understudy._torch.identity import call_on_demand, is_module_conversion
 from understudy._torch.modes import (
+    _AUTOCAST_OF_DEVICES,
+    _AUTOCAST_OFF_KEYS,
+    AUTOCAST,
     FAKE,
+    _excluded_keys,
     active_fake_mode,
     active_recorder,
     count_function_modes,
@@ -32,7 +36,7 @@ from understudy._torch.modes import (
 from understudy._torch.schema import OpOverload, tracks_own_views
 from understudy._torch.tensors import DispatchKeySet, NoDispatch, innermost, is_stand_in
 from understudy.contexts import Restoring, guard_exit
-from understudy.patching import ANY_MODE, ENGINE, switch
+from understudy.patching import ANY_MODE, ENGINE, patch_call, switch
 
 
 def hide_from_compiler(function: object) -> None:
@@ -119,16 +123,34 @@ _AUTOGRAD_KEYS = DispatchKeySet(DispatchKey.AutogradFunctionality) | DispatchKey
 _AUTOGRAD_KEYS |= DispatchKeySet(DispatchKey.AutogradNestedTensor)
 
 
-def with_view_tracking(op: OpOverload) -> Any:
-    """A context in which C++ tracks views and counts writes in inference mode. A mode that is given a composite operator is
-    called without that; inside of the operator, eager has it, unless the operator tracks by itself."""
-    if not torch.is_inference_mode_enabled() or tracks_own_views(op):
+def inside_composite(op: OpOverload) -> Any:
+    """A context as eager has it inside of a composite operator. In inference mode, a mode that is given the whole operator
+    is called where C++ tracks no views, counts no writes, and does not cast; inside of it, eager does, unless the
+    operator has a kernel of its own for that."""
+    if not torch.is_inference_mode_enabled():
         return nullcontext()
     include, exclude = dispatch_keys_of_thread()
-    return torch._C._ForceDispatchKeyGuard(include, exclude - _VIEW_KEYS)
+    for keys in (*([] if tracks_own_views(op) else [_VIEW_KEYS]), *_find_open_autocast_keys(op)):
+        exclude = exclude - keys
+    return torch._C._ForceDispatchKeyGuard(include, exclude)
 
 
 _VIEW_KEYS = DispatchKeySet(DispatchKey.ADInplaceOrView)
+
+
+def _find_open_autocast_keys(op: OpOverload) -> list[Any]:
+    """The dispatch keys by which autocast casts inside of this operator; none if it casts the whole operator."""
+    enabled = [key for key in _AUTOCAST_OF_DEVICES if AUTOCAST.enabled & DispatchKeySet(key).raw_repr()]
+    if any(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key.name) for key in enabled):
+        return []
+    return [SPARE_AUTOCAST_KEYS, *map(DispatchKeySet, enabled)] if enabled else []
+
+
+@patch_call("torch.set_autocast_enabled", during=ANY_MODE)
+def follow_autocast(original: Callable[..., None], *args: object) -> None:
+    """`torch.autocast` is entered or left: inside of a mode's dispatch, C++ does not tell whether it is enabled."""
+    original(*args)
+    AUTOCAST.update()
 
 
 def dispatch_keys_of_thread() -> tuple[Any, Any]:
@@ -433,13 +455,6 @@ def composites_are_observed() -> bool:
     )
 
 
-_excluded_keys = torch._C._dispatch_tls_local_exclude_set
-_AUTOCAST_OFF_KEYS = sum(
-    DispatchKeySet(key).raw_repr()
-    for name, key in DispatchKey.__members__.items()
-    if name.startswith("Autocast") and name != SPARE_AUTOCAST
-)
-"""The keys of autocast, which are excluded where it is disabled."""
 _OBSERVED_KEYS = _AUTOCAST_OFF_KEYS | DispatchKeySet(DispatchKey.AutogradOther).raw_repr()
 
 

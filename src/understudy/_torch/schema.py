@@ -71,6 +71,12 @@ def tracks_own_views(op: OpOverload) -> bool:
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "ADInplaceOrView"))
 
 
+def has_autocast_kernel(op: OpOverload, device_type: str) -> bool:
+    """Whether autocast casts the arguments of the whole operator. Other devices are cast as CUDA's are."""
+    key = "AutocastCPU" if device_type == "cpu" else "AutocastCUDA"
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key))
+
+
 def has_operator(name: str) -> bool:
     """Whether this release of torch has such an operator: `mm`."""
     return hasattr(torch.ops.aten, name)

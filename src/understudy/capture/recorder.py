@@ -358,7 +358,7 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
             with self:
                 if route.decomposition is not None:
                     return route.decomposition(*args, **kwargs)
-                with _torch.with_view_tracking(func):
+                with _torch.inside_composite(func):
                     return _torch.decompose(func, *args, **kwargs)
         except BaseException:
             # An interrupt may come at the ends of `with`; C++ restores the recorder by itself.

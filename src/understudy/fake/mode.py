@@ -34,6 +34,7 @@ from understudy.infer.engine import cache, infer
 from understudy.infer.kernels import outcomes_of
 from understudy.infer.plan import (
     BOUNDED,
+    COMPOSITE,
     DECOMPOSED,
     FIRST_ITSELF,
     FIRST_VIEWED,
@@ -319,7 +320,7 @@ class FakeTensorMode(_torch.TorchDispatchMode):
             made = make_new(self, plan.spec)
             made._determined = determined.start_extremes(func, args, plan.spec)
             return made
-        if plan.kind == DECOMPOSED:
+        if plan.kind == DECOMPOSED or (plan.kind == COMPOSITE and _torch.AUTOCAST.enabled):
             return self.decompose(func, args, kwargs)
         inputs = flat_exact(FakeTensor, args, kwargs)
         if not has_determined and plan.kind < TRACKED:
@@ -338,7 +339,7 @@ class FakeTensorMode(_torch.TorchDispatchMode):
 
     def decompose(self, func: _torch.OpOverload, args: Any, kwargs: Any) -> Any:
         """Break up a composite operator that has come whole, as in inference mode: those inside it come to this mode."""
-        with self, _torch.with_view_tracking(func):
+        with self, _torch.inside_composite(func):
             return _torch.decompose(func, *args, **kwargs)
 
     def _make_call(self, func: Any, args: Any, kwargs: Any) -> Call:

@@ -271,6 +271,15 @@ def _is_decomposed(call: Call) -> bool:
     )
 
 
+def _is_cast_inside(call: Call) -> bool:
+    """Whether it is a composite operator of torch that arrived whole, in inference mode, and that autocast does not cast
+    as a whole."""
+    op = call.op
+    if not (record_of(op).is_builtin and _torch.is_decomposed_by_autograd(op)):
+        return False
+    return not any(_torch.has_autocast_kernel(op, spec.device.type) for spec in call.inputs)
+
+
 def has_views(outcomes: object) -> bool:
     return any(map(has_views, outcomes)) if isinstance(outcomes, (tuple, list)) else isinstance(outcomes, View)
 
@@ -313,8 +322,9 @@ def _span(spec: TensorSpec) -> tuple[Any, Any]:
 
 
 (
-    ONE_NEW, FIRST_VIEWED, FIRST_ITSELF, ONE_NEW_SYMBOLIC, ONE_DETERMINED, OTHER, TRACKED, RANGED, BOUNDED, DECOMPOSED,
-) = range(10)  # fmt: skip
+    ONE_NEW, FIRST_VIEWED, FIRST_ITSELF, ONE_NEW_SYMBOLIC, ONE_DETERMINED, OTHER, COMPOSITE, TRACKED, RANGED, BOUNDED,
+    DECOMPOSED,
+) = range(11)  # fmt: skip
 
 
 class Plan:
@@ -324,6 +334,7 @@ class Plan:
         FIRST_VIEWED, FIRST_ITSELF  a view of the first argument, or the first argument
         ONE_DETERMINED              one new tensor, made from nothing, whose values are determined: `zeros`, `arange`
         OTHER                       anything else that only specs decide
+        COMPOSITE                   the same of a composite operator, whose parts are cast where autocast is enabled
         TRACKED                     tensors whose values are determined although no input is read: `zeros_like`
         BOUNDED                     one new tensor of symbolic size, of integers whose bounds are known: `arange(n)`
         RANGED                      tensors whose values have a known range: masks, single numbers, random ones
@@ -370,6 +381,8 @@ class Plan:
             plan.kind = BOUNDED
         if (written or has_views(outcomes)) and _is_decomposed(call):
             plan.kind = DECOMPOSED
+        elif plan.kind <= OTHER and _is_cast_inside(call):
+            plan.kind = COMPOSITE
         return plan
 
     def tracks_values(self, has_undetermined: bool) -> bool:

@@ -58,8 +58,11 @@ def _of_product(*operands: str) -> Formula:
 
     def formula(node: object, asked: Truth, answer: bool) -> Truth | None:
         for name in operands:
+            strides = _sizes(getattr(node, f"_saved_{name}_sym_strides"))
+            if not strides:  # nobody asks for the gradient of this operand
+                continue
             rows = _sizes(getattr(node, f"_saved_{name}_sym_sizes"))[0]
-            down, along = _sizes(getattr(node, f"_saved_{name}_sym_strides"))
+            down, along = strides
             questions = [conditions.eq(down, 1), conditions.eq(along, rows)]
             if asked in questions:
                 return conditions.join("and", questions)
