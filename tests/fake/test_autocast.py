@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from tests.fake.sides import assert_like_eager, on_each_device
-from understudy import FakeTensorMode
+from understudy import FakeTensorMode, ShapeEnv
 from understudy.ops.traits.autocast import casting
 
 LOW = (torch.float16, torch.bfloat16)
@@ -297,3 +297,16 @@ def test_nothing_is_left_behind() -> None:
     assert not torch.is_autocast_enabled("cuda")
     with pytest.warns(UserWarning, match="CUDA is not available"):
         torch.autocast("cuda")
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU, nn.RNN])
+def test_recurrent_layers_with_symbolic_sizes(layer: Any, requires_grad: bool) -> None:
+    model, x = layer(4, 3, num_layers=2, batch_first=True), torch.randn(2, 3, 4, requires_grad=requires_grad)
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    fake, stand_in = mode.from_module(model), mode.from_tensor(x)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        real = model(x)[0]
+        with mode:
+            found = fake(stand_in)[0]
+    assert (found.dtype, found.requires_grad, found.shape[2]) == (real.dtype, real.requires_grad, real.shape[2])

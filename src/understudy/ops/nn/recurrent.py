@@ -105,7 +105,7 @@ def uses_onednn_layers(args: Any) -> bool:
     )
     if not is_usual or x.dim() != 3 or hx.shape[2] != cx.shape[2] or _torch.has_transforms():
         return False
-    return not torch.is_autocast_enabled("cpu") and bool(x.numel() != 0)
+    return bool(x.numel() != 0)
 
 
 def run_layers(x: Any, count: int, dropout: float, train: bool, run: Callable[[Any, int], Any]) -> Any:
