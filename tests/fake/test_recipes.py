@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -384,3 +384,82 @@ def test_symbols_have_no_function_of_their_own() -> None:
         assert not torch.overrides.has_torch_function((x.shape[0],))
         assert x.view(x.shape[0], -1).shape[0] is not None
     assert not hasattr(torch.SymInt, "__torch_function__")
+
+
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "contiguous": lambda t: t,
+    "transposed": lambda t: t.mT.contiguous().mT,
+    "heads last": lambda t: t.transpose(0, -2).contiguous().transpose(0, -2),
+    "expanded": lambda t: t[:1].expand_as(t),
+    "sliced": lambda t: torch.cat((t, t), -1)[..., : t.shape[-1]],
+    "with an offset": lambda t: torch.cat((t, t))[t.shape[0] :],
+}
+SHAPES = ((2, 5, 8), (1, 5, 8), (2, 1, 1), (2, 3, 5, 8), (1, 3, 1, 8), (2, 2, 3, 5, 8))
+
+
+def products(x: Tensor, weight: Tensor) -> Iterator[Callable[[], Tensor]]:
+    """Calls of composites on an operand in some layout."""
+    for bias in (None, weight.new_empty(4), weight.new_empty(1), weight.new_empty(()), weight.new_empty(1, 4)):
+        for matrix in (weight, weight.T.contiguous().T, weight[:1], weight[0]):
+            yield lambda bias=bias, matrix=matrix: F.linear(x, matrix, bias)  # type: ignore[misc]
+    for other in (x.mT, x.mT.contiguous(), x[:1].mT, x[0].mT, weight.T, weight[0]):
+        yield lambda other=other: x @ other  # type: ignore[misc]
+        yield lambda other=other: other.mT @ x.mT if other.ndim > 1 else other @ x.mT  # type: ignore[misc]
+    for training in (False, True):
+        for own in (None, x.new_empty(x.shape[1]), x.new_empty(7)):
+            for kept in (None, x.new_empty(x.shape[1]), x.new_empty(1, x.shape[1])):
+                yield lambda own=own, kept=kept, training=training: torch.batch_norm(  # type: ignore[misc]
+                    x, own, own, kept, kept, training, 0.1, 1e-5, True
+                )
+    for chance in (0.0, 0.25, 1.0):
+        yield lambda chance=chance: F.dropout(x, chance)  # type: ignore[misc]
+        if x.ndim >= 3:
+            masks = [None, x.new_empty(x.shape[-2], x.shape[-2]), x.new_empty(x.shape[0], *[1] * (x.ndim - 1)), x @ x.mT]
+            masks += [(x @ x.mT) > 0, (x.shape[-2] > 1) & (x[..., 0, :1] > 0), (x @ x.mT).half()]
+            for mask in masks:
+                for value in (x, x.clone(), x[..., :1], x[:1]):
+                    yield lambda value=value, mask=mask, chance=chance: F.scaled_dot_product_attention(  # type: ignore[misc]
+                        x, x, value, mask, chance
+                    )
+            for mask in masks[:2]:
+                yield lambda mask=mask, chance=chance: F.scaled_dot_product_attention(  # type: ignore[misc]
+                    x, x, x, mask, chance, is_causal=True
+                )
+
+
+def outcome_of(program: Callable[[], Tensor]) -> object:
+    try:
+        result: Any = program()
+    except Exception as error:
+        return type(error).__name__, str(error).splitlines()[0]
+    base = result._base
+    return result._spec, result._is_view(), None if base is None else base._spec, result._version
+
+
+@pytest.mark.parametrize(("device", "dtype"), [("cpu", torch.float32), ("cpu", torch.bfloat16), ("cuda", torch.float32)])
+def test_what_is_told_at_once_is_what_the_operators_inside_tell(
+    dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`whole_result` of an operator against the operators that C++ makes of it, in many layouts."""
+    told = 0
+    infer_whole = recipes._infer_whole
+
+    def count(*args: Any) -> Any:
+        nonlocal told
+        recipe = infer_whole(*args)
+        told += recipe is not None
+        return recipe
+
+    for shape in SHAPES:
+        for layout in LAYOUTS.values():
+            mode = FakeTensorMode()
+            with mode, torch.no_grad():
+                x = layout(torch.empty(shape, dtype=dtype, device=device))
+                weight = torch.empty(4, shape[-1], dtype=dtype, device=device)
+                found = []
+                for infer in (count, lambda *args: None):
+                    FakeTensorMode.cache_clear()
+                    monkeypatch.setattr(recipes, "_infer_whole", infer)
+                    found.append([outcome_of(program) for program in products(x, weight)])
+                assert found[0] == found[1]
+    assert told

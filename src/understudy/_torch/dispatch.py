@@ -328,6 +328,13 @@ class ReplayOnRealTensors(Restoring):
 _AUTOCAST_KEYS = DispatchKeySet(DispatchKey.AutocastCPU)
 
 
+def replays_on_real_tensors(default_dtype: torch.dtype) -> bool:
+    """Whether operators called now run as in `ReplayOnRealTensors`."""
+    is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
+    is_below = is_excluded(DispatchKey.Python) and is_excluded(DispatchKey.AutocastCPU)
+    return bool(is_below) and torch.get_default_dtype() is default_dtype
+
+
 def has_modes() -> bool:
     """Whether a dispatch mode is active in this thread."""
     return bool(torch._C._len_torch_dispatch_stack() > 0)

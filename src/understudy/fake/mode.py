@@ -47,7 +47,7 @@ from understudy.infer.plan import (
     run_effects,
 )
 from understudy.infer.shared import SharedPlans, SharedQuestion
-from understudy.ops.traits.caching import why_not_cached
+from understudy.ops.traits.caching import uncached
 from understudy.patching import ANY_MODE, SYMBOLS, combine
 from understudy.shapes.env import ShapeEnv
 from understudy.shapes.node import SymNode
@@ -343,11 +343,12 @@ class FakeTensorMode(_torch.TorchDispatchMode):
             return _torch.decompose(func, *args, **kwargs)
 
     def _make_call(self, func: Any, args: Any, kwargs: Any) -> Call:
-        args = tuple([_as_spec(value) for value in args])
-        kwargs = {name: _as_spec(value) for name, value in kwargs.items()}
+        inputs: list[TensorSpec] = []
+        args = _as_spec(tuple(args), inputs)
+        kwargs = {name: _as_spec(value, inputs) for name, value in kwargs.items()}
         if self.shape_env is not None:
             args, kwargs = map_structure(from_torch, SYMBOLIC, (args, kwargs))
-        return Call.of(func, args, kwargs)
+        return Call(func, args, kwargs, tuple(inputs))
 
     def _infer(self, call: Call) -> Plan:
         try:
@@ -358,7 +359,7 @@ class FakeTensorMode(_torch.TorchDispatchMode):
             raise with_context(error, call) from error
 
     def _cache_plan(self, call: Call, key: Any, plan: Plan, question: SharedQuestion | None) -> None:
-        reason = why_not_cached(call.op) if self.cache_enabled else "cache disabled"
+        reason = uncached.of(call.op) if self.cache_enabled else "cache disabled"
         if self.shape_env is not None and self.shape_env.suppresses_guards:
             reason = "guards are suppressed"  # a cache hit would not record the guards that this answer needs
         if reason is not None:
@@ -554,18 +555,25 @@ def _is_symbolic(part: object) -> bool:
     return type(part) is SymNode or (type(part) is TensorSpec and part.is_symbolic)
 
 
-def _as_spec(value: Any) -> Any:
-    """An argument as rules see it: specs for tensors, devices with their index."""
+def _as_spec(value: Any, inputs: list[TensorSpec]) -> Any:
+    """An argument as rules see it: specs for tensors, which are added to the inputs, devices with their index."""
     kind = type(value)
     if kind is FakeTensor:
+        inputs.append(value._spec)
         return value._spec
     if kind in PLAIN_TYPES:
         return value
-    if kind is list:
-        return [_as_spec(part) for part in value]
-    if kind is tuple:
-        return tuple([_as_spec(part) for part in value])
-    return canonical(value) if kind is Device else value
+    if kind is not list and kind is not tuple:
+        return canonical(value) if kind is Device else value
+    parts: list[Any] = []
+    for part in value:
+        part_kind = type(part)
+        if part_kind is FakeTensor:
+            inputs.append(part._spec)
+            parts.append(part._spec)
+        else:
+            parts.append(part if part_kind in PLAIN_TYPES else _as_spec(part, inputs))
+    return parts if kind is list else tuple(parts)
 
 
 _torch.hide_from_compiler(FakeTensorMode.__torch_dispatch__)

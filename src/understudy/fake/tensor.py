@@ -333,7 +333,10 @@ class FakeTensor(torch.Tensor):
             return None
         with _torch.PastDispatch():
             kept = values if without is None else values[values != without]
-            return (int(kept.min()), int(kept.max())) if kept.numel() else None
+            if kept.numel() == 0:
+                return None
+            least, most = torch.aminmax(kept)
+            return least.item(), most.item()
 
     def recall_size(self, question: object) -> Any:
         """The memoised data-dependent size of an operator's result on this tensor; None if there is none."""

@@ -54,12 +54,12 @@ class Cache:
             counters._dependents.add(self)
 
     def add(self, key: tuple[object, ...], plan: Plan) -> None:
+        general = for_any_floats(plan.op, key) if plan.kind in FOR_ANY_FLOATS else None
         with self._lock:
             self._counters.misses += 1
-        self.share(key, plan)
-        general = for_any_floats(plan.op, key) if plan.kind in FOR_ANY_FLOATS else None
-        if general is not None:
-            self.share(general, plan)
+            self._keep(key, plan)
+            if general is not None:
+                self._keep(general, plan)
 
     def find_for_any_floats(self, op: Any, key: tuple[object, ...]) -> Plan | None:
         """The plan of a call that differs from this one in the values of plain floats alone."""
@@ -72,10 +72,19 @@ class Cache:
     def share(self, key: tuple[object, ...], plan: Plan) -> None:
         """Add a plan from another cache, without counting a miss."""
         with self._lock:
-            if len(self.plans) >= self._limit:
-                self._evict()
-                self.recipes.clear()
-            self.plans[key] = plan
+            self._keep(key, plan)
+
+    def _keep(self, key: tuple[object, ...], plan: Plan) -> None:
+        if len(self.plans) >= self._limit:
+            self._evict()
+            self.recipes.clear()
+        self.plans[key] = plan
+
+    def add_recipe(self, key: object, recipe: object) -> None:
+        """Add the recipe of a call that was inferred as a whole."""
+        with self._lock:
+            self._counters.misses += 1
+            self.recipes[key] = recipe
 
     def add_shared(self, key: tuple[object, ...], plan: object) -> None:
         with self._lock:

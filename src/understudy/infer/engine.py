@@ -46,6 +46,7 @@ from understudy.spec.call import Call, flat
 from understudy.spec.sparse import count_bytes
 from understudy.spec.tensor_spec import product
 
+STRIDED = torch.strided
 FALLBACK_LIMIT = 64 << 20
 """The largest total size of the inputs, in bytes, with which `by_real_kernel` runs an operator."""
 SPARSE_LIMIT = 1 << 30
@@ -65,8 +66,11 @@ Source = Callable[[Call, FunctionRunner], Any]
 
 def by_rule(call: Call, runner: FunctionRunner) -> Any:
     rule = rule_of(call.op)
-    if rule is None or not all(spec.layout is torch.strided for spec in call.inputs):
+    if rule is None:
         return NotImplemented
+    for spec in call.inputs:
+        if spec.layout is not STRIDED:
+            return NotImplemented
     answer = rule(*call.args, **call.kwargs)
     return NotImplemented if answer is NotImplemented else normal(answer)
 
@@ -241,11 +245,12 @@ def infer(call: Call, runner: FunctionRunner) -> Plan:
     else:
         if runner.allow_fallback_kernels:
             outcomes = check_against_eager(call, outcomes, source not in TORCH_SOURCES)
-    for spec in specs_in(outcomes):
+    made = specs_in(outcomes)
+    for spec in made:
         if spec.is_symbolic:
             expect_sizes(spec.shape)
         check_storage_size(spec)
-    return Plan.of(call, outcomes, written_inputs(call), is_determined(call, outcomes))
+    return Plan.of(call, outcomes, written_inputs(call), is_determined(call, outcomes, made))
 
 
 def _ask_sources(call: Call, runner: FunctionRunner) -> tuple[Outcomes, Source]:
@@ -264,8 +269,7 @@ def check_storage_size(spec: TensorSpec) -> None:
     if spec.layout is not torch.strided:
         return
     if not spec.is_symbolic:
-        sizes: Any = spec.shape
-        is_too_large = max(math.prod(sizes) * spec.itemsize, *spec.stride, 0) > MOST_BYTES
+        is_too_large = max(spec.numel * spec.dtype.itemsize, *spec.stride, 0) > MOST_BYTES
     else:
         factors = [_largest_factor(size) for size in spec.shape]
         large: list[Any] = [size for size, factor in zip(spec.shape, factors, strict=True) if factor > LARGE]

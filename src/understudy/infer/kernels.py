@@ -46,10 +46,11 @@ from understudy.shapes.node import SymNode
 from understudy.shapes.sizes import from_torch, to_torch
 from understudy.spec import Changed, New, Outcomes, Same, TensorSpec, Value, View
 from understudy.spec.alternatives import Sizes, exclude_other_answers
-from understudy.spec.call import Call, flat, map_structure
+from understudy.spec.call import Call, flat, flat_numbers, map_structure
 from understudy.spec.error_context import MissingKernel, translate, with_context
 from understudy.spec.sparse import is_sparse, sparse_on, spec_of_sparse
 
+COPY = torch.ops.aten.copy_.default
 META = torch.device("meta")
 CPU = torch.device("cpu")
 
@@ -192,9 +193,9 @@ def run_on_zeros(call: Call, make: Callable[[TensorSpec], torch.Tensor] | None =
     """
     state = torch.random.get_rng_state()
     # Without an explicit choice torch warns, once in a process, that it does not check indices of sparse tensors.
-    unchecked = torch.sparse.check_sparse_tensor_invariants(enable=False)
+    is_sparse_call = any(spec.sparse is not None for spec in call.inputs)
     try:
-        with unchecked if any(spec.sparse is not None for spec in call.inputs) else nullcontext():
+        with torch.sparse.check_sparse_tensor_invariants(enable=False) if is_sparse_call else nullcontext():
             return _run(call, make or (lambda spec: strided_on(spec, CPU, zero=True)), CPU)
     finally:
         torch.random.set_rng_state(state)
@@ -205,16 +206,15 @@ def _run(call: Call, stand_in: Any, native: torch.device) -> Any:
     device = result_device(call)
     stand_ins: list[torch.Tensor] = []
 
-    def make_input(spec: TensorSpec) -> torch.Tensor:
-        stand_ins.append(stand_in(spec))
-        return stand_ins[-1]
+    def convert(value: Any) -> Any:
+        if type(value) is TensorSpec:
+            stand_ins.append(stand_in(value))
+            return stand_ins[-1]
+        return to_torch(value) if type(value) is SymNode else native
 
     guard = _torch.NoDispatch()
     try:
-        args = map_structure(make_input, TensorSpec, call.args)
-        kwargs = map_structure(make_input, TensorSpec, call.kwargs)
-        args, kwargs = map_structure(lambda _: native, _torch.Device, (args, kwargs))
-        args, kwargs = map_structure(to_torch, SymNode, (args, kwargs))
+        args, kwargs = map_structure(convert, (TensorSpec, SymNode, _torch.Device), (call.args, call.kwargs))
         result = call.op(*args, **kwargs)
         return outcomes_of(result, stand_ins, call, lambda tensor: spec_of_result(tensor, device))
     finally:
@@ -293,7 +293,7 @@ def check_against_eager(call: Call, outcomes: Outcomes, is_by_rule: bool) -> Out
         return outcomes
     if not can_run_eager(call):
         return outcomes
-    is_symbolic = _is_symbolic(call)
+    is_symbolic = is_symbolic_call(call)
     try:
         answer = run_on_zeros_or_ones(with_hinted_sizes(call) if is_symbolic else call, lambda: strided_zeros)
     except (*NOT_RAISED_BY_EAGER, torch.linalg.LinAlgError):
@@ -378,31 +378,33 @@ def _filled_by(fill: Callable[[torch.Tensor], torch.Tensor], make: Callable[[Ten
 
 def _is_unusual_call(call: Call) -> bool:
     """Dtypes that are for storing numbers, complex, whole or mixed; no elements; tensors to write to."""
-    inputs = call.inputs
     if copies_alike(call):
         return False
     record = record_of(call.op)
-    dtypes = {spec.dtype for spec in inputs}
-    if record.has_out or call.kwargs.get("dtype") in STORED or not dtypes.isdisjoint(STORED_OR_COMPLEX):
+    dtype = call.kwargs.get("dtype")
+    if record.has_out or (dtype is not None and (dtype in STORED or record.is_mutable)):
         return True
-    numbers = flat((int, float, complex), call.args, call.kwargs)
-    if not record.is_pointwise and (len(dtypes) > 1 or _has_fractions(numbers, dtypes)):
+    first = call.inputs[0].dtype if call.inputs else torch.float32
+    is_mixed = False
+    for spec in call.inputs:
+        if spec.dtype in STORED_OR_COMPLEX or (_is_empty_by_hints(spec) if spec.is_symbolic else 0 in spec.shape):
+            return True
+        is_mixed = is_mixed or spec.dtype is not first
+    if record.is_view and not is_mixed:
+        return False  # views are given no numbers but sizes
+    numbers = flat_numbers((*call.args, *call.kwargs.values()))
+    if not record.is_pointwise and (is_mixed or first in WHOLE or _has_fractions(numbers, {first})):
         return True
-    if not (record.is_pointwise or record.is_view) and dtypes and dtypes <= WHOLE:
-        return True
-    if record.is_mutable and call.kwargs.get("dtype") is not None:
-        return True
-    if numbers and not record.is_view and any(isinstance(part, int) and abs(part) > MOST_INT32 for part in numbers):
-        return True
-    return any(_is_empty_by_hints(spec) if spec.is_symbolic else 0 in spec.shape for spec in inputs)
+    return any(type(part) is int and abs(part) > MOST_INT32 for part in numbers)
 
 
 def copies_alike(call: Call) -> bool:
     """Whether a tensor is copied into one of the same layout: if they share memory, eager does nothing at all."""
-    return call.op is torch.ops.aten.copy_.default and call.inputs[0] is call.inputs[-1]
+    return call.op is COPY and call.inputs[0] is call.inputs[-1]
 
 
-def _is_symbolic(call: Call) -> bool:
+def is_symbolic_call(call: Call) -> bool:
+    """Whether it has symbolic sizes, or symbolic numbers as arguments."""
     return any(spec.is_symbolic for spec in call.inputs) or bool(flat(SymNode, call.args, call.kwargs))
 
 
@@ -441,7 +443,7 @@ def answer_for_shared(call: Call, inputs: Sequence[Any], outcomes: Outcomes | No
     call = _with_current_specs(call, inputs)
     if not can_run_eager(call):
         return None
-    if not _is_symbolic(call):
+    if not is_symbolic_call(call):
         return _run_on_shared(call, inputs)
     answer = _run_on_shared(with_hinted_sizes(call), inputs)
     is_compared = outcomes is not None and answer is not None
@@ -547,9 +549,12 @@ def can_run_eager(call: Call) -> bool:
     if uncacheable.of(op) is not None or may_trust_arguments(op):
         return False
     inputs = call.inputs
+    if any(not spec.is_symbolic and spec.numel * spec.itemsize > SMALL for spec in inputs):
+        return False
     if writes_by_index.of(op) is not None and any(spec.dtype in MASKS for spec in inputs[1:-1]):
         return False  # whether the values fit depends on how many elements of the mask are true
-    if any(spec.device.type != "cpu" or spec.layout is not torch.strided for spec in inputs) or _is_elsewhere(call):
+    devices = [spec.device for spec in inputs if spec.layout is torch.strided]
+    if len(devices) < len(inputs) or any(device.type != "cpu" for device in (*devices, call.kwargs.get("device") or CPU)):
         return False
     numbers = [*flat(int, call.args, call.kwargs), *flat(SymNode, call.args, call.kwargs)]
     sizes = [size for spec in inputs for size in (*spec.shape, *spec.stride, spec.offset)]
@@ -558,11 +563,6 @@ def can_run_eager(call: Call) -> bool:
     if any(type(number) is int and abs(number) in LARGE_NUMBERS for number in numbers):
         return False
     return sum(_bytes(spec) for spec in inputs) <= SMALL
-
-
-def _is_elsewhere(call: Call) -> bool:
-    device = call.kwargs.get("device")
-    return device is not None and device.type != "cpu"
 
 
 def _bytes(spec: TensorSpec) -> int:

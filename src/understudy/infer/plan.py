@@ -15,7 +15,14 @@ import torch
 from understudy import _torch
 from understudy._torch import OpOverload
 from understudy.errors import ArgumentError
-from understudy.infer.kernels import answer_for_shared, can_run_eager, copies_alike, try_call, try_values
+from understudy.infer.kernels import (
+    answer_for_shared,
+    can_run_eager,
+    copies_alike,
+    is_symbolic_call,
+    try_call,
+    try_values,
+)
 from understudy.ops.registry import record_of
 from understudy.ops.shared.dtypes import INTEGERS
 from understudy.ops.traits.ranges import extremes, has_ranges
@@ -29,7 +36,6 @@ from understudy.ops.traits.writes import (
     writes_in_order,
 )
 from understudy.ops.variants import check_no_overlap
-from understudy.shapes.node import SymNode
 from understudy.shapes.sizes import assume_nonempty_if_indexed, has_unbacked
 from understudy.spec import (
     Changed,
@@ -42,7 +48,7 @@ from understudy.spec import (
     is_dense,
     same_shape,
 )
-from understudy.spec.call import Call, flat
+from understudy.spec.call import Call
 from understudy.spec.error_context import with_line
 
 
@@ -255,29 +261,9 @@ def _may_be_out_of_order(a: TensorSpec, b: TensorSpec) -> bool:
     return a is not b if a.is_symbolic or b.is_symbolic else are_out_of_order(a, b)
 
 
-def _has_symbols(call: Call) -> bool:
-    """Whether it has symbolic numbers as arguments. Another capture that replays the plan has other symbols."""
-    return bool(flat(SymNode, call.args, call.kwargs))
-
-
-def _is_decomposed(call: Call) -> bool:
-    """Whether it is a composite operator of torch, with plain sizes. One that arrives whole was called in inference mode."""
-    return (
-        record_of(call.op).is_builtin
-        and _torch.is_decomposed_by_autograd(call.op)
-        and not _torch.tracks_own_views(call.op)
-        and not any(spec.is_symbolic for spec in call.inputs)
-        and not _has_symbols(call)
-    )
-
-
 def _is_cast_inside(call: Call) -> bool:
-    """Whether it is a composite operator of torch that arrived whole, in inference mode, and that autocast does not cast
-    as a whole."""
-    op = call.op
-    if not (record_of(op).is_builtin and _torch.is_decomposed_by_autograd(op)):
-        return False
-    return not any(_torch.has_autocast_kernel(op, spec.device.type) for spec in call.inputs)
+    """Whether autocast casts the parts of this composite operator, and not the whole one."""
+    return not any(_torch.has_autocast_kernel(call.op, spec.device.type) for spec in call.inputs)
 
 
 def has_views(outcomes: object) -> bool:
@@ -363,14 +349,7 @@ class Plan:
         plan = Plan(outcomes, written, determined)
         plan.op = call.op  # keeps the operator alive: a key holds its id(), which must not be reused
         plan.effects = effects_of(call, outcomes, written)
-        first = bool(call.args) and isinstance(call.args[0], TensorSpec)
-        match outcomes:
-            case New(spec) if spec.layout is torch.strided and not (spec.conj or spec.neg):
-                plan.kind, plan.spec = ONE_NEW_SYMBOLIC if spec.is_symbolic else ONE_NEW, spec
-            case View(0, spec) if first:
-                plan.kind, plan.spec = FIRST_VIEWED, spec
-            case Same(0, None) if first:
-                plan.kind = FIRST_ITSELF
+        plan.set_kind_by_outcomes(bool(call.args) and type(call.args[0]) is TensorSpec)
         # Determined values start at a new tensor whose values depend on no input (zeros, arange, zeros_like, ...): it
         # is tracked. Filling memory of unknown contents is not: all parameters of a model are initialised like that.
         if determined and not written and plan.count_unread() >= len(call.inputs):
@@ -379,11 +358,25 @@ class Plan:
             plan.kind = RANGED
         elif plan.kind == ONE_NEW_SYMBOLIC and plan.spec.dtype in INTEGERS and extremes.of(call.op) is not None:
             plan.kind = BOUNDED
-        if (written or has_views(outcomes)) and _is_decomposed(call):
-            plan.kind = DECOMPOSED
-        elif plan.kind <= OTHER and _is_cast_inside(call):
-            plan.kind = COMPOSITE
+        if record_of(call.op).is_decomposed:  # it has arrived whole, in inference mode
+            if (written or has_views(outcomes)) and not is_symbolic_call(call):
+                plan.kind = DECOMPOSED  # with symbols, another capture that replays the plan would have others
+            elif plan.kind <= OTHER and _is_cast_inside(call):
+                plan.kind = COMPOSITE
         return plan
+
+    def set_kind_by_outcomes(self, is_first_a_tensor: bool) -> None:
+        """Set the kind and the spec, as far as outcomes decide them."""
+        outcomes: Any = self.outcomes
+        kind = type(outcomes)
+        if kind is New:
+            spec = outcomes.spec
+            if spec.layout is torch.strided and not (spec.conj or spec.neg):
+                self.kind, self.spec = ONE_NEW_SYMBOLIC if spec.is_symbolic else ONE_NEW, spec
+        elif is_first_a_tensor and kind is View and outcomes.of == 0:
+            self.kind, self.spec = FIRST_VIEWED, outcomes.spec
+        elif is_first_a_tensor and kind is Same and outcomes.of == 0 and outcomes.spec is None:
+            self.kind = FIRST_ITSELF
 
     def tracks_values(self, has_undetermined: bool) -> bool:
         """Whether a call with determined inputs changes what is known of values. `has_undetermined`: it also has others."""

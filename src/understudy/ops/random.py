@@ -16,6 +16,7 @@ from understudy.ops.registry import rule
 from understudy.ops.shared.batching import BatchLevel, random_batching_rule
 from understudy.ops.shared.decompositions import under_transforms
 from understudy.ops.shared.dtypes import NONE, REDUCED, Check, check_dtype, unless_empty
+from understudy.ops.traits.caching import whole_result
 from understudy.ops.traits.ranges import Operand, ValueRange, of, round_outwards, single_value, value_range
 from understudy.ops.variants import check_no_overlap, exact_out
 from understudy.shapes.node import Scalar, Size, Sizes
@@ -333,6 +334,12 @@ def dropout(a: TensorSpec, p: float, train: bool) -> Same:
     makes a copy."""
     check_probability(p)
     return NotImplemented if train and p != 0 and not a.is_empty else Same(0)
+
+
+@whole_result("dropout")
+def whole_dropout(a: TensorSpec, p: float, train: bool) -> Any:
+    """Where something is dropped, C++ multiplies by a mask of the same layout."""
+    return elementwise((a, preserved_copy(a)), a.dtype) if train and 0 < p < 1 else NotImplemented
 
 
 @rule("native_dropout")

@@ -100,6 +100,13 @@ class Operator:
         """Whether eager decomposes it on every backend (CompositeImplicitAutograd)."""
         return _torch.has_composite_kernel(self.op)
 
+    @cached_property
+    def is_decomposed(self) -> bool:
+        """Whether it is an operator of torch that autograd decomposes, and which views and writes it makes is told by those
+        inside it."""
+        is_decomposed = self.is_builtin and _torch.is_decomposed_by_autograd(self.op)
+        return is_decomposed and not _torch.tracks_own_views(self.op)
+
     def facts_by_title(self) -> dict[str, object]:
         """All that is registered for this operator, by the titles of the traits."""
         found = ((trait, trait.of(self.op)) for trait in Trait.all)

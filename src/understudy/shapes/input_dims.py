@@ -241,7 +241,7 @@ def packed_strides(shape: Sequence[Size]) -> Shape:
     step: Size = 1
     for size in reversed(shape):
         strides.append(step)
-        step = step * at_least_one(size)
+        step = step * (size if type(size) is int and size > 0 else at_least_one(size))
     strides.reverse()
     return tuple(strides)
 

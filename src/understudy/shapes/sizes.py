@@ -254,7 +254,7 @@ def fix_sizes(sizes: Sequence[Size]) -> None:
 
 
 def is_symbolic(sizes: Sequence[Size]) -> bool:
-    return any(type(size) is SymNode for size in sizes)
+    return SymNode in map(type, sizes)
 
 
 def to_torch(size: Size) -> Any:

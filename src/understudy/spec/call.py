@@ -126,6 +126,21 @@ def flat_exact(kind: type, args: Iterable[Any], kwargs: dict[str, object]) -> li
     return found
 
 
+NUMBER_TYPES = frozenset({int, bool, float, complex})
+
+
+def flat_numbers(values: Iterable[Any]) -> list[Any]:
+    """The plain numbers among arguments, with lists flattened, in order."""
+    found: list[Any] = []
+    for value in values:
+        kind = type(value)
+        if kind in NUMBER_TYPES:
+            found.append(value)
+        elif kind is list or kind is tuple:
+            found += flat_numbers(value)
+    return found
+
+
 def map_structure(convert: Callable[[Any], Any], kind: type | tuple[type, ...], value: object) -> Any:
     """The same structure with every object of this kind converted."""
     if isinstance(value, kind):

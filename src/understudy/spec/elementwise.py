@@ -150,7 +150,7 @@ def _broadcast_pair(a: Sequence[Any], b: Sequence[Any], meet: Meeting) -> Shape:
     for position, size in enumerate(b, lead):
         other = sizes[position]
         # Provable cases first: next to a plain 1 no guard on a symbol is needed.
-        if other is size or is_provably_equal(size, 1):
+        if other is size or is_provably_equal(size, 1) or (type(size) is int and type(other) is int and size == other):
             continue
         met = size if is_provably_equal(other, 1) else meet(other, size)
         if met is None:

@@ -112,6 +112,9 @@ def elementwise_strides(shape: Shape, operands: Sequence[TensorSpec], numbers: b
     if len(shape) < 2:
         return (1,) if shape else ()
     if not is_symbolic(shape):
+        packed = contiguous_strides(shape)
+        if 0 not in shape and _are_all_packed(operands, shape, packed):
+            return packed
         return _elementwise_strides(shape, operands, numbers)
     if all(is_provably_row_major(operand.shape, operand.stride) for operand in operands):
         is_sorted = numbers or not all(operand.shape is shape for operand in operands)
@@ -120,6 +123,18 @@ def elementwise_strides(shape: Shape, operands: Sequence[TensorSpec], numbers: b
     strides = with_weakest_guard(_elementwise_strides, shape, operands, numbers)
     assert strides is not None
     return strides
+
+
+def _are_all_packed(operands: Sequence[TensorSpec], shape: Shape, packed: Shape) -> bool:
+    """Whether all operands have row-major strides, also in dimensions of size 1: eager then finds nothing to sort. `packed`
+    are those strides for `shape`."""
+    for operand in operands:
+        if operand.is_symbolic:
+            return False
+        own = packed if operand.shape == shape else contiguous_strides(operand.shape)
+        if operand.stride != own:
+            return False
+    return True
 
 
 def _elementwise_strides(shape: Shape, operands: Sequence[TensorSpec], numbers: bool) -> Shape:
@@ -266,7 +281,7 @@ def _sorted_strides(shape: Shape, operands: Sequence[TensorSpec]) -> Shape:
 def _broadcast_row(shape: Shape, operand: TensorSpec) -> Shape:
     """The operand's strides, one for each dimension of the result, 0 where it is expanded."""
     own, stride = operand.shape, operand.stride
-    if own is shape:
+    if own is shape or (not is_symbolic((*own, *shape)) and own == shape):
         return stride
     lead = len(shape) - len(own)
     expanded = [

@@ -6,8 +6,9 @@ cache key is a tuple of identities.
 
 from __future__ import annotations
 
+import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, cast
 from weakref import WeakValueDictionary
 
@@ -48,13 +49,11 @@ SHORT_DTYPE.setdefault(torch.bfloat16.to_complex(), "bc32")  # in releases witho
 
 
 contiguous_strides = packed_strides
+ONLY_INTEGERS = frozenset({int})
 
 
-def product(sizes: Sequence[object]) -> Any:
-    result: Any = 1
-    for size in sizes:
-        result = result * size
-    return result
+def product(sizes: Iterable[Any]) -> Any:
+    return math.prod(sizes)
 
 
 def same_shape(a: Sequence[Any], b: Sequence[Any]) -> bool:
@@ -64,6 +63,8 @@ def same_shape(a: Sequence[Any], b: Sequence[Any]) -> bool:
     """
     if len(a) != len(b):
         return False
+    if not (is_symbolic(a) or is_symbolic(b)):
+        return tuple(a) == tuple(b)
     pairs = [(x, y) for x, y in zip(a, b, strict=True) if x is not y]
     return not any(is_provably_different(x, y) for x, y in pairs) and all(x == y for x, y in pairs)
 
@@ -124,7 +125,8 @@ class TensorSpec:
         shape = tuple(shape)
         stride = contiguous_strides(shape) if stride is None else tuple(stride)
         key = (shape, stride, offset, dtype, device, layout, conj, neg, sparse)
-        found = _interned.get(key)
+        reference = _references.get(key)
+        found = None if reference is None else reference()
         if found is not None:
             return found
         self = super().__new__(cls)
@@ -132,7 +134,7 @@ class TensorSpec:
         self.dtype, self.device, self.layout = dtype, device, layout
         self.conj, self.neg, self.sparse = conj, neg, sparse
         self.prepared = self.prepared_no_grad = None
-        self.is_symbolic = any(type(size) is not int for size in (*shape, *stride, offset))
+        self.is_symbolic = not ONLY_INTEGERS.issuperset(map(type, (*shape, *stride, offset)))
         self._numel = None
         self._contiguous = None
         with _lock:
@@ -156,7 +158,7 @@ class TensorSpec:
     @property
     def is_empty(self) -> bool:
         """Whether there is a size of 0. Each size is checked: a product of symbols can't be decided."""
-        return any(size == 0 for size in self.shape)
+        return 0 in self.shape
 
     @property
     def itemsize(self) -> int:
@@ -284,6 +286,8 @@ def _rebuild(shape: Any, stride: Any, offset: object, dtype: Any, device: Any, l
 
 
 _interned: WeakValueDictionary[Any, TensorSpec] = WeakValueDictionary()
+_references: Any = _interned.data  # type: ignore[attr-defined]
+"""For reading: most specs are new, and `WeakValueDictionary.get` raises and catches an exception for them."""
 _lock = threading.Lock()
 
 

@@ -9,6 +9,9 @@ are registered; they look for a recipe first.
 Where no other mode is active, no gradient is recorded and the result is a new tensor, only that tensor is made. Otherwise
 the recipe is replayed through the dispatcher (symbolic sizes), or C++ runs (plain sizes): autograd and every mode see the
 same operators.
+
+The result of the most common composites on ordinary operands of plain sizes is a fact of the operator, `whole_result`: a
+recipe is made of it, and C++ is not run even once.
 """
 
 from __future__ import annotations
@@ -22,22 +25,26 @@ import torch
 
 from understudy import _torch
 from understudy._torch import Device
+from understudy.errors import OperatorError
 from understudy.fake.native import on_first_recipe
 from understudy.fake.realise import make_new
 from understudy.fake.templates import make_symbolic, on_first_symbol
 from understudy.fake.tensor import FakeTensor
-from understudy.infer.cache import PLAIN_TYPES, SIZED_TYPES, UnusualArgument, add_value
-from understudy.infer.engine import cache
+from understudy.infer.cache import ORDINARY_FLOATS, PLAIN_TYPES, SIZED_TYPES, UnusualArgument, add_value
+from understudy.infer.engine import cache, check_storage_size
 from understudy.infer.kernels import answer_for_shared
 from understudy.infer.shared import SharedPlans, SharedQuestion
-from understudy.ops.registry import hidden_writes, record_of
+from understudy.ops.registry import hidden_writes, record_of, user_rule
 from understudy.ops.shared.decompositions import decomposed_kernel, decomposition
 from understudy.ops.traits.caching import (
+    ViewOfNew,
     has_recipe,
     has_recipe_if_static,
     has_recipe_if_strided,
     needs_recipe,
+    whole_result,
 )
+from understudy.ops.traits.writes import written_inputs
 from understudy.shapes.patterns import Pattern
 from understudy.shapes.sizes import from_torch, to_torch
 from understudy.spec import TensorSpec
@@ -48,6 +55,7 @@ if TYPE_CHECKING:
 
 is_grad_enabled = torch.is_grad_enabled
 count_dispatch_modes = _torch.count_dispatch_modes
+aten = torch.ops.aten
 
 
 class NoRecipe(Exception):
@@ -112,7 +120,6 @@ class Recipe:
 
     def make_result(self, mode: FakeTensorMode, tensors: list[FakeTensor]) -> Any:
         """Make the result only, without calling the operators."""
-        cache.hits += 1
         for number in self.undeclared_writes:
             record = tensors[number]._determined
             if record is not None:
@@ -180,6 +187,7 @@ def _make_kernel(op: Any) -> Callable[..., Any]:
                 return _record_recipe(mode, run, args, kwargs, tensors, tuple(key), question)
             mode._cache.recipes[tuple(key)] = recipe
         if recipe.spec is not None and _torch.can_skip_dispatch_for(mode):
+            cache.hits += 1
             return recipe.make_result(mode, tensors)
         if recipe.is_identity:
             return tensors[recipe.result]
@@ -214,17 +222,55 @@ def _make_static_kernel(op: Any) -> Callable[..., Any]:
         full = tuple(key)
         recipe = mode._cache.recipes.get(full)
         if recipe is None:
-            return _record_recipe(mode, run, args, kwargs, tensors, full, None)
+            recipe = _infer_whole(mode, op, args, kwargs, tensors)
+            if recipe is None:
+                return _record_recipe(mode, run, args, kwargs, tensors, full, None)
+            mode._cache.add_recipe(full, recipe)
+            return recipe.make_result(mode, tensors)
         if recipe.spec is not None:
+            cache.hits += 1
             return recipe.make_result(mode, tensors)
         return tensors[recipe.result] if recipe.is_identity else run(*args, **kwargs)
 
     return kernel
 
 
+def _infer_whole(mode: FakeTensorMode, op: Any, args: Any, kwargs: Any, tensors: list[FakeTensor]) -> Recipe | None:
+    """A recipe of the result alone, without a look at the operators inside the composite; None if only they can tell."""
+    whole = whole_result.of(op)
+    if whole is None or not _are_ordinary(tensors) or any(name.startswith("aten::") for name in user_rule.names):
+        return None
+    call = mode._make_call(op, args, kwargs)
+    try:
+        answer = whole(*call.args, **call.kwargs)
+        if answer is NotImplemented:
+            return None
+        spec = answer.base if isinstance(answer, ViewOfNew) else answer
+        check_storage_size(spec)
+    except OperatorError:
+        return None  # the operator inside that refuses it has more to say
+    views = () if spec is answer else (RecipeStep(aten.view.default, [None, [*answer.shape]], ((0, 0),), {}),)
+    return Recipe([], -1, spec, views, written_inputs(call))
+
+
+def _are_ordinary(tensors: list[FakeTensor]) -> bool:
+    """Whether they are of one floating-point dtype, or masks, on one device, have elements, and not all have determined
+    values."""
+    specs = [tensor._spec for tensor in tensors]
+    dtype, device = specs[0].dtype, specs[0].device
+    if dtype not in ORDINARY_FLOATS or all(tensor._determined is not None for tensor in tensors):
+        return False
+    for spec in specs:
+        if (spec.dtype is not dtype and spec.dtype is not torch.bool) or spec.device != device or 0 in spec.shape:
+            return False
+        if spec.is_symbolic or spec.sparse is not None or spec.neg:
+            return False
+    return True
+
+
 def _find_state(op: Any) -> Callable[[], tuple[bool, ...]] | None:
     """What C++ branches on besides the arguments of this operator."""
-    return _attention_backends if op is torch.ops.aten.scaled_dot_product_attention.default else None
+    return _attention_backends if op is aten.scaled_dot_product_attention.default else None
 
 
 def _needs_each_operator(args: tuple[object, ...]) -> bool:

@@ -203,12 +203,20 @@ class DeterminedCall:
     def tensors(self) -> list[torch.Tensor]:
         """The results of the call; if it writes in place, its inputs after the call."""
         if self._tensors is None:
-            with _computing, _torch.ReplayOnRealTensors(self.default_dtype):
-                if self._tensors is None:
-                    self._tensors = self._run_in_place() if self.is_write else self._run()
-                    self.op = self.args = self.kwargs = None
-                    self.depth = 0
+            with _computing:
+                if _torch.replays_on_real_tensors(self.default_dtype):  # an argument of a call that is computed
+                    self._compute()
+                else:
+                    with _torch.ReplayOnRealTensors(self.default_dtype):
+                        self._compute()
+        assert self._tensors is not None
         return self._tensors
+
+    def _compute(self) -> None:
+        if self._tensors is None:
+            self._tensors = self._run_in_place() if self.is_write else self._run()
+            self.op = self.args = self.kwargs = None
+            self.depth = 0
 
     def _arguments(self) -> object:
         """The arguments with the numbers that symbols stand for: C++ accepts no symbols where a tensor is expected."""
@@ -424,7 +432,18 @@ def freeze_arguments(plan: Plan, args: Any, kwargs: Any, inputs: list[Any]) -> t
     has_symbols = bool(inputs) and inputs[0].fake_mode.shape_env is not None
     if unread is None or (has_symbols and _has_unbacked_numbers(args, kwargs)):
         return None
-    return *map_structure(_part, torch.Tensor, (tuple(args), dict(kwargs))), depth + 1
+    kind = type(inputs[0]) if inputs else None
+    return _freeze(tuple(args), kind), {name: _freeze(value, kind) for name, value in kwargs.items()}, depth + 1
+
+
+def _freeze(value: Any, kind: type | None) -> Any:
+    """The same arguments with a `StoragePart` for each tensor of this kind."""
+    own = type(value)
+    if own is kind:
+        return _part(value)
+    if own is tuple:
+        return tuple([_freeze(part, kind) for part in value])
+    return [_freeze(part, kind) for part in value] if own is list else value
 
 
 def _is_all_of_storage(fake: Any) -> bool:

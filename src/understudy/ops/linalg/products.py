@@ -30,6 +30,7 @@ from understudy.ops.shared.dtypes import (
     refuse_cpu,
 )
 from understudy.ops.shared.layouts import view_strides
+from understudy.ops.traits.caching import ViewOfNew, whole_result
 from understudy.ops.variants import check_no_overlap
 from understudy.shapes.bindings import guard_or_false
 from understudy.shapes.node import Shape
@@ -266,6 +267,20 @@ def matmul(a: TensorSpec, b: TensorSpec) -> TensorSpec:
     inner = b.shape[-2] if b.ndim > 1 else b.shape[0]
     _check_inner("matmul", a, b, a.shape[-1], inner)
     return a.like(_matmul_shape(a.shape, b.shape))
+
+
+@whole_result("linear")
+def whole_linear(x: TensorSpec, weight: TensorSpec, bias: TensorSpec | None = None) -> Any:
+    if x.ndim != 3 or weight.ndim != 2 or not x.is_contiguous or (bias is not None and bias.ndim != 1):
+        return NotImplemented
+    result = linear(x, weight, bias)
+    has_base = bias is not None and _torch.linear_gives_view()
+    return ViewOfNew(result.like((x.shape[0] * x.shape[1], result.shape[2])), result.shape) if has_base else result
+
+
+@whole_result("matmul")
+def whole_matmul(a: TensorSpec, b: TensorSpec) -> Any:
+    return matmul(a, b) if a.ndim > 2 and a.shape[:-2] == b.shape[:-2] else NotImplemented
 
 
 def _matmul_shape(a: Shape, b: Shape) -> Shape:

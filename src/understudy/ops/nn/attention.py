@@ -10,12 +10,13 @@ from typing import Any
 
 import torch
 
-from understudy._torch import OpOverload
+from understudy._torch import OpOverload, attention_backends
 from understudy.errors import ArgumentError, DtypeError, ShapeMismatch
 from understudy.ops.random import check_probability
 from understudy.ops.registry import rule
 from understudy.ops.shared.batching import BatchLevel, at_one_level, batching_rule, with_dims_between
 from understudy.ops.shared.dtypes import FLOATS, HALVES, check_cpu_dtype, check_one_dtype
+from understudy.ops.traits.caching import whole_result
 from understudy.shapes.node import Shape
 from understudy.spec import TensorSpec, broadcast_shapes, check_expandable, preserved_copy, same_shape
 from understudy.spec.call import Value
@@ -153,6 +154,32 @@ def attention(
         return NotImplemented
     result = math_attention(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa=enable_gqa)
     return result if result is NotImplemented else result[0]
+
+
+@whole_result("scaled_dot_product_attention")
+def whole_attention(
+    query: TensorSpec, key: TensorSpec, value: TensorSpec, attn_mask: Maybe = None, dropout_p: float = 0.0,
+    is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
+) -> Any:  # fmt: skip
+    """The fused kernel of the CPU takes heads of one shape whose elements lie side by side. It knows no dropout, which is
+    left to the math path: its result is contiguous."""
+    if query.device.type != "cpu" or query.ndim != 4 or enable_gqa or not all(attention_backends()):
+        return NotImplemented
+    if is_causal and attn_mask is not None:
+        return NotImplemented
+    if not query.shape == key.shape == value.shape or not 0 <= dropout_p < 1 or (dropout_p and query.dtype in HALVES):
+        return NotImplemented
+    result, weights = math_attention(query, key, value, attn_mask, dropout_p)
+    if weights.numel >= MOST_WEIGHTS or (attn_mask is not None and attn_mask.ndim not in (2, 4)):
+        return NotImplemented
+    if dropout_p:
+        return result
+    are_rows = query.stride[3] == key.stride[3] == value.stride[3] == 1
+    return flash_on_cpu(query, key, value)[0] if are_rows and query.shape[3] > 1 else NotImplemented
+
+
+MOST_WEIGHTS = 1 << 50
+"""Far more than there is memory for, and few enough to be counted in bytes."""
 
 
 def _make_attention_rule(op: OpOverload, operands: int) -> Function:

@@ -15,6 +15,7 @@ from understudy.ops.shared.batching import BatchLevel, at_one_level, batching_ru
 from understudy.ops.shared.decompositions import decomposition, has_symbolic_sizes, under_transforms
 from understudy.ops.shared.dtypes import COMPLEX, FLOATS, HALVES, check_cpu_dtype, check_one_dtype, refuse_cpu
 from understudy.ops.shared.layouts import looks_channels_last, suggested_strides
+from understudy.ops.traits.caching import whole_result
 from understudy.shapes.node import Shape, Size, Sizes
 from understudy.spec import (
     TensorSpec,
@@ -302,6 +303,18 @@ def batch_norm(
     eps: float,
 ) -> tuple[TensorSpec, ...]:
     return _normalise(x, weight, bias, mean, var, training)
+
+
+@whole_result("batch_norm")
+def whole_batch_norm(
+    x: TensorSpec, weight: Maybe, bias: Maybe, mean: Maybe, var: Maybe, training: bool, momentum: float, eps: float,
+    cudnn_enabled: bool,
+) -> Any:  # fmt: skip
+    """C++ itself checks how many channels the parameters are for."""
+    parameters = [given for given in (weight, bias, mean, var) if given is not None]
+    if x.device.type != "cpu" or x.ndim < 2 or any(given.shape != x.shape[1:2] for given in parameters):
+        return NotImplemented
+    return _normalise(x, weight, bias, mean, var, training)[0]
 
 
 @rule("_native_batch_norm_legit.no_stats")

@@ -217,7 +217,8 @@ def _strides_without_elements(shape: Shape) -> Shape:
 
 def _is_short_of(filled: Size, chunk: Size) -> bool:
     """Whether a chunk is not full yet. With unbacked sizes False unless provable: the shape is known to fit."""
-    if has_unbacked(filled, chunk):
+    is_plain = type(filled) is int and type(chunk) is int
+    if not is_plain and has_unbacked(filled, chunk):
         return not is_provably_equal(filled, chunk)
     return bool(filled < chunk)
 

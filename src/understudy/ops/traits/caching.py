@@ -3,10 +3,15 @@ appears in a recorded graph, where that is not as it was called."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
 import torch
 
 from understudy._torch import OpOverload
 from understudy.ops.registry import Trait, record_of
+from understudy.shapes.node import Shape
+from understudy.spec import TensorSpec
 
 uncacheable: Trait[str] = Trait("why its plans are not kept", of_packets=True)
 uncacheable.register(
@@ -28,6 +33,19 @@ has_recipe_if_static.mark(
     "batch_norm",
 )  # fmt: skip
 
+
+
+class ViewOfNew(NamedTuple):
+    """A result that is a view, by `view`, of a new tensor that nothing else refers to."""
+
+    base: TensorSpec
+    shape: Shape
+
+
+whole_result: Trait[Callable[..., Any]] = Trait("result for ordinary operands, where nobody hears the operators inside it")
+"""A function of specs that returns the spec of the new tensor, a `ViewOfNew`, or `NotImplemented`. It has to tell what C++
+makes of tensors of one floating-point dtype, and masks, on one device, with plain sizes of at least 1."""
+
 has_recipe: Trait[bool] = Trait("composite whose operators are remembered for symbolic sizes")
 """C++ decomposes them on every device, depending only on their arguments (and on the enabled backends of attention)."""
 has_recipe.mark(
@@ -43,13 +61,17 @@ needs_recipe: Trait[bool] = Trait("composite that asks so much of sizes that rep
 needs_recipe.mark("matmul", "scaled_dot_product_attention", "einsum", "tensordot", "reshape")
 
 
-def why_not_cached(op: OpOverload) -> str | None:
-    """The reason not to cache the plans of this operator, or None."""
+def _why_not_cached(op: OpOverload) -> str | None:
     if not record_of(op).is_builtin and pure.of(op) is None:
         return "custom operator not marked pure"
     if torch.Tag.inplace_view in op.tags:
         return "inplace view"  # the reason that torch's own cache reports
     return uncacheable.of(op)
+
+
+uncached: Trait[str] = Trait(
+    "why its plans are not kept, for any reason", derive=_why_not_cached, derived_from=(pure, uncacheable)
+)
 
 
 # --- recorded graphs

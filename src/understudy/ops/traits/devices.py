@@ -52,7 +52,7 @@ def device_of(call: Call) -> torch.device | None:
     device = inputs[0].device
     deciding = -1 if _joins_any(inputs[0].device, inputs[0].shape) else 0
     for position, spec in enumerate(inputs):
-        if spec.device == device:
+        if spec.device is device or spec.device == device:
             if deciding < 0 and spec.shape:
                 deciding = position
             continue

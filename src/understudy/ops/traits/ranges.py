@@ -80,12 +80,14 @@ of them alone; so are positions, what is selected by them, and probabilities."""
 
 def has_ranges(call: Call, outcomes: Outcomes, written: tuple[int, ...]) -> bool:
     """Whether the ranges of a call's results, or of what it writes to, are tracked: masks, few numbers, random numbers."""
-    if value_range.of(call.op) is None or record_of(call.op).has_out:
+    op, inputs = call.op, call.inputs
+    if value_range.of(op) is None or record_of(op).has_out:
         return False
-    made = [call.inputs[position] for position in written] or specs_in(outcomes)
-    is_of_masks = bool(call.inputs) and all(spec.dtype is torch.bool for spec in call.inputs)
-    is_tracked = is_of_masks or record_of(call.op).is_random or followed_at_any_size.of(call.op) is not None
-    most_floats = 1 if followed_through.of(call.op) is None else LARGEST
+    made = [inputs[position] for position in written] or specs_in(outcomes)
+    is_tracked = record_of(op).is_random or followed_at_any_size.of(op) is not None
+    if not is_tracked and inputs and inputs[0].dtype is torch.bool:
+        is_tracked = all(spec.dtype is torch.bool for spec in inputs)
+    most_floats = 1 if followed_through.of(op) is None else LARGEST
     return any(not spec.is_symbolic and (is_tracked or _is_of_interest(spec, most_floats)) for spec in made)
 
 

@@ -32,7 +32,11 @@ not_made.register(UNSIGNED, "eye", "__irshift__")
 
 def refuse_rare(call: Call) -> None:
     """Raise if eager has no CPU kernel for these dtypes. Other devices have kernels for other dtypes."""
-    given = next((spec for spec in call.inputs if spec.dtype in RARE), None)
+    given = None
+    for spec in call.inputs:
+        if spec.dtype in RARE:
+            given = spec
+            break
     dtype = call.kwargs.get("dtype") if given is None else given.dtype
     if dtype not in RARE or _is_elsewhere(call, given):
         return

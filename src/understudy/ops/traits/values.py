@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from understudy import _torch
+from understudy._torch import OpOverload
 from understudy.errors import DimensionError, OperatorError
 from understudy.ops.registry import Trait, record_of
 from understudy.ops.shared.dtypes import MASKS, WHOLE
@@ -28,36 +29,42 @@ unread_inputs.register(
     1, "zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full", "zero_", "fill_", "copy_"
 )
 
-def is_determined(call: Call, outcomes: Outcomes) -> bool:
-    """Whether the values of a call's results are determined by those of its inputs, and few enough to be tracked."""
-    record = record_of(call.op)
-    # A sparse tensor shares memory with the tensors that it is made of: what is written to them is not followed.
-    if any(spec.is_symbolic or spec.sparse is not None for spec in (*call.inputs, *specs_in(outcomes))):
-        return False
-    if record.is_random or undetermined.of(call.op) is not None:
-        return False
-    return call.op.namespace in ("aten", "prims") and _count_elements(outcomes, call.inputs) <= LARGEST
+
+@_torch.memoise_by_operator
+def follows_from_inputs(op: OpOverload) -> bool:
+    """Whether the values of its results follow from those of its inputs."""
+    return op.namespace in ("aten", "prims") and not record_of(op).is_random and undetermined.of(op) is None
 
 
-def specs_in(outcomes: object) -> list[TensorSpec]:
+def is_determined(call: Call, outcomes: Outcomes, made: list[TensorSpec]) -> bool:
+    """Whether the values of a call's results are determined by those of its inputs, and few enough to be tracked. `made`:
+    the specs in the outcomes."""
+    if not follows_from_inputs(call.op):
+        return False
+    for spec in (*call.inputs, *made):
+        # A sparse tensor shares memory with the tensors that it is made of: what is written to them is not followed.
+        if spec.is_symbolic or spec.sparse is not None:
+            return False
+    return bool(_count_elements(outcomes, call.inputs) <= LARGEST)
+
+
+def specs_in(outcomes: Any) -> list[TensorSpec]:
     """The specs of the tensors that a call makes."""
-    match outcomes:
-        case New(spec) | View(_, spec):
-            return [spec]
-        case tuple() | list():
-            return [spec for part in outcomes for spec in specs_in(part)]
+    kind = type(outcomes)
+    if kind is New or kind is View:
+        return [outcomes.spec]
+    if kind is tuple or kind is list:
+        return [spec for part in outcomes for spec in specs_in(part)]
     return []
 
 
-def _count_elements(outcomes: object, inputs: tuple[TensorSpec, ...]) -> Any:
-    match outcomes:
-        case New(spec) | View(_, spec):
-            return spec.numel
-        case Same(of):
-            return inputs[of].numel
-        case tuple() | list():
-            return sum(_count_elements(part, inputs) for part in outcomes)
-    return 0
+def _count_elements(outcomes: Any, inputs: tuple[TensorSpec, ...]) -> Any:
+    kind = type(outcomes)
+    if kind is New or kind is View:
+        return outcomes.spec.numel
+    if kind is Same:
+        return inputs[outcomes.of].numel
+    return sum(_count_elements(part, inputs) for part in outcomes) if kind is tuple or kind is list else 0
 
 
 # --- indices: determined ones can be checked ---------------------------------------------------
