@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from understudy.simulation.storages import Listener, MemoryRecord
+from understudy.simulation.events import Listener, MemoryRecord
 
 
 class BirthsAndDeaths(Listener):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import random
 from typing import Any
@@ -241,3 +242,73 @@ def test_freeing_everything_leaves_whole_segments_and_an_empty_cache_nothing(ste
     allocator.empty_cache()
     assert allocator.segments() == []
     assert allocator.reserved == 0
+
+
+@MANY
+@given(steps=STEPS, total=st.one_of(st.none(), TOTALS), conf=CONFS, lazy=st.booleans(), reset=st.integers(0, 60))
+def test_peaks_do_not_depend_on_when_they_are_asked_for(
+    steps: Any, total: int | None, conf: str, lazy: bool, reset: int
+) -> None:
+    asked, silent = (Allocator(total, settings=conf, lazy_events=lazy) for _ in range(2))
+    live: list[int] = []
+    for number, (kind, amount, stream) in enumerate(steps):
+        position = amount % len(live) if live else 0
+        address = live.pop(position) if live and kind == "free" else live[position] if live else 0
+        for allocator in (asked, silent):
+            with contextlib.suppress(OutOfMemory):
+                if number == reset:
+                    allocator.reset_peak_statistics()
+                if kind == "allocate":
+                    address = allocator.allocate(amount, stream)
+                elif kind == "empty":
+                    allocator.empty_cache()
+                elif address and kind == "free":
+                    allocator.free(address)
+                elif address and kind == "use":
+                    allocator.record_stream(address, stream)
+        if kind == "allocate" and address in asked._live and address not in live:
+            live.append(address)
+        asked.statistics()
+    assert silent.statistics() == asked.statistics() and silent.peaks() == asked.peaks()
+
+
+class OneRequest:
+    def __init__(self, nbytes: int, device: str, stream: int) -> None:
+        self.nbytes, self.device, self.stream = nbytes, device, stream
+        self.memory: object = None
+        self.address = 0
+
+
+@MANY
+@given(steps=STEPS, has_arenas=st.booleans(), devices=st.lists(st.sampled_from("aab"), min_size=1))
+def test_requests_that_are_served_together(steps: Any, has_arenas: bool, devices: list[str]) -> None:
+    """As those that come one by one; what is left to the caller is of another device or stream, or finds no free block."""
+    together, apart = Allocator(), Allocator()
+    if has_arenas:
+        for allocator in (together, apart):
+            for address in [allocator.allocate(size) for size in (MiB, 30 * MiB)]:
+                allocator.free(address)
+    events: list[OneRequest] = []
+    live: list[OneRequest] = []
+    for number, (kind, amount, stream) in enumerate(steps):
+        if kind == "allocate":
+            live.append(OneRequest(amount, devices[number % len(devices)], stream % 2))
+            events.append(live[-1])
+        elif live and kind == "free":
+            events.append(live.pop(amount % len(live)))
+    addresses: dict[int, int] = {}
+    for event in events:
+        if event.device == "a" and id(event) in addresses:
+            apart.free(addresses[id(event)])
+        elif event.device == "a":
+            addresses[id(event)] = apart.allocate(event.nbytes, event.stream)
+    waiting = iter(events)
+    left = together.serve(waiting, "memory", "a")
+    while left is not None:
+        if left.device == "a" and left.memory is not None:
+            together.free(left.address)
+        elif left.device == "a":
+            left.memory, left.address = "memory", together.allocate(left.nbytes, left.stream)
+        left = together.serve(waiting, "memory", "a")
+    assert {id(event): event.address for event in events if event.device == "a"} == addresses
+    assert together.statistics() == apart.statistics() and together.segments() == apart.segments()

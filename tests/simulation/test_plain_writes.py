@@ -12,7 +12,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from tests.simulation.memory_events import BirthsAndDeaths
-from understudy.simulation.storages import MemoryRecord, ObservedMode
+from understudy.simulation.events import MemoryRecord
+from understudy.simulation.storages import ObservedMode
 
 ROWS, COLUMNS = 24, 40
 SMALLEST = 64

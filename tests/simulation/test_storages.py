@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from tests.simulation.memory_events import BirthsAndDeaths
-from understudy.simulation.storages import Listener, MemoryRecord, ObservedMode
+from understudy.simulation.events import Listener, MemoryRecord
+from understudy.simulation.storages import ObservedMode
 
 F = torch.nn.functional
 

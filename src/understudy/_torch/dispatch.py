@@ -147,10 +147,16 @@ def _find_open_autocast_keys(op: OpOverload) -> list[Any]:
 
 
 @patch_call("torch.set_autocast_enabled", during=ANY_MODE)
-def follow_autocast(original: Callable[..., None], *args: object) -> None:
+def follow_autocast(original: Callable[..., None], *args: Any) -> None:
     """`torch.autocast` is entered or left: inside of a mode's dispatch, C++ does not tell whether it is enabled."""
-    original(*args)
-    AUTOCAST.update()
+    was_enabled = torch.is_autocast_enabled(*args[:-1])
+    try:
+        original(*args)
+        AUTOCAST.update()
+    except BaseException:  # an interrupt: a region that was not entered will not be left
+        original(*args[:-1], args[-1] and was_enabled)
+        AUTOCAST.update()
+        raise
 
 
 def dispatch_keys_of_thread() -> tuple[Any, Any]:

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from understudy.fake.tensor import FakeTensor
 from understudy.ops.traits.flops import work_of
-from understudy.simulation.storages import Listener, ObservedMode
+from understudy.simulation.events import Listener
+from understudy.simulation.storages import ObservedMode
 from understudy.spec.call import Call, flat, map_structure
 
 NUMBER = re.compile(r"\d+")

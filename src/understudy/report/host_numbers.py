@@ -19,8 +19,9 @@ from understudy.ops.registry import record_of
 from understudy.ops.traits.scratch import NUMBER_SIZES, saves_number, tensor_positions
 from understudy.patching import OBSERVATION, patch_call
 from understudy.report.measurement import Measurement
+from understudy.simulation.events import Listener, ScratchRecord
 from understudy.simulation.memory import HostMemory
-from understudy.simulation.storages import Listener, ObservedMode, ScratchRecord
+from understudy.simulation.storages import ObservedMode
 
 CPU = torch.device("cpu")
 

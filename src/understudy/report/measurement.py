@@ -21,13 +21,8 @@ from understudy.fake.tensor import FakeTensor
 from understudy.ops.registry import record_of
 from understudy.ops.traits.flops import Work, work_of
 from understudy.report.places import AFTER_BACKWARD, BETWEEN, SETUP, Places, StepPhase
-from understudy.simulation.storages import (
-    AfterCall,
-    Listener,
-    MemoryRecord,
-    ObservedMode,
-    StorageRecord,
-)
+from understudy.simulation.events import AfterCall, Listener, MemoryRecord, StorageRecord
+from understudy.simulation.storages import ObservedMode
 from understudy.spec.call import Call, flat, map_structure
 
 BLOCK = 512
@@ -109,6 +104,7 @@ class Measurement(Listener):
             finally:
                 self._end_moment(self.places.moment)
                 self.mode.remove_listener(self)
+                self.mode.change_situation(None)
                 self.mode.places = None
                 self.find_gradients()
                 self.find_parameters()
@@ -173,20 +169,20 @@ class Measurement(Listener):
         totals = self.label_plan(func, args, kwargs, result)
         places, mark_updated, is_grad_enabled = self.places, self._mark_updated, torch.is_grad_enabled
         macs = totals.work.macs if totals.work.bytes_moved else 0
+        # What an optimizer of torch updates is in its state, and is looked for there.
+        is_update = totals.is_mutable and places.torch_optimizer_line is None
 
         def count_macs(args: tuple[Any, ...], kwargs: dict[str, Any], result: object) -> None:
             places.module_of(places.phase).macs += macs
-            if totals.is_mutable:
+            if is_update:
                 follow_update(args, kwargs, result)
 
         def follow_update(args: tuple[Any, ...], kwargs: dict[str, Any], result: object) -> None:
-            if places.torch_optimizer_line is not None:  # what it updates is in its state, and is looked for there
-                return
             if args and not is_grad_enabled():
                 for tensor in args[0] if type(args[0]) in (list, tuple) else args[:1]:
                     mark_updated(tensor)
 
-        return count_macs if macs else follow_update if totals.is_mutable else None
+        return count_macs if macs else follow_update if is_update else None
 
     def _end_moment(self, moment: StepPhase) -> None:
         """What was told and finished since the last time belongs to it."""
@@ -270,6 +266,7 @@ class Measurement(Listener):
 
     def _follow_optimizer(self, optimizer: torch.optim.Optimizer, is_done: bool) -> None:
         """Before a step, it has parameters and gradients; after it, also its state."""
+        self.mode.change_situation("optimizer of torch" if self.places.torch_optimizer_line is not None else None)
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         if is_done:
             state = [(p, value) for p in parameters for value in optimizer.state.get(p, {}).values()]

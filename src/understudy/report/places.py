@@ -30,8 +30,8 @@ from understudy import _torch
 from understudy.contexts import Restoring, guard_exit
 from understudy.lines import is_generated, is_installed, is_user_file, user_frames
 from understudy.patching import OBSERVATION, patch
+from understudy.simulation.events import MemoryRecord
 from understudy.simulation.steps import StepCounter
-from understudy.simulation.storages import MemoryRecord
 
 SETUP, FORWARD, BACKWARD, AFTER_BACKWARD, OPTIMIZER, BETWEEN = (
     "setup", "forward", "backward", "after backward", "optimizer", "between steps",
@@ -41,6 +41,7 @@ MOST_NODES = 8192
 """Of so many nodes of a backward pass, the module is found for each allocation; then for every sixteenth, and at last for
 none. torch frees nodes that Python has seen one inside of the other: some 30,000 in a row exceed the stack."""
 SPARSE = 16
+BACKWARD_CODE = _torch.BACKWARD
 active_fake_mode = _torch.active_fake_mode
 running_node, number_of_node = _torch.running_node, _torch.number_of_node
 count_autograd_nodes = _torch.count_autograd_nodes
@@ -49,24 +50,22 @@ LinePlace = tuple[CodeType, int]
 NOT_THE_USERS, INSTALLED, OWN, BOUNDARY, GENERATED = range(5)
 
 
-class _Kinds(dict[str, int]):
-    """By the name of a file. The functions of this one around code that is running are calls of modules, and backward
-    passes."""
-
-    def __missing__(self, file: str) -> int:
-        if not is_user_file(file):
-            kind = NOT_THE_USERS
-        elif is_generated(file):
-            kind = GENERATED
-        else:
-            kind = INSTALLED if is_installed(file) else OWN
-        self[file] = kind
-        return kind
-
-
-_kinds = _Kinds({__file__: BOUNDARY})
+_kinds = {__file__: BOUNDARY}
+"""By the name of a file. The functions of this one around code that is running are calls of modules, and backward passes."""
+get_kind = _kinds.get
 _lines: dict[tuple[int, int], LinePlace] = {}
 """By the identity of the code, which has a hash that costs, and the instruction: many allocations are of one line."""
+
+
+def _find_kind(file: str) -> int:
+    if not is_user_file(file):
+        kind = NOT_THE_USERS
+    elif is_generated(file):
+        kind = GENERATED
+    else:
+        kind = INSTALLED if is_installed(file) else OWN
+    _kinds[file] = kind
+    return kind
 
 
 def _find_line_place(frame: FrameType) -> LinePlace:
@@ -134,6 +133,8 @@ class Places(Restoring):
         """The number of the call that memory was born in last."""
         self._birthplace: tuple[StepPhase, ModulePlace, LinePlace | None] = (self.moment, self.outside, None)
         self._backward_passes = 0
+        self._backward_line: LinePlace | None = None
+        """The line outside of the innermost backward pass, once it was looked for from autograd's engine."""
         self._asked = 0
         self._latest = self.outside
         """The module that was found last in backward."""
@@ -173,12 +174,14 @@ class Places(Restoring):
     def begin_backward(self) -> None:
         self._outer_lines[id(sys._getframe(1))] = None
         self._backward_passes += 1
+        self._backward_line = None
         self._asked = 0
         self._begin_moment()
 
     def end_backward(self) -> None:
         self._outer_lines.pop(id(sys._getframe(1)), None)
         self._backward_passes -= 1
+        self._backward_line = None
         if not self._backward_passes:
             self._idle = OPTIMIZER if self._in_optimizer else AFTER_BACKWARD
             if self.on_backward_end is not None:
@@ -203,25 +206,35 @@ class Places(Restoring):
         """Write down where memory is born. All results of one call are born in one place."""
         call = record.call
         if self._located == call and record.maker is not None:
-            record.born, record.module, record.line = self._birthplace
+            record.birthplace = self._birthplace
             return
         moment = self.moment
         module = self.module if moment.phase is not BACKWARD else self.module_of(BACKWARD)
-        line = self.torch_optimizer_line or self._search_line(sys._getframe(4))  # up to there, it is ours
-        record.born, record.module, record.line = self._birthplace = moment, module, line
+        line = self.torch_optimizer_line
+        if line is None:
+            frame = sys._getframe(4)  # up to there, it is ours
+            if frame.f_code is not BACKWARD_CODE:
+                line = self._search_line(frame)
+            else:
+                line = self._backward_line = self._backward_line or self._search_line(frame)
+        record.birthplace = self._birthplace = moment, module, line
         self._located = call if record.maker is not None else 0
 
     def _search_line(self, frame: FrameType | None) -> LinePlace | None:
         """The innermost line of the user's own code, as a code object and a number: text comes later. Where none is running,
         that of an installed package which is neither torch nor this one."""
-        kinds, outer_lines = _kinds, self._outer_lines
+        outer_lines = self._outer_lines
         innermost: FrameType | None = None
         line: LinePlace | None = None
         passed: tuple[int, ...] = ()
         while frame is not None:
-            if kind := kinds[frame.f_code.co_filename]:
+            code = frame.f_code
+            kind = get_kind(code.co_filename)
+            if kind is None:
+                kind = _find_kind(code.co_filename)
+            if kind:
                 # Generated code has no line, but for that of `python -c`.
-                if kind == OWN or (kind == GENERATED and frame.f_code.co_name == "<module>"):
+                if kind == OWN or (kind == GENERATED and code.co_name == "<module>"):
                     line = _find_line_place(frame)
                     break
                 if kind == INSTALLED:

@@ -37,8 +37,8 @@ from understudy.report.rehearsal import (
 )
 from understudy.report.text import format_size
 from understudy.simulation.catalogue import Card, read_software, this_machine
+from understudy.simulation.events import MemoryRecord, StorageRecord
 from understudy.simulation.memory import DeviceMemory, FirstOOM, MachineMemory
-from understudy.simulation.storages import MemoryRecord, StorageRecord
 
 GiB = 1 << 30
 POINTS = 2000

@@ -2,8 +2,10 @@
 
     allocator        the caching allocator of CUDA devices: addresses, segments, counters, out of memory
     allocator_parts  its settings (PYTORCH_CUDA_ALLOC_CONF), counters and lists of free blocks
+    block_history    its trace and blocks, as torch's memory snapshots have them
     catalogue        the cards that can be simulated, each figure with its source
     snapshots        memory snapshots of real runs: read, walked through, replayed under other settings
+    events           records of memory, listeners, and the queue of births and deaths that they are told of
     storages         every storage from birth to death, and every operator: a mode that tells listeners
     plain_writes     what autograd writes in place where no mode is active
     sharding         DTensor in such a mode
@@ -22,5 +24,5 @@
     program_patches  real modules, gradient scaling, several devices and processes
     simulator        understudy.simulate
 
-The first four do not import torch: the command line answers without it.
+The first five do not import torch: the command line answers without it.
 """

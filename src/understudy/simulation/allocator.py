@@ -22,12 +22,11 @@ middle of a call, needs a queue before it.
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
-from collections.abc import Callable
-from typing import Any
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
 
 from understudy.simulation.allocator_parts import (
-    ADDRESS,
     COUNTERS,
     LEAST_LARGE_REST,
     LEAST_REST,
@@ -36,18 +35,15 @@ from understudy.simulation.allocator_parts import (
     AllocatorSettings,
     Arena,
     Counter,
-    Frames,
-    History,
     MemoryState,
     MiB,
     OutOfMemory,
     Pool,
-    add_block,
     counter_pair,
     make_pools,
-    new_segment_record,
     separate_active_counters,
 )
+from understudy.simulation.block_history import Frames, History, add_block, new_segment_record
 
 __all__ = ["Allocator", "AllocatorSettings", "OutOfMemory"]
 
@@ -62,6 +58,16 @@ OWN_SEGMENT_FROM = 10 * MiB
 FIRST_ADDRESS = 1 << 36
 ENDLESS_RANGE = 1 << 44
 """Addresses that an expandable segment of a device without a limit may use."""
+
+
+class Request(Protocol):
+    """Memory that is asked for while `memory` is None, and given back when it comes again."""
+
+    nbytes: int
+    device: Any
+    stream: int
+    memory: Any
+    address: int
 
 
 class Allocator:
@@ -123,7 +129,8 @@ class Allocator:
             index = bisect_left(arena.keys, rounded << SHIFT)
         if index == len(arena.keys):
             index = self._grow(arena, rounded, size)
-        address, block_size = self._take(arena, index, rounded)
+        stays_whole = self._is_special and self._stays_whole(pool, rounded)
+        address, block_size = arena.take(index, rounded, stays_whole)
         self._live[address] = (block_size, size, arena)
         pool.allocation.added += 1
         pool.allocated_bytes.added += block_size
@@ -138,38 +145,6 @@ class Allocator:
             self._record("alloc", address, size, stream)
         return address
 
-    def _take(self, arena: Arena, index: int, rounded: int) -> tuple[int, int]:
-        """Take a free block, or the first part of it: address and size."""
-        keys, pool = arena.keys, arena.pool
-        key = keys[index]
-        address, size = key & ADDRESS, key >> SHIFT
-        end = address + size
-        is_whole_segment = arena.segments.get(address) == end
-        del arena.end_of[address]
-        if size - rounded < pool.least_rest or (self._is_special and self._stays_whole(pool, rounded)):
-            del keys[index], arena.start_of[end]
-            if not is_whole_segment and not arena.is_expandable:
-                pool.inactive_split_bytes.removed += size
-                pool.inactive_split.removed += 1
-            return address, size
-        rest = address + rounded
-        key = (end - rest) << SHIFT | rest
-        if index and keys[index - 1] > key:
-            del keys[index]
-            insort(keys, key, 0, index)
-        else:
-            keys[index] = key
-        arena.end_of[rest] = end
-        arena.start_of[end] = rest
-        if arena.is_expandable:
-            return address, rounded
-        if is_whole_segment:
-            pool.inactive_split_bytes.add(size - rounded)
-            pool.inactive_split.add(1)
-        else:
-            pool.inactive_split_bytes.removed += rounded
-        return address, rounded
-
     def free(self, address: int) -> None:
         """Give a block back. It is free at once, unless another stream has used it."""
         block = self._live.pop(address, None)
@@ -178,8 +153,8 @@ class Allocator:
             return
         size, requested, arena = block
         pool = arena.pool
-        if self._small.has_grown or self._large.has_grown:
-            self._note_peaks()
+        if pool.has_grown or pool.other.has_grown:
+            pool.note_block_peaks()
         pool.allocation.removed += 1
         pool.allocated_bytes.removed += size
         if self._is_watched:
@@ -191,6 +166,50 @@ class Allocator:
                 return
         self._complete_free(address, size, requested, arena)
 
+    def serve(self, requests: Iterator[Request], memory: object, device: object) -> Request | None:
+        """Requests and frees in turn, as `allocate` and `free` answer them, as long as nothing is out of the ordinary: free
+        blocks of one device's default stream. Returns the first one that is left to the caller."""
+        small, large = self._small.arenas.get(0), self._large.arenas.get(0)
+        if small is None or large is None or self._is_special or self._is_watched or self._rounds or self._pending:
+            return next(requests, None)
+        live = self._live
+        # Most requests are of a few sizes, and most blocks of a size are alike.
+        by_size: dict[int, tuple[int, int, Arena, list[int], Pool, tuple[int, int, Arena]]] = {}
+        for request in requests:
+            if request.memory is None:
+                size = request.nbytes
+                known = by_size.get(size)
+                if known is None:
+                    rounded = (size + 511) & -512
+                    arena = small if rounded <= LARGEST_SMALL else large
+                    block = (rounded, size, arena)
+                    known = by_size[size] = (rounded, rounded << SHIFT, arena, arena.keys, arena.pool, block)
+                rounded, key, arena, keys, pool, block = known
+                index = bisect_left(keys, key)
+                if index == len(keys) or request.stream or not size:
+                    return request
+                if request.device is not device and request.device != device:
+                    return request
+                address, block_size = arena.take(index, rounded)
+                live[address] = block if block_size == rounded else (block_size, size, arena)
+                request.memory, request.address = memory, address
+                pool.has_grown = True
+                pool.allocation.added += 1
+                pool.allocated_bytes.added += block_size
+                pool.requested_bytes.added += size
+            elif request.memory is memory and (address := request.address):
+                block_size, size, arena = live.pop(address)
+                pool = arena.pool
+                if pool.has_grown or pool.other.has_grown:
+                    pool.note_block_peaks()
+                pool.allocation.removed += 1
+                pool.allocated_bytes.removed += block_size
+                pool.requested_bytes.removed += size
+                arena.insert(address, address + block_size)
+            else:
+                return request
+        return None
+
     def _complete_free(self, address: int, size: int, requested: int, arena: Arena) -> None:
         pool = arena.pool
         pool.requested_bytes.removed += requested
@@ -199,20 +218,7 @@ class Allocator:
                 pool.active.removed += 1
                 pool.active_bytes.removed += size
             self._record("free_completed", address, requested, arena.stream)
-        start, end = arena.insert(address, address + size)
-        if arena.is_expandable:
-            return
-        merges = (start < address) + (end > address + size)
-        if arena.segments.get(start) == end:
-            arena.freed_at[start] = pool.searches
-            pool.inactive_split_bytes.removed += end - start - size
-            pool.inactive_split.removed += merges
-        else:
-            pool.inactive_split_bytes.add(size)
-            if merges:
-                pool.inactive_split.removed += merges - 1
-            else:
-                pool.inactive_split.add(1)
+        arena.insert(address, address + size)
 
     def _allocate_nothing(self, size: int) -> int:
         if size < 0:
@@ -487,10 +493,8 @@ class Allocator:
         self._is_watched = is_split_limited or self._tells_active_apart or self.history is not None
 
     def _note_peaks(self) -> None:
-        if self._small.has_grown:
-            self._small.note_peaks()
-        if self._large.has_grown:
-            self._large.note_peaks()
+        self._small.note_block_peaks()
+        self._small.note_split_peaks()
 
     # answers
 
@@ -531,7 +535,6 @@ class Allocator:
 
     def reset_peak_statistics(self) -> None:
         self._peaks_before = self.peaks()
-        self._small.has_grown = self._large.has_grown = False
         for small, large in self._counters().values():
             small.peak, large.peak, small.both.peak = small.value, large.value, small.value + large.value
 

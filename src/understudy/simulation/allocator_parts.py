@@ -1,11 +1,10 @@
-"""What the allocator is made of: its settings, its error, its counters, its lists of free blocks, its history.
+"""What the allocator is made of: its settings, its error, its counters, its lists of free blocks.
 
     AllocatorSettings   the string of PYTORCH_CUDA_ALLOC_CONF, parsed
     OutOfMemory         with the facts in MemoryState
     Counter             one figure of `torch.cuda.memory_stats`
     Pool                the small or the large pool: counters, and an arena for each stream
     Arena               the free blocks of one pool and one stream
-    History             the trace of a snapshot
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from __future__ import annotations
 import difflib
 import re
 from bisect import bisect_left, insort
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -276,15 +274,8 @@ class Counter:
         return self.added - self.removed
 
     def add(self, amount: int) -> None:
-        """With 0, note a peak."""
-        self.added = added = self.added + amount
-        value = added - self.removed
-        if value > self.peak:
-            self.peak = value
-        other = self.other
-        value += other.added - other.removed
-        if value > self.both.peak:
-            self.both.peak = value
+        self.added += amount
+        note_peaks((self,))
 
     def figures(self) -> dict[str, int]:
         return {
@@ -297,6 +288,17 @@ class Counter:
     def forget(self) -> None:
         """Count what is added and removed from here."""
         self.added_before, self.removed_before = self.added, self.removed
+
+
+def note_peaks(counters: tuple[Counter, ...]) -> None:
+    for counter in counters:
+        value = counter.added - counter.removed
+        if value > counter.peak:
+            counter.peak = value
+        other, both = counter.other, counter.both
+        value += other.added - other.removed
+        if value > both.peak:
+            both.peak = value
 
 
 def counter_pair(*copied: Counter) -> tuple[Counter, Counter]:
@@ -316,8 +318,12 @@ class Pool:
     As long as no free had to wait for another stream, `active` is `allocation` itself.
     """
 
-    __slots__ = ("arenas", "expandable_arenas", "has_grown", "is_small", "least_rest", "searches", *COUNTERS)
+    __slots__ = (
+        "arenas", "block_figures", "expandable_arenas", "has_grown", "has_more_splits", "is_small", "least_rest", "other",
+        "searches", "split_figures", *COUNTERS,
+    )  # fmt: skip
 
+    other: Pool
     allocation: Counter
     segment: Counter
     active: Counter
@@ -327,23 +333,38 @@ class Pool:
     active_bytes: Counter
     inactive_split_bytes: Counter
     requested_bytes: Counter
+    block_figures: tuple[Counter, ...]
+    """Those of blocks that are allocated."""
+    split_figures: tuple[Counter, ...]
+    """Those of free parts of segments."""
 
     def __init__(self, is_small: bool) -> None:
         self.is_small = is_small
         self.least_rest = LEAST_REST
         self.has_grown = False
         """Whether blocks were allocated since the peaks of their figures were noted."""
+        self.has_more_splits = False
+        """The same of free parts of segments."""
         self.searches = 0
         """How often a free block was looked for while garbage collection was on."""
         self.arenas: dict[int, Arena] = {}
         self.expandable_arenas: dict[int, Arena] = {}
 
-    def note_peaks(self) -> None:
-        """Of the figures of blocks that are allocated, if it has grown."""
-        self.has_grown = False
-        self.allocation.add(0)
-        self.allocated_bytes.add(0)
-        self.requested_bytes.add(0)
+    def note_block_peaks(self) -> None:
+        """Of the pools that have grown. To be called before blocks of any of them are freed."""
+        if self.has_grown:
+            self.has_grown = False
+            note_peaks(self.block_figures)
+        if self.other.has_grown:
+            self.other.note_block_peaks()
+
+    def note_split_peaks(self) -> None:
+        """Of the pools that have more free parts. To be called before parts of any of them are taken."""
+        if self.has_more_splits:
+            self.has_more_splits = False
+            note_peaks(self.split_figures)
+        if self.other.has_more_splits:
+            self.other.note_split_peaks()
 
     def all_arenas(self) -> list[Arena]:
         return [*self.arenas.values(), *self.expandable_arenas.values()]
@@ -354,8 +375,11 @@ def make_pools() -> tuple[Pool, Pool]:
     for name in COUNTERS:
         for pool, counter in zip((small, large), counter_pair(), strict=True):
             setattr(pool, name, counter)
+    small.other, large.other = large, small
     for pool in (small, large):
         pool.active, pool.active_bytes = pool.allocation, pool.allocated_bytes
+        pool.block_figures = (pool.allocation, pool.allocated_bytes, pool.requested_bytes)
+        pool.split_figures = (pool.inactive_split, pool.inactive_split_bytes)
     return small, large
 
 
@@ -402,21 +426,71 @@ class Arena:
         self.freed_at: dict[int, int] = {}
         """Of segments that are wholly free: the number of searches in the pool until then."""
 
-    def insert(self, start: int, end: int) -> tuple[int, int]:
-        """Add a free block, merged with its free neighbours; the whole of it is returned."""
-        keys, end_of, start_of = self.keys, self.end_of, self.start_of
+    def take(self, index: int, rounded: int, stays_whole: bool = False) -> tuple[int, int]:
+        """Take a free block, or the first part of it: address and size."""
+        keys, end_of, pool = self.keys, self.end_of, self.pool
+        address = keys[index] & ADDRESS
+        end = end_of.pop(address)
+        rest = address + rounded
+        left = end - rest
+        is_part = not self.is_expandable and self.segments.get(address) != end
+        if is_part and (pool.has_more_splits or pool.other.has_more_splits):
+            pool.note_split_peaks()
+        if left < pool.least_rest or stays_whole:
+            del keys[index], self.start_of[end]
+            if is_part:
+                pool.inactive_split_bytes.removed += end - address
+                pool.inactive_split.removed += 1
+            return address, end - address
+        key = left << SHIFT | rest
+        if index and keys[index - 1] > key:
+            del keys[index]
+            insort(keys, key, 0, index)
+        else:
+            keys[index] = key
+        end_of[rest] = end
+        self.start_of[end] = rest
+        if is_part:
+            pool.inactive_split_bytes.removed += rounded
+        elif not self.is_expandable:
+            pool.inactive_split_bytes.added += left
+            pool.inactive_split.added += 1
+            pool.has_more_splits = True
+        return address, rounded
+
+    def insert(self, start: int, end: int) -> None:
+        """Add a free block, merged with its free neighbours: one that was taken, or new memory."""
+        keys, end_of, start_of, size, merges = self.keys, self.end_of, self.start_of, end - start, 0
         before = start_of.pop(start, None)
         if before is not None:
             del keys[bisect_left(keys, (start - before) << SHIFT | before)]
             start = before
+            merges = 1
         after = end_of.pop(end, None)
         if after is not None:
             del keys[bisect_left(keys, (after - end) << SHIFT | end)]
             end = after
+            merges += 1
         end_of[start] = end
         start_of[end] = start
         insort(keys, (end - start) << SHIFT | start)
-        return start, end
+        if self.is_expandable:
+            return
+        pool = self.pool
+        is_whole_segment = self.segments.get(start) == end
+        if (is_whole_segment or merges > 1) and (pool.has_more_splits or pool.other.has_more_splits):
+            pool.note_split_peaks()
+        if is_whole_segment:
+            self.freed_at[start] = pool.searches
+            pool.inactive_split_bytes.removed += end - start - size
+            pool.inactive_split.removed += merges
+            return
+        pool.has_more_splits = True
+        pool.inactive_split_bytes.added += size
+        if not merges:
+            pool.inactive_split.added += 1
+        elif merges > 1:
+            pool.inactive_split.removed += 1
 
     def remove(self, start: int, end: int) -> None:
         del self.keys[bisect_left(self.keys, (end - start) << SHIFT | start)]
@@ -477,71 +551,3 @@ class Arena:
         """The size that a free block could have with the gap behind it."""
         end = (key & ADDRESS) + (key >> SHIFT)
         return (key >> SHIFT) + self.gap_end.get(end, end) - end
-
-
-Frames = list[dict[str, Any]]
-
-
-class History:
-    """The trace of a snapshot: all entries, or the last ones. `frames` gives a stack, `clock` the time in microseconds."""
-
-    def __init__(
-        self, max_entries: int | None, frames: Callable[[], Frames] | None, clock: Callable[[], int] | None
-    ) -> None:
-        self.entries: deque[dict[str, Any]] = deque(maxlen=max_entries)
-        self.frames_of: dict[int, Frames] = {}
-        """By the address of a block that is allocated."""
-        self._frames = frames
-        self._clock = clock
-        self._count = 0
-
-    def record(self, action: str, address: int, size: int, stream: int) -> None:
-        """For "oom", the free memory of the device stands in the place of the address."""
-        frames = self._frames() if self._frames else []
-        if action == "alloc":
-            self.frames_of[address] = frames
-        elif action == "free_completed":
-            self.frames_of.pop(address, None)
-        self._count += 1
-        self.entries.append(
-            {
-                "action": action,
-                "device_free" if action == "oom" else "addr": address,
-                "size": size,
-                "stream": stream,
-                "frames": frames,
-                "time_us": self._clock() if self._clock else self._count,
-                "compile_context": "N/A",
-                "user_metadata": "",
-                "pool_id": (0, 0),
-            }
-        )
-
-
-def new_segment_record(device: int, address: int, arena: Arena) -> dict[str, Any]:
-    """A segment of a snapshot, without blocks yet."""
-    return {
-        "device": device,
-        "address": address,
-        "total_size": 0,
-        "allocated_size": 0,
-        "active_size": 0,
-        "requested_size": 0,
-        "stream": arena.stream,
-        "segment_type": "small" if arena.pool.is_small else "large",
-        "segment_pool_id": (0, 0),
-        "is_expandable": arena.is_expandable,
-        "frames": [],
-        "blocks": [],
-    }
-
-
-def add_block(segment: dict[str, Any], address: int, size: int, requested: int, state: str, frames: Frames) -> None:
-    """To a segment of a snapshot."""
-    segment["total_size"] += size
-    segment["allocated_size"] += size * (state == "active_allocated")
-    segment["active_size"] += size * (state != "inactive")
-    segment["requested_size"] += requested
-    segment["blocks"].append(
-        {"address": address, "size": size, "requested_size": requested, "state": state, "frames": frames}
-    )

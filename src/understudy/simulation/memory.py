@@ -21,7 +21,7 @@ wants to know more.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -31,7 +31,8 @@ from understudy.lines import user_line
 from understudy.simulation.allocator import Allocator, AllocatorSettings, OutOfMemory
 from understudy.simulation.allocator_parts import UNLIMITED, MemoryState, MiB
 from understudy.simulation.catalogue import Card
-from understudy.simulation.storages import EventQueue, Listener, MemoryRecord, ObservedMode, StorageRecord
+from understudy.simulation.events import EventQueue, Listener, MemoryRecord, StorageRecord
+from understudy.simulation.storages import ObservedMode
 
 OnOOM = Literal["raise", "record"]
 
@@ -141,6 +142,10 @@ class DeviceMemory:
             self._endless_addresses[address] = self._endless.allocate(nbytes, stream)
         return address
 
+    def serve(self, records: Iterator[Any], device: torch.device) -> Any:
+        """Take and give back memory for records on this device. Returns the first one that is left to the caller."""
+        return next(records, None) if self._endless is not None else self._capped.serve(records, self, device)
+
     def _free_twice(self, address: int) -> None:
         """Once there is an endless allocator."""
         assert self._endless is not None
@@ -237,6 +242,10 @@ class HostMemory:
     def give_back(self, nbytes: int) -> None:
         self._allocated -= nbytes
 
+    def serve(self, records: Iterator[Any], device: torch.device) -> Any:
+        """One at a time."""
+        return next(records, None)
+
 
 class MachineMemory(Listener):
     """The memory of a machine with some cards of one kind, or with none: a listener of an ObservedMode."""
@@ -275,23 +284,23 @@ class MachineMemory(Listener):
 
     def on_events(self, events: list[MemoryRecord]) -> BaseException | None:
         refused: list[MemoryRecord] = []
-        refusal = device = there = None
-        for record in events:
+        refusal: BaseException | None = None
+        waiting = iter(events)
+        record = next(waiting, None)
+        while record is not None:
             memory = record.memory
             if memory is not None:
                 if record.address:
                     memory.give_back(record.address)
-                continue
-            if record.device is not device:  # most events are of one device
-                device = record.device
-                there = self._by_device.get(device)
-            if there is not None:
-                record.memory = there
+            elif (memory := self._by_device.get(record.device)) is not None:
+                record.memory = memory
                 try:
-                    record.address = there.take(record.nbytes, record.stream)
+                    record.address = memory.take(record.nbytes, record.stream)
                 except torch.OutOfMemoryError as error:
                     refusal = error
                     refused.append(record)
+            # What follows is mostly of the same device.
+            record = next(waiting, None) if memory is None else memory.serve(waiting, record.device)
         if refused:
             events[:] = [record for record in events if not any(record is other for other in refused)]
         return refusal

@@ -51,15 +51,14 @@ from __future__ import annotations
 
 import functools
 import threading
-import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from understudy import _torch
+from understudy.contexts import contextmanager
 from understudy.fake.inputs import has_own_dispatch
 from understudy.fake.mode import FakeTensorMode
 from understudy.fake.tensor import FakeTensor
@@ -68,9 +67,16 @@ from understudy.infer.plan import FIRST_ITSELF, ONE_NEW, Plan
 from understudy.ops.traits.autocast import has_cuda_kernel
 from understudy.ops.traits.scratch import has_other_order, keeps_whole, put_in_order
 from understudy.patching import OBSERVATION, combine, patch
-from understudy.simulation.allocator_parts import UNLIMITED
+from understudy.simulation.events import (
+    AfterCall,
+    EventQueue,
+    Listener,
+    MemoryRecord,
+    ScratchRecord,
+    StorageRecord,
+    find_methods,
+)
 from understudy.simulation.plain_writes import IN_PLACE, PlainWrites
-from understudy.spec import TensorSpec
 from understudy.spec.call import Call, flat
 from understudy.spec.sparse import count_bytes
 
@@ -85,172 +91,9 @@ MOST_PLANS = 1 << 16
 """A number that changes all the time makes new plans all the time."""
 NUMBERS = (int, float, bool, complex)
 
-AfterCall = Callable[[tuple[Any, ...], dict[str, Any], Any], None]
-"""Called with the arguments and the result of a call."""
-LEAST_REST = 1 << 25
-MOST_EVENTS = 4096
-"""About so many wait at most."""
-WORKSPACES = "(workspaces of libraries)"
-"""The owner of memory that a library keeps."""
-
-
-class StorageRecord(weakref.ref[torch.UntypedStorage]):
-    """A storage: its size, where it is, and the spec of the tensor that it was made for."""
-
-    __slots__ = (
-        "address", "born", "call", "category", "device", "died", "is_updated", "key", "line", "maker", "memory", "module",
-        "nbytes", "owner", "serial", "spec", "stream", "totals",
-    )  # fmt: skip
-
-    key: int
-    serial: int
-    spec: TensorSpec
-    nbytes: int
-    device: torch.device
-    """As the program sees it: cuda:0, cpu."""
-    stream: int
-    """The number of the stream on which it was made, 0 for the default one."""
-    maker: Any
-    """The operator that was running; None outside of operators."""
-    call: int
-    """The number of the call that was running."""
-
-    # Of the listener that allocates.
-    memory: Any
-    address: int
-
-    # Of the listener that measures. Where it was born is for `places` to say.
-    born: Any
-    module: Any
-    line: Any
-    died: Any
-    totals: Any
-    """Of its device; None until it is told of."""
-    category: str | None
-    owner: str | None
-    """The module whose parameter it is, or belongs to, if it is not the one that made it."""
-    is_updated: bool
-    """Whether it was written to in place where no gradients are recorded."""
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.spec.dtype
-
-    def __repr__(self) -> str:
-        return f"<storage {self.serial}: {self.nbytes} bytes for {self.spec}>"
-
-
-class ScratchRecord:
-    """Memory of a kernel, or of a library that keeps it: no tensor is on it. Fields as of StorageRecord."""
-
-    __slots__ = (
-        "address", "born", "call", "category", "device", "died", "is_updated", "line", "maker", "memory", "module",
-        "nbytes", "owner", "stream", "totals",
-    )  # fmt: skip
-
-    def __init__(self, nbytes: int, device: torch.device, stream: int, maker: object, call: int, owner: str | None) -> None:
-        self.nbytes, self.device, self.stream, self.maker, self.call = nbytes, device, stream, maker, call
-        self.category: str | None = "scratch"
-        self.owner = owner
-        self.address = 0
-        self.is_updated = False
-        self.memory: Any = None
-        self.totals: Any = None
-        self.died: Any = None
-        self.born: Any = None
-        self.module: Any = None
-        self.line: Any = None
-
-
-MemoryRecord = StorageRecord | ScratchRecord
-
-
-class Listener:
-    """What may be heard; a method that a class does not define costs nothing."""
-
-    room = UNLIMITED
-    """Bytes that may be born before it has to hear of them: the double of each size, and a `rest` for each birth. Negative:
-    it hears of every event at once."""
-    rest = 0
-
-    def on_added(self, mode: ObservedMode) -> None:
-        """To the listeners of a mode."""
-
-    def on_device(self, device: torch.device) -> None:
-        """Before the first birth on it. May raise, then for each birth."""
-
-    def on_birth(self, record: MemoryRecord) -> None:
-        """Before it is one of the events."""
-
-    def on_events(self, events: list[MemoryRecord]) -> BaseException | None: ...
-
-    def before_operator(self, func: _torch.OpOverload, args: tuple[object, ...], kwargs: dict[str, Any]) -> None: ...
-
-    def after_operator(
-        self, func: _torch.OpOverload, args: tuple[object, ...], kwargs: dict[str, Any], result: object
-    ) -> None: ...
-
-    def follow_plan(
-        self, func: _torch.OpOverload, args: tuple[object, ...], kwargs: dict[str, Any], result: object
-    ) -> AfterCall | None:
-        """What is to be called after this call and all that are like it: same operator, specs and numbers."""
-
-    def label_plan(
-        self, func: _torch.OpOverload, args: tuple[object, ...], kwargs: dict[str, Any], result: object
-    ) -> object | None:
-        """What is to be added to `finished` after this call and all that are like it. For the one listener that measures."""
-
-
-class EventQueue:
-    """Births and deaths that wait to be told, in order. They come from several threads, and from finalizers inside of any
-    call."""
-
-    def __init__(self) -> None:
-        self.waiting: list[MemoryRecord] = []
-        self.room = -1
-        """Bytes that may be born before the events are told; negative: they are told as they come."""
-        self.rest = LEAST_REST
-        """What each birth takes of the room beside the double of its size."""
-        self.lock = threading.RLock()
-        """For telling them, and for what follows from it."""
-        self._is_telling = False
-        self._listeners: tuple[Listener, ...] = ()
-        self._on_events: tuple[Callable[..., BaseException | None], ...] = ()
-
-    def add_death(self, record: MemoryRecord) -> None:
-        self.waiting.append(record)
-        if self.room < 0:
-            self.tell()
-
-    def tell(self) -> None:
-        """A finalizer may come here in the middle of it: what it brings waits for its turn."""
-        with self.lock:
-            if self._is_telling:
-                return
-            self._is_telling = True
-            try:
-                events = self.waiting[:]
-                del self.waiting[: len(events)]
-                errors = [tell(events) for tell in self._on_events]
-            finally:
-                self._is_telling = False
-                self.rest = max([LEAST_REST, *[listener.rest for listener in self._listeners]])
-                self.room = min([MOST_EVENTS * self.rest, *[listener.room for listener in self._listeners]])
-        for error in errors:
-            if error is not None:
-                raise error
-
-    def change_listeners(self, listeners: tuple[Listener, ...]) -> None:
-        self.tell()
-        self._listeners = listeners
-        self._on_events = find_methods(listeners, "on_events")
-        self.room = -1  # until they have been asked
-
-
-def find_methods(listeners: tuple[Listener, ...], name: str) -> tuple[Callable[..., Any], ...]:
-    """Those that the classes of the listeners define."""
-    own = getattr(Listener, name)
-    return tuple(getattr(found, name) for found in listeners if getattr(type(found), name) is not own)
+PlanEnding = tuple[Plan, bool, object, tuple[AfterCall, ...]]
+"""What comes after the calls of a plan: whether the result may be on a new storage, the label, what is called. The plan is
+kept, so that nothing else gets its identity."""
 
 
 class ObservedMode(FakeTensorMode):
@@ -263,8 +106,8 @@ class ObservedMode(FakeTensorMode):
     can_skip_dispatch = False
     # Not in the instance's dict: with more than 30 attributes in it, Python no longer reads any of them by its position.
     __slots__ = (
-        "_before_operator", "_by_key", "_by_plan", "_device", "_devices", "_listeners", "_on_birth", "_on_death", "_paused",
-        "_plain_writes", "births", "calls", "events", "finished", "operator", "places", "storages", "stream_of",
+        "_before_operator", "_by_key", "_by_plan", "_device", "_devices", "_endings", "_listeners", "_on_birth", "_on_death",
+        "_paused", "_plain_writes", "births", "calls", "events", "finished", "operator", "places", "storages", "stream_of",
         "tell_events",
     )  # fmt: skip
 
@@ -284,8 +127,10 @@ class ObservedMode(FakeTensorMode):
         """Of operators, the one that is running included."""
         self.operator: Any = None
         """The one that is running."""
-        self._by_plan: dict[int, tuple[Plan, object, tuple[AfterCall, ...]]] = {}
-        """What comes after the calls of a plan, by the plan's identity."""
+        self._endings: dict[object, dict[int, PlanEnding]] = {}
+        """What comes after the calls of a plan, by the plan's identity, in each situation."""
+        self._by_plan = self._endings[None] = {}
+        """In this situation."""
         self._by_key: dict[tuple[Any, ...], tuple[object, tuple[AfterCall, ...]]] = {}
         """The same of calls that have no plan and give no tensors, as `item`."""
         self.places: Any = None
@@ -316,8 +161,13 @@ class ObservedMode(FakeTensorMode):
         self._before_operator = find_methods(self._listeners, "before_operator")
         self._devices.clear()
         self._device = None
-        self._by_plan.clear()
+        for endings in self._endings.values():
+            endings.clear()
         self._by_key.clear()
+
+    def change_situation(self, situation: object) -> None:
+        """From now on, listeners may follow calls in another way: they are asked again about each plan."""
+        self._by_plan = self._endings.setdefault(situation, {})
 
     @contextmanager
     def pause(self) -> Iterator[None]:
@@ -335,43 +185,39 @@ class ObservedMode(FakeTensorMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if self._paused and get_ident() in self._paused:
-            result = dispatch(self, func, types, args, kwargs)
-            self.last_plan = None  # a call around this one has another
-            return result
-        if types and types != STAND_INS and any(map(has_own_dispatch, types)):
+            try:
+                return dispatch(self, func, types, args, kwargs)
+            finally:
+                self.last_plan = None  # a call around this one has another
+        if types != STAND_INS and types and any(map(has_own_dispatch, types)):
             return self._dispatch_unusual(func, types, args, kwargs)  # not for this mode: the tensors inside will come
-        if kind := _kinds.get(id(func), UNSEEN):
-            if kind == UNSEEN:
-                kind = _kinds[id(func)] = _find_kind(func)
+        run: Callable[..., Any] = dispatch
+        if id(func) not in _usual and (kind := _kinds.get(id(func)) or _find_kind(func)):
             if kind == COMPOSITE:
                 return self.decompose(func, args, kwargs or NO_KEYWORDS)
             if kind == MAY_WRITE:
                 func = self._plain_writes.find(self, func, args)
-        self.last_plan = None
+            else:
+                run = dispatch_paused  # `find_births` is what is called after it
         self.operator = func
         self.calls += 1
         if self._before_operator:
             for begin in self._before_operator:
                 begin(func, args, kwargs or NO_KEYWORDS)
-        is_late = kind == OTHER_ORDER
         try:
-            if is_late:  # `find_births` is what is called after it
-                with self.pause():
-                    result = dispatch(self, func, types, args, kwargs)
-            else:
-                result = dispatch(self, func, types, args, kwargs)
+            result = run(self, func, types, args, kwargs)
         except BaseException:
-            self.operator = None
+            self.operator = self.last_plan = None
             raise
         plan = self.last_plan
         self.last_plan = None  # if this call is a part of another one, that one's plan is not this
         if plan is None or plan.op is not func:
             self._end_unplanned(func, args, kwargs or NO_KEYWORDS, result)
         else:
-            kind = plan.kind
-            if (kind == ONE_NEW or (kind > FIRST_ITSELF and type(result) is FakeTensor)) and not is_late:
-                self._find_birth(result)  # else on a storage that is known
-            _, label, ends = self._by_plan.get(id(plan)) or self._learn(plan, func, args, kwargs or NO_KEYWORDS, result)
+            ending = self._by_plan.get(id(plan)) or self._learn(plan, func, args, kwargs or NO_KEYWORDS, result)
+            _, may_give_birth, label, ends = ending
+            if may_give_birth:  # else on a storage that is known
+                self._find_birth(result)
             if label is not None:
                 self.finished.append(label)
             if ends:
@@ -383,14 +229,15 @@ class ObservedMode(FakeTensorMode):
     def _find_birth(self, fake: FakeTensor) -> None:
         """Of the storage of a result, if there was none of it before."""
         spec = fake._spec
-        storage: Any = native_storage(fake) if spec.sparse is None else fake
+        is_sparse = spec.sparse is not None
+        storage: Any = fake if is_sparse else native_storage(fake)
         key = id(storage)
         if key in self.storages:
             return
         record = StorageRecord(storage, self._on_death)
         record.key = key
         record.spec = spec
-        record.nbytes = storage.nbytes() if spec.sparse is None else count_bytes(spec)
+        record.nbytes = count_bytes(spec) if is_sparse else storage.nbytes()
         record.device = device = spec.device
         record.stream = 0 if self.stream_of is None else self.stream_of(device)
         record.maker = self.operator
@@ -430,13 +277,13 @@ class ObservedMode(FakeTensorMode):
             self._devices.add(device)
         self._device = device
 
-    def _learn(
-        self, plan: Plan, func: object, args: object, kwargs: Any, result: Any
-    ) -> tuple[Plan, object, tuple[AfterCall, ...]]:
-        """What comes after the calls of a plan. The plan is kept: nothing else gets its identity."""
+    def _learn(self, plan: Plan, func: object, args: object, kwargs: Any, result: Any) -> PlanEnding:
         if len(self._by_plan) >= MOST_PLANS:
             self._by_plan.clear()
-        found = self._by_plan[id(plan)] = (plan, *self._find_ending(func, args, kwargs, result))
+        is_one = plan.kind == ONE_NEW or (plan.kind > FIRST_ITSELF and type(result) is FakeTensor)
+        is_late = _kinds.get(id(func)) == OTHER_ORDER
+        label, ends = self._find_ending(func, args, kwargs, result)
+        found = self._by_plan[id(plan)] = (plan, is_one and not is_late, label, ends)
         return found
 
     def _find_ending(
@@ -545,11 +392,11 @@ class ObservedMode(FakeTensorMode):
     def _remove(self, record: Any) -> None:
         """Called when a storage is gone."""
         key, storages, events = record.key, self.storages, self.events
-        known = storages.get(key)
-        if known is None or known is not record:
+        is_known = storages.get(key) is record
+        if not is_known:
             return  # it was refused, or resized
         del storages[key]
-        events.waiting.append(known)
+        events.waiting.append(record)
         if events.room < 0:
             events.tell()
 
@@ -564,18 +411,30 @@ class ObservedMode(FakeTensorMode):
         self.events.add_death(record)
 
 
-USUAL, COMPOSITE, MAY_WRITE, OTHER_ORDER, UNSEEN = range(5)
+USUAL, COMPOSITE, MAY_WRITE, OTHER_ORDER = range(4)
+_usual: set[int] = set()
 _kinds: dict[int, int] = {}
 """Of operators, by identity: they live as long as the process."""
 
 
-def _find_kind(func: object) -> int:
+def _find_kind(func: Any) -> int:
     """COMPOSITE, if eager breaks it up on every device; MAY_WRITE, if C++ writes in place where no mode is active."""
-    if isinstance(func, _torch.OpOverload) and _torch.is_decomposed_by_autograd(func) and not has_cuda_kernel.of(func):
-        return COMPOSITE
-    if isinstance(func, _torch.OpOverload) and has_other_order(func):
-        return OTHER_ORDER
-    return MAY_WRITE if id(func) in IN_PLACE else USUAL
+    is_operator = isinstance(func, _torch.OpOverload)
+    if is_operator and _torch.is_decomposed_by_autograd(func) and not has_cuda_kernel.of(func):
+        kind = COMPOSITE
+    elif is_operator and has_other_order(func):
+        kind = OTHER_ORDER
+    else:
+        kind = MAY_WRITE if id(func) in IN_PLACE else USUAL
+    _kinds[id(func)] = kind
+    if kind == USUAL:
+        _usual.add(id(func))
+    return kind
+
+
+def dispatch_paused(mode: ObservedMode, func: object, types: Any, args: Any, kwargs: Any) -> Any:
+    with mode.pause():
+        return dispatch(mode, func, types, args, kwargs)
 
 
 _torch.hide_from_compiler(ObservedMode.__torch_dispatch__)

@@ -22,7 +22,7 @@ from understudy import _torch
 from understudy.fake.tensor import FakeTensor
 from understudy.ops.traits.scratch import makes_results_late, may_need_scratch, scratch_of, uses_blas
 from understudy.simulation.catalogue import Card
-from understudy.simulation.storages import WORKSPACES, AfterCall, Listener, ScratchRecord
+from understudy.simulation.events import WORKSPACES, AfterCall, Listener, ScratchRecord
 from understudy.spec.call import Call, flat, map_structure
 
 if TYPE_CHECKING:

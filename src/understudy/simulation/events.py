@@ -1,0 +1,207 @@
+"""What listeners of an ObservedMode are told: records of memory, and the queue in which births and deaths wait.
+
+    record, twice ──► EventQueue ──► on_events of each listener, when somebody asks, or when there is no `room` for more
+
+`storages` makes the records, and says in which order all is told.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from understudy import _torch
+from understudy.simulation.allocator_parts import UNLIMITED
+from understudy.spec import TensorSpec
+
+if TYPE_CHECKING:
+    from understudy.simulation.storages import ObservedMode
+
+AfterCall = Callable[[tuple[Any, ...], dict[str, Any], Any], None]
+"""Called with the arguments and the result of a call."""
+LEAST_REST = 1 << 25
+MOST_EVENTS = 4096
+"""About so many wait at most."""
+WORKSPACES = "(workspaces of libraries)"
+"""The owner of memory that a library keeps."""
+
+
+NOWHERE = (None, None, None)
+
+
+class WithBirthplace:
+    """Of all memory that is born in one call, `places` says once where: the moment, the module, the line."""
+
+    __slots__ = ()
+
+    birthplace: tuple[Any, Any, Any]
+
+    @property
+    def born(self) -> Any:
+        return self.birthplace[0]
+
+    @property
+    def module(self) -> Any:
+        return self.birthplace[1]
+
+    @property
+    def line(self) -> Any:
+        return self.birthplace[2]
+
+
+class StorageRecord(weakref.ref[torch.UntypedStorage], WithBirthplace):
+    """A storage: its size, where it is, and the spec of the tensor that it was made for."""
+
+    __slots__ = (
+        "address", "birthplace", "call", "category", "device", "died", "is_updated", "key", "maker", "memory", "nbytes",
+        "owner", "serial", "spec", "stream", "totals",
+    )  # fmt: skip
+
+    key: int
+    serial: int
+    spec: TensorSpec
+    nbytes: int
+    device: torch.device
+    """As the program sees it: cuda:0, cpu."""
+    stream: int
+    """The number of the stream on which it was made, 0 for the default one."""
+    maker: Any
+    """The operator that was running; None outside of operators."""
+    call: int
+    """The number of the call that was running."""
+
+    # Of the listener that allocates.
+    memory: Any
+    address: int
+
+    # Of the listener that measures.
+    died: Any
+    totals: Any
+    """Of its device; None until it is told of."""
+    category: str | None
+    owner: str | None
+    """The module whose parameter it is, or belongs to, if it is not the one that made it."""
+    is_updated: bool
+    """Whether it was written to in place where no gradients are recorded."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.spec.dtype
+
+    def __repr__(self) -> str:
+        return f"<storage {self.serial}: {self.nbytes} bytes for {self.spec}>"
+
+
+class ScratchRecord(WithBirthplace):
+    """Memory of a kernel, or of a library that keeps it: no tensor is on it. Fields as of StorageRecord."""
+
+    __slots__ = (
+        "address", "birthplace", "call", "category", "device", "died", "is_updated", "maker", "memory", "nbytes", "owner",
+        "stream", "totals",
+    )  # fmt: skip
+
+    def __init__(self, nbytes: int, device: torch.device, stream: int, maker: object, call: int, owner: str | None) -> None:
+        self.nbytes, self.device, self.stream, self.maker, self.call = nbytes, device, stream, maker, call
+        self.category: str | None = "scratch"
+        self.owner = owner
+        self.address = 0
+        self.is_updated = False
+        self.memory: Any = None
+        self.totals: Any = None
+        self.died: Any = None
+        self.birthplace = NOWHERE
+
+
+MemoryRecord = StorageRecord | ScratchRecord
+
+
+class Listener:
+    """What may be heard; a method that a class does not define costs nothing."""
+
+    room = UNLIMITED
+    """Bytes that may be born before it has to hear of them: the double of each size, and a `rest` for each birth. Negative:
+    it hears of every event at once."""
+    rest = 0
+
+    def on_added(self, mode: ObservedMode) -> None:
+        """To the listeners of a mode."""
+
+    def on_device(self, device: torch.device) -> None:
+        """Before the first birth on it. May raise, then for each birth."""
+
+    def on_birth(self, record: MemoryRecord) -> None:
+        """Before it is one of the events."""
+
+    def on_events(self, events: list[MemoryRecord]) -> BaseException | None: ...
+
+    def before_operator(self, func: _torch.OpOverload, args: tuple[object, ...], kwargs: dict[str, Any]) -> None: ...
+
+    def after_operator(
+        self, func: _torch.OpOverload, args: tuple[object, ...], kwargs: dict[str, Any], result: object
+    ) -> None: ...
+
+    def follow_plan(
+        self, func: _torch.OpOverload, args: tuple[object, ...], kwargs: dict[str, Any], result: object
+    ) -> AfterCall | None:
+        """What is to be called after this call and all that are like it: same operator, specs and numbers."""
+
+    def label_plan(
+        self, func: _torch.OpOverload, args: tuple[object, ...], kwargs: dict[str, Any], result: object
+    ) -> object | None:
+        """What is to be added to `finished` after this call and all that are like it. For the one listener that measures."""
+
+
+class EventQueue:
+    """Births and deaths that wait to be told, in order. They come from several threads, and from finalizers inside of any
+    call."""
+
+    def __init__(self) -> None:
+        self.waiting: list[MemoryRecord] = []
+        self.room = -1
+        """Bytes that may be born before the events are told; negative: they are told as they come."""
+        self.rest = LEAST_REST
+        """What each birth takes of the room beside the double of its size."""
+        self.lock = threading.RLock()
+        """For telling them, and for what follows from it."""
+        self._is_telling = False
+        self._listeners: tuple[Listener, ...] = ()
+        self._on_events: tuple[Callable[..., BaseException | None], ...] = ()
+
+    def add_death(self, record: MemoryRecord) -> None:
+        self.waiting.append(record)
+        if self.room < 0:
+            self.tell()
+
+    def tell(self) -> None:
+        """A finalizer may come here in the middle of it: what it brings waits for its turn."""
+        with self.lock:
+            if self._is_telling:
+                return
+            self._is_telling = True
+            try:
+                events = self.waiting[:]
+                del self.waiting[: len(events)]
+                errors = [tell(events) for tell in self._on_events]
+            finally:
+                self._is_telling = False
+                self.rest = max([LEAST_REST, *[listener.rest for listener in self._listeners]])
+                self.room = min([MOST_EVENTS * self.rest, *[listener.room for listener in self._listeners]])
+        for error in errors:
+            if error is not None:
+                raise error
+
+    def change_listeners(self, listeners: tuple[Listener, ...]) -> None:
+        self.tell()
+        self._listeners = listeners
+        self._on_events = find_methods(listeners, "on_events")
+        self.room = -1  # until they have been asked
+
+
+def find_methods(listeners: tuple[Listener, ...], name: str) -> tuple[Callable[..., Any], ...]:
+    """Those that the classes of the listeners define."""
+    own = getattr(Listener, name)
+    return tuple(getattr(found, name) for found in listeners if getattr(type(found), name) is not own)
