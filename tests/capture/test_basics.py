@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.fx.experimental import proxy_tensor
 from torch.fx.passes.shape_prop import ShapeProp
 from torch.fx.passes.split_module import split_module
 
@@ -44,6 +45,19 @@ def test_programs_without_tensors() -> None:
 def test_one_tensor_given_twice_is_one_tensor() -> None:
     x = torch.randn(3)
     check(lambda a, b: (a.add_(1), b * 2)[1], x, x)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_last_placeholder_of_a_tensor_given_twice_is_read(mode: Any) -> None:
+    def f(a: Any, b: Any) -> Any:
+        return a - 2 * b
+
+    x = torch.randn(3)
+    readers = []
+    for make in (make_fx, proxy_tensor.make_fx):
+        first, last = make(f, tracing_mode=mode)(x, x).graph.find_nodes(op="placeholder")
+        readers.append((len(first.users), len(last.users)))
+    assert readers == [(0, 2), (0, 2)]
 
 
 def test_placeholders_are_named_after_the_arguments() -> None:

@@ -159,6 +159,78 @@ def test_tolist_of_a_real_tensor_that_has_a_stand_in(mode: str) -> None:
     assert_same(program, graph, torch.randn(10, 3))
 
 
+WRITES: dict[str, Any] = {
+    "in place": lambda number: number.add_(1),
+    "of a list": lambda number: torch._foreach_add_([number], 1),
+    "past autograd": lambda number: number.data.add_(1),
+    "by a view": lambda number: number.view(-1)[0].add_(1),
+    "by another on its memory": lambda number: number.same_memory.add_(1),
+}
+
+
+@pytest.mark.parametrize("reads_first", [True, False])
+@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
+@pytest.mark.parametrize("mode", ON_STAND_INS)
+def test_a_number_that_is_written_to_is_state(mode: str, dtype: Any, write: str, reads_first: bool) -> None:
+    def counting() -> tuple[torch.Tensor, Any]:
+        number, is_on = torch.tensor(3, dtype=dtype), torch.tensor(True)
+        number.same_memory = number.detach()
+
+        def program(x: torch.Tensor) -> Any:
+            if not is_on:  # a constant as before
+                return x
+            read = number.item() if reads_first else None
+            WRITES[write](number)
+            return x * (number.item() if read is None else read)
+
+        return number, program
+
+    (number, program), (other, eager) = counting(), counting()
+    graph = captured(program, torch.randn(2), mode=mode, allow_non_fake_inputs=True)
+    assert number == 3
+    for _ in range(3):
+        x = torch.randn(2)
+        assert torch.equal(graph(x), eager(x))
+        assert number == other
+
+
+@pytest.mark.parametrize("mode", ON_STAND_INS)
+def test_an_optimizer_that_has_made_steps(mode: str) -> None:
+    def training() -> tuple[nn.Linear, Any]:
+        torch.manual_seed(0)
+        model = nn.Linear(3, 2)
+        optimizer = torch.optim.AdamW(model.parameters(), 0.1)
+
+        def step(x: torch.Tensor) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        step(torch.ones(1, 3))
+        optimizer.zero_grad()
+        return model, step
+
+    (model, step), (other, eager) = training(), training()
+    graph = captured(step, torch.randn(4, 3), mode=mode, allow_non_fake_inputs=True)
+    for _ in range(3):
+        x = torch.randn(4, 3)
+        with torch.no_grad():
+            loss = graph(x)
+        assert torch.equal(loss, eager(x)) and torch.equal(model.weight, other.weight)
+
+
+def test_constants_of_a_mode_of_the_user_are_known_to_each_trace() -> None:
+    number = torch.tensor(2)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        x = torch.randn(3)
+    for _ in range(2):
+        graph = make_fx(lambda x: x * number.item(), tracing_mode="fake", _allow_non_fake_inputs=True)(x)
+        assert targets(graph) == ["mul.Tensor"]
+
+
 def test_propagation_knows_the_constants_of_a_graph() -> None:
     def program(x: torch.Tensor) -> Any:
         return x[torch.repeat_interleave(GRID[0])]

@@ -115,6 +115,50 @@ def test_a_question_about_nothing(program: Any, reason: str) -> None:
     )
 
 
+class Training(nn.Module):
+    """Does more than a forward pass, in one of several ways."""
+
+    def __init__(self, how: Any) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+        self.optimizer = torch.optim.SGD(self.layer.parameters(), 0.1, momentum=0.9)
+        self.how = how
+
+    def forward(self, x: Tensor) -> Any:
+        return self.how(self, self.layer(x).square().mean())
+
+
+def stepping(model: Any, loss: Tensor) -> Any:
+    loss.backward()
+    model.optimizer.step()
+    return loss
+
+
+def clipping(model: Any, loss: Tensor) -> Any:
+    loss.backward()
+    return nn.utils.clip_grad_norm_(model.layer.parameters(), 0.1)
+
+
+def differentiating(model: Any, loss: Tensor) -> Any:
+    return torch.autograd.grad(loss, list(model.layer.parameters()), allow_unused=True)
+
+
+@pytest.mark.parametrize("how", [stepping, clipping, differentiating])
+def test_gradients_of_parameters(how: Any) -> None:
+    model = Training(how)
+    model(x24)
+    model.optimizer.zero_grad()
+    states = [state.copy() for state in model.optimizer.state.values()]
+    buffers = [state["momentum_buffer"].clone() for state in states if state]
+    weight = model.layer.weight.clone()
+    with pytest.raises(MetaTraceError, match=r"layer\.weight") as said:
+        symbolic_trace(model, {"x": x24})
+    assert "capture the program with make_fx, or a whole training step with capture_step" in str(said.value)
+    assert torch.equal(model.layer.weight, weight)
+    for state, before in zip(model.optimizer.state.values(), buffers, strict=False):
+        assert torch.equal(state["momentum_buffer"], before)
+
+
 def test_a_function_that_is_differentiated() -> None:
     with pytest.raises(MetaTraceError) as said:
         symbolic_trace(lambda x: torch.func.grad(lambda w: (w * w).sum())(x), {"x": x24})

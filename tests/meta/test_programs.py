@@ -428,3 +428,29 @@ def test_a_view_of_a_constant_has_its_value() -> None:
     model, image = Resize(), torch.randn(1, 2, 8, 8)
     traced = symbolic_trace(model, meta_args={"x": image})
     run_both(model, traced, x=torch.randn(1, 2, 8, 8))
+
+
+# --- arguments that are fixed ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fixed", [None, 3, "sum"])
+@pytest.mark.parametrize("is_example", [True, False])
+def test_a_fixed_argument_before_others(fixed: Any, is_example: bool) -> None:
+    def program(a: Tensor, how: Any, b: Tensor) -> Any:
+        return a + b if how is None else a * b if how == 3 else (a, b)
+
+    options: Any = {} if is_example else {"concrete_args": {"how": fixed}}
+    traced = symbolic_trace(program, {"a": x34, "b": x34, **({"how": fixed} if is_example else {})}, **options)
+    assert_same(traced(x34, fixed, x34 + 1), program(x34, fixed, x34 + 1))
+    with pytest.raises(ValueError, match="how was"):
+        traced(x34, "another", x34)
+
+
+def test_an_argument_by_keyword_behind_a_default() -> None:
+    def program(a: Tensor, factor: float = 2.0, *, b: Tensor, add: float = 1.0) -> Tensor:
+        return a * factor + b * add
+
+    traced = symbolic_trace(program, {"a": x34, "b": x34})
+    assert_same(traced(x34, b=x34 + 1), program(x34, b=x34 + 1))
+    with pytest.raises(TypeError, match="traced with b, and needs it"):
+        traced(x34)

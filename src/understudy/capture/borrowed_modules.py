@@ -167,12 +167,16 @@ class LazyBorrowedState(BorrowedState):
 # --- Constants -------------------------------------------------------------------------------------------------------
 # Small integer buffers that no checkpoint holds (`persistent=False`), such as a stride, are constants of the program, and
 # their values are known. Parameters and other buffers are state: their values may be others when the graph runs. A buffer
-# that the program writes to is state as well, so a trace that has read its value is repeated without.
-# (Real tensors outside of modules are constants too: the mode reads them.)
+# that the program writes to is state as well, so a trace that has read its value is repeated without. Real tensors outside
+# of modules are constants too, of any dtype if they are single numbers: the mode tells of them when it converts them.
 
 
 class ConstantsWritten(Exception):
-    """The program has read the value of a constant, and has written to it: the graph may not hold that value fixed."""
+    """The program has read the values of constants, and has written to them: the graph may not hold these fixed."""
+
+    def __init__(self, tensors: list[torch.Tensor]) -> None:
+        super().__init__()
+        self.tensors = tensors
 
 
 @final
@@ -190,39 +194,66 @@ class ReadLiteral(LiteralStorage):
         return self.real
 
 
-class ConstantValues:
-    """The constants of one trace whose values are known."""
+class KnownConstant(NamedTuple):
+    """A constant whose values are known."""
 
-    def __init__(self, mode: FakeTensorMode) -> None:
+    fake: FakeTensor
+    real: torch.Tensor
+    literal: ReadLiteral
+    contents: DeterminedContents
+    is_converted: bool
+    """Whether its stand-in was made when the program used it, and not for a module."""
+
+
+class ConstantValues:
+    """The constants of one trace whose values are known, from when it is made until `forget`. `state`: tensors that are
+    none, because the program writes to them."""
+
+    def __init__(self, mode: FakeTensorMode, state: tuple[torch.Tensor, ...], knows_buffers: bool) -> None:
         self._mode = mode
-        self._known: dict[int, tuple[FakeTensor, ReadLiteral, int]] = {}
-        "By storage."
+        self._state = frozenset(map(id, state))
+        self._knows_buffers = knows_buffers
+        self._known: list[KnownConstant] = []
+        self._listened_before = mode.constant_listener
+        mode.constant_listener = self._know_converted
 
     def know_buffers(self, module: torch.nn.Module, tensors: list[tuple[str, torch.Tensor, object]]) -> None:
         """Of the tensors of a module (name, tensor, stand-in), those that no checkpoint holds."""
-        names = module._non_persistent_buffers_set
+        names = module._non_persistent_buffers_set if self._knows_buffers else ()
         for name, real, stand_in in tensors if names else ():
             if name in names and is_small_integer_tensor(real):
-                self.know(stand_in.stand_in() if type(stand_in) is LazyParameter else stand_in, real)
+                with _torch.no_modes():
+                    values = real.detach().clone()
+                self._know(stand_in.stand_in() if type(stand_in) is LazyParameter else stand_in, real, values, False)
 
-    def know(self, fake: object, real: torch.Tensor) -> None:
+    def _know_converted(self, fake: FakeTensor, real: torch.Tensor, values: torch.Tensor) -> None:
+        self._know(fake, real, values, True)
+
+    def _know(self, fake: object, real: torch.Tensor, values: torch.Tensor, is_converted: bool) -> None:
         if type(fake) is not FakeTensor or fake.fake_mode is not self._mode or fake._determined is not None:
             return
-        with _torch.no_modes():
-            literal = ReadLiteral(real.detach().clone())
-        fake._determined = DeterminedContents(literal, literal=True)
-        self._known[_torch.storage_id(fake)] = (fake, literal, fake._version)
+        if id(real) not in self._state:
+            literal = ReadLiteral(values)
+            contents = fake._determined = DeterminedContents(literal, literal=True)
+            self._known.append(KnownConstant(fake, real, literal, contents, is_converted))
 
     def check_unwritten(self) -> None:
-        if any(literal.is_read and fake._version != version for fake, literal, version in self._known.values()):
-            raise ConstantsWritten
+        """Raise for constants that were read and written to, also by other tensors on the same memory."""
+        written = {_torch.storage_id(known.fake) for known in self._known if known.contents.content is not known.literal}
+        concerned = [known for known in self._known if _torch.storage_id(known.fake) in written]
+        if any(known.literal.is_read for known in concerned):
+            raise ConstantsWritten([known.real for known in concerned])
 
     def forget(self) -> None:
         """The stand-ins may belong to a mode of the user, and outlive the trace."""
-        for fake, _, _ in self._known.values():
+        if self._mode.constant_listener == self._know_converted:  # an interrupt may cause a second call
+            self._mode.constant_listener = self._listened_before
+        for fake, real, _, _, is_converted in self._known:
             if fake._determined is not None:
                 fake._determined.forget()
                 fake._determined = None
+            if is_converted:
+                self._mode.fake_tensor_converter.forget(real)
         self._known.clear()
 
 

@@ -163,7 +163,9 @@ class Options:
     records_parts: bool = True
     """Above autograd: also record the inner operators of composites, for a backward pass inside the program."""
     knows_constants: bool = False
-    """Whether the values of small integer constants are determined: see `ConstantValues`."""
+    """Whether the values of small integer buffers that no checkpoint holds are determined: see `ConstantValues`."""
+    state: tuple[torch.Tensor, ...] = ()
+    """Tensors that are no constants, because the program writes to them."""
     whole: Container[Any] | None = None
     """Composite operators that are recorded without decomposition. Autograd, which would decompose them, is skipped."""
 
@@ -205,14 +207,21 @@ def make_fx(
     @functools.wraps(f)
     def trace(*args: object) -> GraphModule:
         try:
-            return Capture(f, options).run(args)
-        except ConstantsWritten:
-            return Capture(f, replace(options, knows_constants=False)).run(args)
+            return capture(f, options, args)
         except RecursionError:
             refuse_cycles(args)
             raise
 
     return trace
+
+
+def capture(f: Callable[..., object], options: Options, args: tuple[object, ...]) -> GraphModule:
+    """The graph of `f`, which is run again if it has decided by the values of tensors that it writes to."""
+    try:
+        return Capture(f, options).run(args)
+    except ConstantsWritten as error:
+        state = (*options.state, *error.tensors)
+    return capture(f, replace(options, state=state), args)
 
 
 class Capture:
@@ -243,8 +252,6 @@ class Capture:
         self.fake_mode = self.outer.stand_ins if self.outer is not None else self._mode_for(leaves)
         if self.fake_mode is not None:
             self.tracer.shape_env = self.fake_mode.shape_env
-            if self.options.knows_constants and self.outer is None:
-                self.constant_values = ConstantValues(self.fake_mode)
         if self.outer is None:
             self.tracer.constants.belongs_to(_mode_among(leaves))
         names = argument_names(self.f, args)
@@ -259,6 +266,9 @@ class Capture:
         self._bind_symbols_of_data(inputs)
         with run_to_the_end(lambda: self._close(inputs)):
             OPEN.add(self.tracer.graph)
+            has_constants = self.options.knows_constants or self.options.allow_non_fake_inputs
+            if self.fake_mode is not None and self.outer is None and has_constants:
+                self.constant_values = ConstantValues(self.fake_mode, self.options.state, self.options.knows_constants)
             self._modules_given = [value for value in inputs if isinstance(value, torch.nn.Module)]
             with self._state() as state:
                 given = self._call_arguments(inputs)
@@ -364,7 +374,8 @@ class Capture:
             value = _torch.innermost(value)
         set_val(node, value)
         if isinstance(value, torch.Tensor):
-            if tracer.find_node(value) is None:
+            # Of one tensor that is given twice, the last placeholder is read, as in torch's graphs.
+            if self.outer is None or tracer.find_node(value) is None:
                 tracer.remember(value, node)
             if type(value) is FakeTensor:
                 tracer.symbols.bind_tensor(value._spec, node)

@@ -24,7 +24,7 @@ from torch.export.graph_signature import InputKind, InputSpec
 from torch.fx import GraphModule, Node
 
 from understudy import _torch
-from understudy.capture.make_fx import Capture, Options, TracingMode
+from understudy.capture.make_fx import Capture, Options, TracingMode, capture
 from understudy.capture.repeated_layers.layers import GradientOfReplay, run_every_layer
 from understudy.contexts import contextmanager
 from understudy.errors import UnsupportedOperatorException
@@ -185,10 +185,10 @@ class Recording:
         """Repeated layers are replayed, unless their signatures are preserved, or gradients are needed."""
         with run_every_layer() if self.preserved else nullcontext():
             try:
-                return Capture(self._program(), options).run(given)
+                return capture(self._program(), options, given)
             except GradientOfReplay:
                 with run_every_layer():
-                    return Capture(self._program(), options).run(given)
+                    return capture(self._program(), options, given)
 
     def _program(self) -> Callable[..., Any]:
         """The model as a function of the tensor and symbolic inputs, which returns the leaves of the result."""

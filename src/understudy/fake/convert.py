@@ -131,7 +131,11 @@ class FakeTensorConverter:
         is_whole = t.is_contiguous() and not t.storage_offset()
         if is_whole or t.untyped_storage().nbytes() <= MOST_COMPUTED:
             with _torch.no_modes():
-                fake_mode.remember_literal(fake, t.detach().clone() if is_whole else copy_storage(t.detach()))
+                values = t.detach().clone() if is_whole else copy_storage(t.detach())
+            if fake_mode.constant_listener is None:
+                fake_mode.remember_literal(fake, values)
+            else:
+                fake_mode.constant_listener(fake, t, values)
 
     def from_meta_and_device(
         self, fake_mode: FakeTensorMode, t: torch.Tensor, device: torch.device | str, **ignored: object
@@ -171,6 +175,11 @@ class FakeTensorConverter:
     def keep_alive(self, real: torch.Tensor, fake: FakeTensor) -> None:
         """Keep a stand-in that was written to for as long as the real tensor lives: it has the current metadata."""
         self._kept[id(real)] = fake
+
+    def forget(self, real: torch.Tensor) -> None:
+        """The next conversion makes another stand-in, on the same memory."""
+        self._fakes.pop(id(real), None)
+        self._kept.pop(id(real), None)
 
     # --- conversion --------------------------------------------------------------------------------------
 

@@ -37,6 +37,12 @@ def make_unregistered_error(reason: str, what: str) -> MetaTraceError:
     return MetaTraceError(reason, context=Context(what, "…", user_line(), hint))
 
 
+def make_gradient_error(reason: str, asked: str, name: object) -> MetaTraceError:
+    """An error for the gradient of a parameter, which there is not at torch's level."""
+    hint = "capture the program with make_fx, or a whole training step with capture_step: their graphs have gradients"
+    return MetaTraceError(reason, context=Context(asked, str(name), user_line(), hint))
+
+
 def make_left_over_error(asked: str) -> MetaTraceError:
     """An error for a value that is used after its trace."""
     hint = (

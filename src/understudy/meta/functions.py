@@ -24,6 +24,7 @@ from understudy import _torch
 from understudy.errors import OperatorError, UnderstudyError
 from understudy.fake.tensor import FakeTensor
 from understudy.graph.random_state import torch_get_rng_state
+from understudy.meta.errors import make_gradient_error
 from understudy.meta.proxies import SYMBOLIC, UNKNOWN, DeviceOf, MetaProxy, attribute, is_fact, make_proxy
 from understudy.meta.structures import holds, leaves_in
 
@@ -154,6 +155,8 @@ class FunctionRecorder(_torch.FunctionMode):
 def call_torch_function(tracer: MetaTracer, func: Any, args: Any, kwargs: Any) -> Any:
     """Called for each torch function of the traced program."""
     has_traced, has_roots, has_tensors = _classify_arguments(tracer, args, kwargs)
+    if func is torch.autograd.grad:
+        _refuse_gradients_of_whole_modules(tracer, args, kwargs)
     if has_traced:
         return _record_call(tracer, func, args, kwargs)
     if has_roots:
@@ -233,11 +236,42 @@ def _call_on_root_tensors(tracer: MetaTracer, func: Any, args: Any, kwargs: Any)
         return _read(tracer, func, args, kwargs)
     if accessed is not None:
         if func.__name__ == "__get__":
+            if name == "grad":
+                _refuse_gradient_of_run(tracer, args[0])
             value = func(*args)
             if value is None or is_fact(value) or not isinstance(value, (torch.Tensor, torch.device)):
                 return value
         return _access(tracer, accessed, func.__name__, args)
     return _record_call(tracer, func, args, kwargs)
+
+
+def _refuse_gradients_of_whole_modules(tracer: MetaTracer, args: Any, kwargs: Any) -> None:
+    """Raise if gradients are asked for of parameters that only their modules have read: a module that the trace keeps
+    whole is derived with stand-ins of its own, of which the call knows nothing."""
+    whole = {
+        id(parameter): node
+        for node in tracer.graph.find_nodes(op="call_module")
+        for parameter in tracer.root.get_submodule(node.target).parameters()
+    }
+    for tensor in leaves_in((args[1:2], kwargs.get("inputs"))) if whole else ():
+        if isinstance(tensor, torch.Tensor) and id(tensor) in whole:
+            name = tracer.name_of(tensor)
+            raise make_gradient_error(
+                f"the gradient of {name} is asked for, a parameter of a module that the trace keeps whole", "grad", name
+            )
+
+
+def _refuse_gradient_of_run(tracer: MetaTracer, tensor: torch.Tensor) -> None:
+    """Raise if a backward pass is in the graph: the gradients that it will leave are not there while the program is
+    traced."""
+    has_backward = tracer.graph.find_nodes(op="call_method", target="backward") or tracer.graph.find_nodes(
+        op="call_function", target=torch.autograd.backward
+    )
+    if has_backward and tensor.requires_grad:
+        name = tracer.name_of(tensor)
+        raise make_gradient_error(
+            f"{name}.grad is read after backward(), which runs when the graph does: there is no gradient yet", "grad", name
+        )
 
 
 def _read(tracer: MetaTracer, func: Any, args: Any, kwargs: Any) -> Any:

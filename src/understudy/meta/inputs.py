@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import itertools
 import operator
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -205,7 +206,11 @@ class TraceInputs:
         `by_position`: pass arguments by position where possible, as hooks of modules expect."""
         parameters = signature_of(function).parameters
         self._check_names(parameters)
-        nodes = [(parameter, self._placeholder(parameter)) for parameter in self._list_parameters(parameters)]
+        listed = self._list_parameters(parameters)
+        nodes: list[tuple[inspect.Parameter, Node]] = []
+        for i, parameter in enumerate(listed):
+            follows_default = any(node.args for _, node in nodes)
+            nodes.append((parameter, self._placeholder(parameter, listed[i + 1 :], follows_default)))
         if self._given or self._needed:
             checks = (self._given, self._traced, self._needed)
             self._tracer.create_node("call_function", check_arguments, checks, {})
@@ -248,13 +253,26 @@ class TraceInputs:
                 found.append(parameter)
         return found
 
-    def _placeholder(self, parameter: inspect.Parameter) -> Node:
-        name, default = parameter.name, parameter.default
+    def _default(self, parameter: inspect.Parameter, later: list[inspect.Parameter], follows_default: bool) -> Any:
+        """The default in the code of the graph, where no argument without one may follow: an argument that is fixed has
+        none before one that is not, and what only a keyword passes is None behind a default, and is then asked for."""
         is_fixed, value = self._find_fixed(parameter)
         if is_fixed and isinstance(value, PLAIN):
-            default = value
-        elif default is not EMPTY and not isinstance(default, PLAIN):
-            default = None
+            behind = itertools.takewhile(lambda other: other.kind is not other.VAR_POSITIONAL, later)
+            is_followed = parameter.default is EMPTY and any(self._is_required(other) for other in behind)
+            return EMPTY if is_followed else value
+        if parameter.default is EMPTY:
+            return None if parameter.kind is parameter.KEYWORD_ONLY and follows_default else EMPTY
+        return parameter.default if isinstance(parameter.default, PLAIN) else None
+
+    def _is_required(self, parameter: inspect.Parameter) -> bool:
+        is_fixed, value = self._find_fixed(parameter)
+        is_positional = parameter.kind is not parameter.KEYWORD_ONLY
+        return is_positional and parameter.default is EMPTY and not (is_fixed and isinstance(value, PLAIN))
+
+    def _placeholder(self, parameter: inspect.Parameter, later: list[inspect.Parameter], follows_default: bool) -> Node:
+        name, default = parameter.name, self._default(parameter, later, follows_default)
+        is_fixed, value = self._find_fixed(parameter)
         target = f"*{name}" if parameter.kind is parameter.VAR_POSITIONAL else name
         node = self._tracer.create_node(
             "placeholder", target, () if default is EMPTY else (default,), {}, name=name
@@ -262,7 +280,7 @@ class TraceInputs:
         if is_fixed and isinstance(value, PLAIN):
             self._given[name], self._traced[name] = node, value
             return node
-        if not is_fixed and name in self._examples and default is None:
+        if not is_fixed and default is None and (name in self._examples or parameter.default is EMPTY):
             self._needed[name] = node
         parts = tuple(fixed_parts(value)) if is_fixed or name in self._concrete or name in self._examples else ()
         if parts:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from operator import is_not, itemgetter
 from types import MethodType
 from typing import TYPE_CHECKING, Any
@@ -27,6 +27,7 @@ from understudy.capture.repeated_layers.object_state import (
 from understudy.capture.repeated_layers.reachable_code import ReachableCode, is_own, read_places
 from understudy.fake.mode import FakeTensorMode
 from understudy.fake.tensor import FakeTensor
+from understudy.fake.values.ranges import range_of
 from understudy.graph.borrowed_state import EVERY_MODULE_HAS
 from understudy.shapes.node import SymNode
 
@@ -50,11 +51,42 @@ def flatten_call(args: tuple[object, ...], kwargs: dict[str, Any]) -> tuple[list
     return leaves, str(structure)
 
 
+def _refuse(tensor: torch.Tensor) -> object:
+    raise NotComparable
+
+
+def _refuse_unless_none(name: str) -> Callable[[torch.Tensor], object]:
+    def read(tensor: torch.Tensor) -> object:
+        if getattr(tensor, name) is not None:
+            raise NotComparable
+        return None
+
+    return read
+
+
+FACTS_BESIDES_SPEC: dict[str, Callable[[Any], object]] = {
+    "_version": lambda tensor: None if tensor.is_inference() else tensor._version,
+    "_is_view": lambda tensor: tensor._is_view(),
+    "_base": _refuse_unless_none("_base"),
+    "grad_fn": _refuse_unless_none("grad_fn"),
+    "is_leaf": lambda tensor: tensor.is_leaf,
+    "grad": lambda tensor: _refuse(tensor) if tensor.is_leaf and tensor.grad is not None else None,
+    "is_inference": lambda tensor: tensor.is_inference(),
+    "is_pinned": lambda tensor: tensor._is_pinned,
+    **dict.fromkeys(("untyped_storage", "storage", "_typed_storage", "is_set_to"), _refuse),
+}
+"""By the name that code uses: what a tensor says of itself that is not in its spec. Compared where the code of a layer
+has the name."""
+
+
 def key_of(
-    tracer: PythonKeyTracer, mode: FakeTensorMode, leaves: list[Any], structure: object, allows_gradients: bool
-) -> Key:
-    """A key that is equal for calls whose arguments differ only in the values of tensors."""
+    tracer: PythonKeyTracer, mode: FakeTensorMode, leaves: list[Any], structure: object, allows_gradients: bool,
+    names: set[str],
+) -> Key:  # fmt: skip
+    """A key that is equal for calls whose arguments differ only in the values of tensors. `names`: those that the code
+    of the layer uses."""
     is_grad = torch.is_grad_enabled()
+    facts = [FACTS_BESIDES_SPEC[name] for name in sorted(FACTS_BESIDES_SPEC.keys() & names)]
     parts: list[Any] = [structure, is_grad, *_torch.settings()]
     first: dict[Any, int] = {}
     for leaf in leaves:
@@ -65,6 +97,10 @@ def key_of(
                 raise NotComparable
             if leaf._determined is not None:  # the layer may read its values
                 parts += [id(leaf), leaf._version]
+            if leaf._range is not None:  # the layer may decide by it
+                parts.append(range_of(leaf))
+            if facts:
+                parts += [read(leaf) for read in facts]
             if needs_grad and is_grad and not allows_gradients:
                 raise NotComparable
             # Identity and aliasing of the tensors.

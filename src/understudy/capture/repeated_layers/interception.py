@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from types import FunctionType
 from typing import Any
 
@@ -18,6 +18,7 @@ from understudy.capture.repeated_layers.reachable_code import TEXT_METHODS, name
 from understudy.graph.borrowed_state import EVERY_MODULE_HAS, parts_in
 
 MISSING = object()
+NO_NAMES: frozenset[str] = frozenset()
 Handler = Callable[..., Any]
 """Called with the bound `forward` of a module, and with its arguments."""
 
@@ -186,6 +187,12 @@ class AttributeReads:
             for name in names:
                 self.note(instance, name)
 
+    def note_replayed(self, layer: torch.nn.Module, unread: Mapping[int, frozenset[str]]) -> None:
+        """A layer inside of this one was replayed: the run that was recorded may have read any of its attributes, except
+        those that are `unread`."""
+        for module in parts_in(layer) if self._watched else ():
+            self.names |= self._watched.get(id(module), NO_NAMES) - unread.get(id(module), NO_NAMES)
+
     def __enter__(self) -> AttributeReads:
         self._methods = [place for kind in set(map(type, self._modules)) for place in _introspecting_methods(kind)]
         for owner, name in self._methods:
@@ -252,14 +259,21 @@ class LayerFamily:
                 self.watched.update(dict.fromkeys(map(id, modules), differing))
         return bool(self.watched)
 
-    def run(self, layer: torch.nn.Module, forward: Callable[[], object]) -> tuple[set[str], Any]:
-        """Run a layer. Returns the watched attributes that it used, and its result."""
+    def run(
+        self, layer: torch.nn.Module, forward: Callable[[], object], reading: list[AttributeReads]
+    ) -> tuple[set[str], Any]:
+        """Run a layer. Returns the watched attributes that it used, and its result. `reading`: of the layers that are
+        running, to which this one is added."""
         self.misses += self.is_recorded
         self.is_recorded = True
         if not self.watched:
             return set(), forward()
         with AttributeReads(layer, self.watched) as reads:
-            result = forward()
+            reading.append(reads)
+            try:
+                result = forward()
+            finally:
+                reading.remove(reads)
         return reads.names, result
 
     def check_unread(self, names: Iterable[str]) -> None:

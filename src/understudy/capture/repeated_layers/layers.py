@@ -37,7 +37,7 @@ from understudy.capture.repeated_layers.comparison import (
     flatten_call,
     key_of,
 )
-from understudy.capture.repeated_layers.interception import InterceptedCalls, LayerFamily
+from understudy.capture.repeated_layers.interception import AttributeReads, InterceptedCalls, LayerFamily
 from understudy.capture.repeated_layers.object_state import COMPARED, NotComparable
 from understudy.capture.repeated_layers.replay import GradientOfReplay as GradientOfReplay
 from understudy.capture.repeated_layers.replay import LayerPlan, describe_function
@@ -266,6 +266,8 @@ class LayerHandlers:
         """Above autograd, the recorded nodes do not depend on gradients."""
         self._likeness = LayerComparison()
         self._groups: dict[Key, LayerGroup] = {}
+        self._reading: list[AttributeReads] = []
+        """Of the layers that are running now, the outermost first."""
 
     def handler_of(self, layer: torch.nn.Module, family: LayerFamily) -> Callable[..., Any]:
         """A handler that runs the layer, or replays the recording of a similar one."""
@@ -277,7 +279,8 @@ class LayerHandlers:
                 with _torch.NoFunctionModes():
                     group, signature, seen = self._group_of(layer, family)
                     leaves, structure = flatten_call(args, kwargs)
-                    key = key_of(self._tracer, self._mode, leaves, structure, self._allows_gradients)
+                    names = self._likeness.names_of(type(layer))
+                    key = key_of(self._tracer, self._mode, leaves, structure, self._allows_gradients, names)
                     place = self._position_of(layer)
                     if _is_trained(seen.tensors) and not self._allows_gradients:
                         raise NotComparable
@@ -288,7 +291,9 @@ class LayerHandlers:
             given = [leaf for leaf in leaves if type(leaf) is FakeTensor]
             if known is None:
                 nodes = list(map(self._node, given))
-                run, (reads, result) = self._observe(lambda: family.run(layer, lambda: forward(*args, **kwargs)), place)
+                run, (reads, result) = self._observe(
+                    lambda: family.run(layer, lambda: forward(*args, **kwargs), self._reading), place
+                )
                 try:
                     family.check_unread(reads)
                     call = LayerCall(layer, signature, seen, (args, kwargs), leaves, structure, nodes)
@@ -299,6 +304,8 @@ class LayerHandlers:
                     group.add_recording(key, recording, family)
                 return result
             family.misses = 0
+            for outer in self._reading:
+                outer.note_replayed(layer, family.watched)
             with _torch.NoFunctionModes():
                 result = known.plan.write_nodes(self._tracer, self._mode, given, seen.tensors, place)
             stack = ACTIVE.get()

@@ -42,7 +42,7 @@ class StepValues:
     """The values of the steps of a layer."""
 
     def __init__(self, tensors: list[Any], outside: list[FakeTensor]) -> None:
-        self._numbers: dict[Any, int] = {}
+        self._numbers: dict[int, int] = {}
         self.of_tensors = [self._number(tensor) for tensor in tensors]
         self.outside = {self._number(val): val for val in outside}
         self.from_before = {*self.of_tensors, *self.outside}
@@ -51,8 +51,9 @@ class StepValues:
         """For each storage number, the step that makes the first tensor on it."""
 
     def _number(self, tensor: Any) -> int:
-        key = tensor if type(tensor) is LazyParameter else _torch.storage_id(tensor)
-        return self._numbers.setdefault(key, len(self._numbers))
+        if type(tensor) is LazyParameter:  # of a layer inside of this one that was replayed: its views have its storage
+            tensor = tensor.stand_in()
+        return self._numbers.setdefault(_torch.storage_id(tensor), len(self._numbers))
 
     def __len__(self) -> int:
         """The number of storages."""
