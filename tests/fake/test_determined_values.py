@@ -623,6 +623,79 @@ def test_spdiags_of_offsets_without_data() -> None:
         torch.sparse.spdiags(torch.ones(2, 3), offsets, (3, 3))
 
 
+SPARSE = {
+    "coo": lambda: torch.sparse_coo_tensor([[0, 2], [1, 5]], [1.0, 2.0]),
+    "coo of tensors, with dense dimensions": lambda: torch.sparse_coo_tensor(torch.tensor([[0, 2]]), torch.randn(2, 3)),
+    "coo of nothing": lambda: torch.sparse_coo_tensor(torch.zeros(2, 0, dtype=torch.int64), []),
+    "coo, checked": lambda: torch.sparse_coo_tensor([[0, 1]], [1.0, 2.0], (3,), check_invariants=True),
+    "coo of a size": lambda: torch.sparse_coo_tensor((3, 4)),
+    "coo of another dtype": lambda: torch.sparse_coo_tensor([[0, 1]], [1, 2], dtype=torch.float16, requires_grad=True),
+    "csr": lambda: torch.sparse_csr_tensor([0, 1, 2], [0, 3], [1.0, 2.0]),
+    "csc": lambda: torch.sparse_csc_tensor([0, 1, 2], [0, 3], [1.0, 2.0]),
+    "bsr": lambda: torch.sparse_bsr_tensor([0, 1, 2], [0, 1], torch.ones(2, 2, 3)),
+    "csr of tensors": lambda: torch.sparse_csr_tensor(torch.tensor([0, 1, 2]), torch.tensor([0, 4]), torch.randn(2)),
+    "csr, checked": lambda: torch.sparse_csr_tensor([0, 1, 2], [0, 1], [1.0, 2.0], (2, 2), check_invariants=True),
+}
+
+
+@pytest.mark.parametrize("make", SPARSE.values(), ids=SPARSE)
+def test_sparse_tensors_of_literal_indices(make: Callable[[], torch.Tensor]) -> None:
+    def program() -> tuple[object, ...]:
+        made = make()
+        return made.layout, made.dtype, tuple(made.shape), made._nnz(), made.requires_grad, tuple(made.to_dense().shape)
+
+    with FakeTensorMode():
+        answer = program()
+    assert answer == program()
+
+
+WRONG_SPARSE = {
+    "negative": lambda: torch.sparse_coo_tensor([[0, -1]], [1.0, 2.0]),
+    "coo outside": lambda: torch.sparse_coo_tensor([[0, 5]], [1.0, 2.0], (3,), check_invariants=True),
+    "csr outside": lambda: torch.sparse_csr_tensor([0, 1, 2], [0, 7], [1.0, 2.0], (2, 2), check_invariants=True),
+    "counts": lambda: torch.sparse_coo_tensor([[0, 1]], [1.0]),
+}
+
+
+@pytest.mark.parametrize("make", WRONG_SPARSE.values(), ids=WRONG_SPARSE)
+def test_literal_indices_that_do_not_fit(make: Callable[[], torch.Tensor]) -> None:
+    with pytest.raises(RuntimeError):
+        make()
+    with FakeTensorMode(), pytest.raises(RuntimeError):
+        make()
+
+
+@pytest.mark.parametrize("layout", ["coo", "csr"])
+def test_sparse_tensors_without_size_of_indices_without_data(layout: str) -> None:
+    from understudy.errors import DynamicOutputShapeException
+
+    mode = FakeTensorMode()
+    indices = mode.from_tensor(torch.tensor([0, 1]))
+    with mode, pytest.raises(DynamicOutputShapeException, match="without a size"):
+        if layout == "csr":
+            torch.sparse_csr_tensor([0, 1, 2], indices, [1.0, 2.0])
+        else:
+            torch.sparse_coo_tensor(indices[None], [1.0, 2.0])
+
+
+def test_sparse_tensors_on_other_devices() -> None:
+    with FakeTensorMode():
+        values = torch.randn(2, device="cuda")
+        moved = torch.sparse_coo_tensor([[0, 1]], values)
+        asked = torch.sparse_coo_tensor([[0, 1]], [1.0, 2.0], device="cuda")
+        rows = torch.sparse_csr_tensor(torch.tensor([0, 1, 2], device="cuda"), torch.tensor([0, 4], device="cuda"), values)
+        assert {made.device for made in (moved, asked, rows)} == {torch.device("cuda:0")} and rows.shape == (2, 5)
+
+
+def test_buffers_are_literals() -> None:
+    with FakeTensorMode():
+        numbers = torch.frombuffer(bytearray(b"\1\0\2\0"), dtype=torch.int16)
+        trained = torch.frombuffer(bytearray(8), dtype=torch.float32, requires_grad=True)
+        assert numbers.tolist() == [1, 2] and (numbers + 1).shape == (2,)
+        assert trained.requires_grad and trained.is_leaf
+    assert type(torch.frombuffer(bytearray(8), dtype=torch.float32)) is torch.Tensor
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.uint8])
 @pytest.mark.parametrize("start", [0, 1, 255, 2048, 2**24, -0.0, 0.1])
 def test_counters_hold_what_real_ones_hold(dtype: torch.dtype, start: float) -> None:

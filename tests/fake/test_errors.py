@@ -165,6 +165,21 @@ def test_what_eager_refuses_is_refused_with_the_same_builtin(call: Callable[[], 
     assert "During handling" not in "".join(traceback.format_exception(error))
 
 
+OTHER_CLASSES = {
+    "index_copy": lambda x: x.index_copy(0, torch.tensor([0], device=x.device), x),
+    "batch_norm": lambda x: F.batch_norm(x[:1], None, None, training=True),
+    "select": lambda x: x.select(0, 9),
+}
+
+
+@pytest.mark.parametrize("call", OTHER_CLASSES.values(), ids=OTHER_CLASSES)
+def test_refusals_on_other_devices_are_of_the_class_that_the_cpu_raises(call: Callable[[torch.Tensor], Any]) -> None:
+    with understudy.unset_fake_temporarily(), pytest.raises(Exception) as eager:
+        call(torch.ones(2, 3))
+    builtin = next(kind for kind in (IndexError, ValueError, TypeError, RuntimeError) if isinstance(eager.value, kind))
+    assert isinstance(refused(lambda: call(torch.ones(2, 3, device="cuda")), Exception), builtin)
+
+
 # --- tensors that do not belong here ------------------------------------------------------------------------------------
 
 REAL = torch.randn(3)

@@ -31,6 +31,8 @@ ATTEMPTS = [
     "fake.numpy()",
     "numpy.asarray(fake)",
     "fake.data_ptr()",
+    "fake.apply_(lambda number: number + 1)",
+    "fake.map_(fake, lambda number, other: number)",
     "fake.untyped_storage().data_ptr()",
     "fake.untyped_storage().tolist()",
     "fake.untyped_storage()[0]",
@@ -86,6 +88,17 @@ def test_no_way_to_the_memory() -> None:
     assert ran.returncode == 0, ran.stderr
     found = [line for line in ran.stdout.splitlines() if not line.startswith(ALLOWED)]
     assert found == []
+
+
+def test_whether_a_storage_is_shared_outside_of_the_mode() -> None:
+    """C++ ends the process over it."""
+    with FakeTensorMode():
+        fake = torch.randn(3)
+    code = "import torch; from understudy import FakeTensorMode\nwith FakeTensorMode(): x = torch.randn(3)\n"
+    code += "print(x.untyped_storage().is_shared(), x.storage().is_shared())"
+    ran = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=False)
+    assert ran.stdout == "False False\n", ran.stderr
+    assert not fake.untyped_storage().is_shared()
 
 
 ALLOWED = ("inside cpu: real.untyped_storage().copy_", "inside cuda: real.untyped_storage().copy_")

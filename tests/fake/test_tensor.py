@@ -258,7 +258,19 @@ def test_pinned_and_shared_memory() -> None:
     x = torch.empty(2)
     assert not x.is_pinned() and not x.is_shared()
     assert x.pin_memory().shape == (2,)
+    assert not x.untyped_storage().is_shared() and not x.storage().is_shared()
     assert x.share_memory_() is x
+    assert x.is_shared() and x[1:].is_shared() and x.untyped_storage().is_shared() and x.storage().is_shared()
+    assert not x.clone().is_shared()
+    on_card = torch.empty(2, device="cuda")
+    assert on_card.is_shared() and on_card.untyped_storage().is_shared()
+
+
+def test_whether_two_tensors_are_the_same_view() -> None:
+    x = torch.empty(2, 3)
+    views = {"x[:]": x[:], "x.view(3, 2)": x.view(3, 2), "x.clone()": x.clone(), "x[1:]": x[1:], "bytes": x.view(torch.int32)}
+    assert x.is_set_to(x)
+    assert [name for name, view in views.items() if x.is_set_to(view)] == ["x[:]", "bytes"]
 
 
 def test_data_can_be_exchanged() -> None:

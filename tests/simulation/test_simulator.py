@@ -267,7 +267,8 @@ def test_real_tensors_and_numpy(two_cards: Machine) -> None:
 
 
 def test_real_tensors_are_moved_by_their_methods(two_cards: Machine) -> None:
-    real = torch.frombuffer(bytearray(12), dtype=torch.float32)
+    with understudy.unset_fake_temporarily():
+        real = torch.frombuffer(bytearray(12), dtype=torch.float32)
     assert type(real) is torch.Tensor
     for moved in (real.to("cuda"), real.cuda(), real.to("cuda", torch.float32)):
         assert type(moved) is FakeTensor and moved.device == torch.device("cuda:0") and moved.shape == (3,)

@@ -72,9 +72,11 @@ def _copy_on_new_storage(mode: FakeTensorMode, fake: FakeTensor, memo: dict[Any,
         if fake._determined is not None and fake._determined.content is not None:
             base._determined = DeterminedContents(fake._determined.content, fake._determined.literal)
         memo[storage_key] = base
-    duplicate = make_view(mode, base, spec)
+    duplicate: Any = make_view(mode, base, spec.as_view(spec.shape, spec.stride, conj=False, neg=False))
     duplicate._determined = base._determined
-    return duplicate
+    _torch.count_writes([duplicate])  # eager sets the copy on its storage, which counts as a write
+    duplicate = duplicate.conj_physical() if spec.conj else duplicate
+    return duplicate.neg() if spec.neg else duplicate
 
 
 def _copy_attributes(fake: FakeTensor, duplicate: FakeTensor, memo: dict[int, object]) -> None:
@@ -178,6 +180,7 @@ def rebuild(mode: FakeTensorMode, token: PickledStorage, geometry: Any, requires
     base = token.base(mode, device)
     fake = make_view(mode, base, spec)
     fake._determined = base._determined
+    _torch.count_writes([fake])  # as in eager, which sets it on its storage
     fake.requires_grad_(requires_grad)
     fake.__dict__.update(state)
     return fake

@@ -306,6 +306,8 @@ class FakeTensor(torch.Tensor):
         storage: Any = _torch.hand_out_storage(self)
         storage.determined = record_for_alias(self)  # read by `set_`, when another tensor is put on this storage
         storage.is_of_fake = True
+        if "is_shared" not in vars(storage):  # C++ would look at memory that is not there, and end the process
+            storage.is_shared = _say_yes if self._spec.device.type == "cuda" else _say_no
         if self._spec.device.type == "cpu" and storage.device.type == "meta":  # it was resized, and C++ moved it
             storage.resized_of = weakref.ref(self)
         return storage
@@ -396,11 +398,17 @@ class FakeTensor(torch.Tensor):
     def __cuda_array_interface__(self) -> NoReturn:
         raise AttributeError("a stand-in has no data: no __cuda_array_interface__")
 
+    def apply_(self, function: object) -> NoReturn:  # C++ would read memory that is not there
+        self._refuse("Tensor.apply_")
+
     def share_memory_(self) -> FakeTensor:
+        storage: Any = _torch.native_storage(self)
+        storage.is_shared = _say_yes
         return self
 
     def is_shared(self) -> bool:
-        return False
+        """As on real tensors: always on CUDA devices, on the CPU after `share_memory_`."""
+        return self._spec.device.type == "cuda" or vars(_torch.native_storage(self)).get("is_shared") is _say_yes
 
     # --- copies ------------------------------------------------------------------------------------------
 
@@ -436,6 +444,14 @@ class FakeTensor(torch.Tensor):
         if self._spec.shape or not (format_spec or mode.answers is not None or mode.value_of(self) is not None):
             return object.__format__(self, format_spec)  # as on real tensors: only a single number has formats
         return format(self.item(), format_spec)
+
+
+def _say_yes() -> bool:
+    return True
+
+
+def _say_no() -> bool:
+    return False
 
 
 _torch.allow_foreach(FakeTensor)

@@ -28,7 +28,7 @@ from understudy.fake.values.answers import answer_equal, answer_item, answer_val
 from understudy.fake.values.data_dependent import make_symbolic_list, symbolic_item
 from understudy.fake.values.determined import DeterminedContents, FilledStorage, read_number, start_contents
 from understudy.fake.values.sizes_in_tensors import symbolic_values_of
-from understudy.infer.kernels import CPU, run_on_zeros, strided_on
+from understudy.infer.kernels import CPU, run_on_zeros, strided_on, with_fixed_sizes
 from understudy.infer.plan import Plan
 from understudy.lines import user_line
 from understudy.shapes.sizes import (
@@ -94,6 +94,14 @@ def equal(mode: FakeTensorMode, func: Any, args: Any, kwargs: object) -> Any:
     raise _make_no_value_error(a, func, "compares values", AS_A_SYMBOL if mode.allow_scalar_outputs else "")
 
 
+@handler("aten::is_set_to")
+def is_set_to(mode: FakeTensorMode, func: Any, args: Any, kwargs: object) -> bool:
+    """Whether two tensors are the same view of the same storage."""
+    a, b = (fake._spec for fake in args)
+    is_one_storage = _torch.storage_id(args[0]) == _torch.storage_id(args[1])
+    return is_one_storage and same_shape((*a.shape, *a.stride, a.offset), (*b.shape, *b.stride, b.offset))
+
+
 DIM_MOVING_OPS = ("t_", "transpose_", "swapdims_", "swapaxes_", "squeeze_", "squeeze_.dim", "squeeze_.dims", "unsqueeze_")
 
 
@@ -127,8 +135,33 @@ def spdiags(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
             str(func), ", ".join(str(fake._spec) for fake in inputs),
         )  # fmt: skip
     call = Call.of(func, *map_structure(lambda fake: fake._spec, FakeTensor, (args, kwargs)))
+    call = with_fixed_sizes(call)
     outcomes = run_on_zeros(call, lambda spec: offsets if spec is call.inputs[1] else strided_on(spec, CPU, zero=True))
     return realise(mode, outcomes, inputs)
+
+
+@handler("aten::sparse_compressed_tensor.comp_plain_value", "aten::sparse_compressed_tensor.comp_plain_value_size")
+def compressed_tensor(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
+    """A size that is not given, and whether the indices fit, depend on their values, which are usually literals."""
+    inputs = flat(FakeTensor, args, kwargs)
+    has_size = len(args) > 3
+    is_checked = torch.sparse.check_sparse_tensor_invariants.is_enabled()
+    if has_size and not is_checked:
+        return NotImplemented
+    known = [mode.value_of(fake) for fake in inputs[:2]]
+    kwargs = map_structure(canonical, torch.device, kwargs)
+    call = Call.of(func, *map_structure(lambda fake: fake._spec, FakeTensor, (args, kwargs)))
+    if known[1] is None and not has_size:
+        error = DynamicOutputShapeException("a sparse tensor without a size is as large as its indices, which have no data")
+        raise with_line(error, str(func), ", ".join(map(str, call.inputs)), "give the size")
+    values = iter((*known, None))
+
+    def make(spec: TensorSpec) -> torch.Tensor:
+        value = next(values)
+        return strided_on(spec, CPU, zero=True) if value is None else value
+
+    with torch.sparse.check_sparse_tensor_invariants(is_checked and all(value is not None for value in known)):
+        return realise(mode, run_on_zeros(with_fixed_sizes(call), make), inputs)
 
 
 AS_TWO_SYMBOLS = "symbols are real: x.real.item() and x.imag.item() are two"

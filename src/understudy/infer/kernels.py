@@ -271,18 +271,20 @@ NOT_RAISED_BY_EAGER = (
 
 
 def judge_refusal(call: Call, error: Exception) -> Outcomes:
-    """The outcomes of the call if eager accepts it; otherwise raise the error, also as the built-in class that eager
-    raises."""
-    if isinstance(error, NOT_RAISED_BY_EAGER) or _has_context(error) or not can_run_eager(call):
+    """The outcomes of the call if eager accepts it; otherwise raise the error, also as the CPU's built-in class."""
+    on_cpu = call.on(CPU)
+    if isinstance(error, NOT_RAISED_BY_EAGER) or _has_context(error) or not can_run_eager(on_cpu):
         raise error
     try:
-        answer = run_on_zeros_or_ones(with_hinted_sizes(call), lambda: strided_zeros)
+        answer = run_on_zeros_or_ones(with_hinted_sizes(on_cpu), lambda: strided_zeros)
     except NOT_RAISED_BY_EAGER:
         raise error from None
     except BUILT_IN as refusal:
+        if on_cpu is not call and isinstance(refusal, NotImplementedError):
+            raise error from None  # another device may have a kernel for it
         raise_as(error, refusal, call)
-    if isinstance(answer, Value) and written_inputs(call):
-        raise error  # its writes can't be seen in a result
+    if on_cpu is not call or (isinstance(answer, Value) and written_inputs(call)):
+        raise error  # another device is not the CPU; and writes can't be seen in a result
     with_fixed_sizes(call)
     return answer
 

@@ -20,7 +20,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Union
 
-from understudy._torch import OpOverload, argument_names
+import torch
+
+from understudy._torch import Device, OpOverload, argument_names
 from understudy.spec.tensor_spec import TensorSpec
 
 
@@ -81,6 +83,14 @@ class Call:
     @staticmethod
     def of(op: OpOverload, args: tuple[object, ...], kwargs: dict[str, Any]) -> Call:
         return Call(op, args, kwargs, tuple(flat(TensorSpec, args, kwargs)))
+
+    def on(self, device: torch.device) -> Call:
+        """This call with all its tensors on one device."""
+        devices = {*flat(Device, self.args, self.kwargs), *(spec.device for spec in self.inputs)}
+        if devices <= {device}:
+            return self
+        args, kwargs = map_structure(lambda spec: spec.on(device), TensorSpec, (self.args, self.kwargs))
+        return Call.of(self.op, *map_structure(lambda _: device, Device, (args, kwargs)))
 
     def argument_of(self, position: int) -> str:
         """The name of the argument that holds the input of this position."""

@@ -10,6 +10,7 @@ import torch
 
 from understudy import _torch
 from understudy._torch import active_fake_mode
+from understudy.errors import DynamicOutputShapeException
 from understudy.fake.inputs import is_real
 from understudy.fake.kernels import autocast
 from understudy.fake.native import WITHOUT_INDEX, canonical, native, on_first_device
@@ -18,6 +19,7 @@ from understudy.fake.tensor import FakeTensor
 from understudy.patching import ABSENT_DEVICES, ANY_MODE, ENGINE, STORAGES, patch, patch_call
 from understudy.spec import TensorSpec
 from understudy.spec.call import flat
+from understudy.spec.error_context import with_line
 
 Function = Callable[..., Any]
 
@@ -168,6 +170,8 @@ def take_data(original: Function) -> Function:
             device = torch.get_default_device()  # of an array or a tensor, which C++ moves there
         if device is not None and type(device) is not int:
             kwargs["device"] = canonical(torch.device(device))
+        if mode.shape_env is not None and kwargs.keys() <= OPTIONS and flat(torch.SymInt, (data,), {}):
+            return stack_data(original, (), data, kwargs)  # C++ would specialise the sizes
         try:
             return original(data, **kwargs)
         except (RuntimeError, TypeError):
@@ -176,6 +180,52 @@ def take_data(original: Function) -> Function:
         return stack_data(original, (), data, kwargs)
 
     return make
+
+
+@patch_call("torch.frombuffer", during=ANY_MODE)
+def lift_buffer(original: Function, *args: object, requires_grad: bool = False, **kwargs: object) -> Any:
+    """C++ makes a real tensor of a buffer, and tells no mode of it; of an array (`torch.from_numpy`) it does."""
+    made = original(*args, **kwargs)
+    if active_fake_mode() is not None:
+        made = torch.ops.aten.lift_fresh(made)
+    return made.requires_grad_() if requires_grad else made
+
+
+@patch_call("torch._shape_as_tensor", during=ANY_MODE)
+def tell_shape_to_modes(original: Function, tensor: torch.Tensor) -> Any:
+    """C++ writes the sizes into the memory of a tensor that it makes."""
+    return original(tensor) if active_fake_mode() is None else torch.tensor([*tensor.shape], dtype=torch.int64)
+
+
+@patch_call("torch.sparse_coo_tensor", during=ANY_MODE)
+def find_size_of_sparse(original: Function, *args: Any, **kwargs: Any) -> Any:
+    """C++ reads the largest index for a size that is not given, and all of them to check that they fit; and it asks the
+    build about the device."""
+    given = dict(zip(("indices", "values", "size"), args, strict=False)) | kwargs
+    mode = active_fake_mode()
+    if mode is None or "values" not in given:
+        return original(*args, **kwargs)
+    is_checked = given.pop("check_invariants", None)
+    if is_checked is None:
+        is_checked = torch.sparse.check_sparse_tensor_invariants.is_enabled()
+    values = torch.as_tensor(given.pop("values"), dtype=given.pop("dtype", None), device=given.pop("device", None))
+    indices = torch.as_tensor(given.pop("indices"), dtype=torch.int64, device=values.device)
+    size = given.pop("size", None)
+    if size is None or is_checked:
+        size = _size_of_sparse(mode, original, indices, values, size, is_checked)
+    return original(indices, values, size, check_invariants=False, **given)
+
+
+def _size_of_sparse(mode: Any, original: Function, indices: Any, values: Any, size: Any, is_checked: bool) -> Any:
+    known = mode.value_without_guards(indices) if type(indices) is FakeTensor else None
+    if known is not None and known.device.type == "cpu":
+        with _torch.no_modes():
+            entries = torch.zeros(()).expand(tuple(map(int, values.shape)))
+            return original(known, entries, *([] if size is None else [size]), check_invariants=is_checked).shape
+    if size is None:
+        error = DynamicOutputShapeException("a sparse tensor without a size is as large as its indices, which have no data")
+        raise with_line(error, "torch.sparse_coo_tensor", getattr(indices, "_spec", indices), "give the size")
+    return size
 
 
 def has_stand_ins(data: object) -> bool:
@@ -187,7 +237,8 @@ def stack_data(func: Function, of: Any, data: object, kwargs: dict[str, Any]) ->
     tensor whose method `func` is."""
     example = _make_example(func, of, data, kwargs)
     leaves = [_make_leaf(value, example.dtype) for value in _list_leaves(data)]
-    result = torch.stack(leaves).view(example.shape) if example.ndim else leaves[0]
+    result = torch.stack(leaves) if example.ndim else leaves[0]
+    result = result.view(example.shape) if example.ndim > 1 else result
     device = kwargs.get("device", of[0].device if of else None)
     result = result if device is None else result.to(device)
     return result.requires_grad_() if example.requires_grad else result

@@ -417,3 +417,17 @@ def decompose_unsafe_chunk(x: Tensor, chunks: int, dim: int = 0) -> Any:
     if size == 0:
         return torch.unsafe_split_with_sizes(x, [size] * (chunks - 1) + [size - (size * chunks - length)], dim)
     return aten.unsafe_split.Tensor(x, size, dim)
+
+
+@decomposition("unflatten_dense_tensors")
+def decompose_unflatten(flat: Tensor, tensors: list[Tensor]) -> list[Tensor]:
+    """Parts of a flat tensor, in the shapes of others."""
+    results: list[Tensor] = []
+    start: Any = 0
+    for like in tensors:
+        if like.numel() == 0:
+            results.append(torch.empty((0,), dtype=flat.dtype, device=flat.device))
+            continue
+        results.append(torch.narrow(flat, 0, start, like.numel()).view(like.shape))
+        start = start + like.numel()
+    return results

@@ -12,6 +12,7 @@ from understudy.errors import ArgumentError, DtypeError, OperatorError, ShapeMis
 from understudy.ops.factories import clone, strides_in_format
 from understudy.ops.registry import Rule, rule
 from understudy.ops.shared.batching import BatchLevel, at_one_level, batching_rule, dim_behind_batch
+from understudy.ops.shared.decompositions import decomposition
 from understudy.ops.shared.layouts import suggested_format
 from understudy.ops.variants import check_no_overlap
 from understudy.ops.views.basic import (
@@ -223,3 +224,21 @@ def _make_write_rule(op: Any) -> Function:
 
 for _name in ("select_scatter", "slice_scatter"):
     batching_rule(_name)(_make_write_rule(getattr(aten, _name)))
+
+
+# --- decompositions for symbolic sizes ----------------------------------------------------------------------
+
+
+@decomposition("fill_diagonal_")
+def decompose_fill_diagonal(x: torch.Tensor, fill_value: float, wrap: bool = False) -> Any:
+    if x.dim() < 2:
+        return NotImplemented  # C++ says what is wrong
+    height, width = x.shape[:2]
+    if x.dim() > 2 and any(size != height for size in x.shape):
+        raise ShapeMismatch(f"fill_diagonal_: all dimensions of a tensor must be of one length, got {list(x.shape)}")
+    step, offset, length = sum(x.stride()), x.storage_offset(), torch.sym_min(height, width)
+    x.as_strided((length,), (step,), offset).fill_(fill_value)
+    if wrap and x.dim() == 2 and height > width + 1:
+        below = (x.numel() + width) // (width + 1) - length
+        x.as_strided((below,), (step,), offset + x.stride(0) * (width + 1)).fill_(fill_value)
+    return x
