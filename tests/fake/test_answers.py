@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from understudy import FakeTensorMode, ShapeEnv, unset_fake_temporarily
 from understudy.errors import (
@@ -316,6 +317,52 @@ def test_each_condition_of_a_check_passes() -> None:
         x = torch.randn(4, 5)
         if (x < 0).any() or not (x > 0).all():
             raise ValueError("negative")
+
+
+def test_loops_go_on_and_end() -> None:
+    """Early stopping does not stop; what iterates until a value is small enough ends all the same."""
+    with plausible():
+        epochs = 0
+        for _ in range(20):
+            epochs += 1
+            if torch.randn(8).mean() > 0.01:
+                print("stopped")
+                break
+        assert epochs == 20
+        rounds, error = 0, torch.randn(())
+        while error > 1e-3:
+            rounds, error = rounds + 1, torch.randn(3).norm()
+        assert 1 < rounds < 100
+        tried = 0
+        while True:
+            tried += 1
+            if torch.rand(()) < 0.3:
+                break
+        assert 1 < tried < 100
+        rounds = 0
+        while torch.randn(3).norm() > 1e-3 and rounds < 50:
+            rounds += 1
+        assert rounds == 50
+
+
+def test_a_line_search_finds_its_point() -> None:
+    """Memory of L-BFGS grows with the directions that it keeps."""
+    evaluations = 0
+    with plausible():
+        weights = nn.Parameter(torch.randn(100))
+        optimizer = torch.optim.LBFGS([weights], max_iter=20, history_size=8, line_search_fn="strong_wolfe")
+
+        def closure() -> torch.Tensor:
+            nonlocal evaluations
+            evaluations += 1
+            optimizer.zero_grad()
+            loss = weights.square().sum()
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+        assert len(optimizer.state[weights]["old_dirs"]) == 8
+    assert 16 <= evaluations <= 26
 
 
 def test_a_better_score_is_better() -> None:

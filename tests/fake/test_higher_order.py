@@ -199,6 +199,16 @@ def test_compiled_functions_run_as_they_are() -> None:
         assert x.grad is not None
 
 
+def test_compiled_modules_are_wrapped_as_torch_wraps_them() -> None:
+    with FakeTensorMode():
+        linear = nn.Linear(3, 2)
+        for model in (torch.compile(linear, mode="max-autotune"), torch.compile(dynamic=False)(linear)):
+            assert isinstance(model, torch._dynamo.OptimizedModule)
+            assert model._orig_mod is linear
+            assert list(model.state_dict()) == ["_orig_mod.weight", "_orig_mod.bias"]
+            assert not model.eval().training and not linear.training
+
+
 def test_torch_is_itself_again_afterwards() -> None:
     before = torch.compile, torch._ops.HigherOrderOperator.dispatch, torch.Tensor.device
     with FakeTensorMode():

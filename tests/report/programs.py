@@ -99,6 +99,45 @@ def regress(loss: Callable[..., torch.Tensor]) -> None:
         optimizer.step()
 
 
+def fit_by_closure(**options: Any) -> None:
+    """L-BFGS, until it has all the directions that it keeps."""
+    net = nn.Sequential(nn.Linear(64, 256), nn.Tanh(), nn.Linear(256, 1))
+    optimizer = torch.optim.LBFGS(net.parameters(), history_size=10, **options)
+    x, y = torch.randn(50, 64), torch.randn(50, 1)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = F.mse_loss(net(x), y)
+        loss.backward()
+        return loss
+
+    for _ in range(2):
+        optimizer.step(closure)
+
+
+def compare_rows() -> None:
+    """The gradient of the loss of logits goes on to a sum, whose gradient is a view of it."""
+    users, items = nn.Embedding(50, 64), nn.Embedding(20, 64)
+    optimizer = torch.optim.Adam([*users.parameters(), *items.parameters()], foreach=False)
+    for _ in range(2):
+        optimizer.zero_grad()
+        scores = (users(torch.randint(0, 50, (128,))) * items(torch.randint(0, 20, (128,)))).sum(-1)
+        F.binary_cross_entropy_with_logits(scores, torch.ones(128)).backward()
+        optimizer.step()
+
+
+def mix_dtypes() -> None:
+    """Operands in other dtypes than the kernel computes in, as masks and integers are, are copied by the CPU's kernels."""
+    x = torch.randn(64, 512, requires_grad=True)
+    mask, count = torch.ones(64, 512, dtype=torch.bool), torch.arange(512)
+    kept = (x * mask + count / 2) * (count > 100.5)
+    weights = torch.where(mask, x.bfloat16() * x, count)
+    total = (kept.sum() + weights.mean()) / mask.sum()
+    total.backward()
+    with torch.no_grad():
+        x.mul_(mask).sub_(x.grad.bfloat16()).mul_(0.5)
+
+
 optim = torch.optim
 PROGRAMS: dict[str, Callable[[], None]] = {
     "adam": partial(train, optim.Adam),
@@ -123,8 +162,21 @@ PROGRAMS: dict[str, Callable[[], None]] = {
     "dropout": partial(train, optim.AdamW, dropout=0.1),
     "gradients kept as zeros": partial(train, optim.AdamW, set_to_none=False),
     "one step": partial(train, optim.Adam, steps=1),
+    "lbfgs": partial(fit_by_closure, lr=0.01),
+    "mixed dtypes": mix_dtypes,
+    "logits of a sum": compare_rows,
     **{
         f"{loss.__name__}": partial(regress, loss)
-        for loss in (F.mse_loss, F.smooth_l1_loss, F.huber_loss, F.soft_margin_loss, F.binary_cross_entropy)
+        for loss in (
+            F.mse_loss, F.smooth_l1_loss, F.huber_loss, F.soft_margin_loss, F.binary_cross_entropy,
+            F.binary_cross_entropy_with_logits,
+        )
     },
+    "logits, weighted": partial(regress, lambda x, y: F.binary_cross_entropy_with_logits(x, y, weight=torch.ones(512))),
+    "logits, positive examples weighted": partial(
+        regress, lambda x, y: F.binary_cross_entropy_with_logits(x, y, pos_weight=torch.ones(512))
+    ),
+    "logits, each by itself": partial(
+        regress, lambda x, y: F.binary_cross_entropy_with_logits(x, y, reduction="none").mean()
+    ),
 }

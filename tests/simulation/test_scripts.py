@@ -206,3 +206,48 @@ def test_nothing_is_left_behind(tmp_path: Path) -> None:
         run(tmp_path, text)
         after = builtins.open, os.stat, threading.Thread.start, torch.save, dict(os.environ), list(sys.meta_path)
         assert after == before
+
+
+WRITERS = {
+    "text of NumPy": "import numpy as np\nnp.savetxt('out', np.zeros(3))\nassert np.loadtxt('out').shape == (3,)",
+    "a scripted module": "import torch\ntorch.jit.script(torch.nn.Linear(2, 2)).save('out')\ntorch.jit.load('out')",
+    "a scripted function": "import torch\ntorch.jit.save(torch.jit.script(torch.nn.ReLU()), 'out')\ntorch.jit.load('out')",
+    "a trace": "import torch\nwith torch.profiler.profile() as p:\n    torch.ones(2) + 1\np.export_chrome_trace('out')",
+    "a compressed file": "import bz2\nbz2.open('out', 'wb').close()",
+    "an archive": "import tarfile\ntarfile.open('out', 'w').close()\nassert tarfile.is_tarfile('out')",
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_files_of_libraries_are_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = run(tmp_path, f"{WRITERS[name]}\n")
+    assert result.exit_code == 0, result.error
+    assert [path.name for path in tmp_path.iterdir()] == ["script.py"]
+    assert any(write.to_record()["target"].endswith("out") for write in result.writes)
+
+
+SPAWNED = """
+import torch
+import torch.multiprocessing as mp
+
+def train(rank, world):
+    model = torch.nn.Linear(64, 64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(5):
+        model(torch.ones(2, 64)).sum().backward()
+        optimizer.step()
+
+if __name__ == "__main__":
+    mp.spawn(train, args=({count},), nprocs={count})
+"""
+
+
+def test_spawned_processes_are_rehearsed_in_this_one(tmp_path: Path) -> None:
+    result = run(tmp_path, SPAWNED.format(count=1))
+    assert (result.exit_code, result.steps, result.was_ended) == (0, 2, True)
+
+
+def test_several_processes_need_cards(tmp_path: Path) -> None:
+    result = run(tmp_path, SPAWNED.format(count=4))
+    assert result.exit_code == 1 and "name them, as in --device 4xh100" in result.error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import subprocess
@@ -799,3 +800,25 @@ def test_writes_in_inference_mode_are_counted(name: str) -> None:
     assert expected
     with understudy.simulate("h100"), torch.device("cuda"):
         assert count(torch.ones(2, 6)) == expected
+
+
+def test_memory_of_a_caught_error_is_free_again() -> None:
+    """Programs that look for the largest batch catch the error, and try a smaller one: what the frames held is gone."""
+
+    def add() -> None:
+        held = torch.empty(8 << 30, dtype=torch.uint8, device="cuda")
+        held + torch.empty(8 << 30, dtype=torch.uint8, device="cuda")
+
+    refused = 0
+    gc.disable()
+    try:
+        with understudy.simulate("t4"):
+            for _ in range(2):
+                try:
+                    add()
+                except torch.OutOfMemoryError:
+                    refused += 1
+                assert torch.cuda.memory_allocated() == 0
+    finally:
+        gc.enable()
+    assert refused == 2

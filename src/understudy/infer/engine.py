@@ -34,7 +34,7 @@ from understudy.ops.registry import Registered, record_of, user_rule
 from understudy.ops.shared.decompositions import decomposition
 from understudy.ops.traits import caching
 from understudy.ops.traits.devices import device_of, refuse_without_kernel
-from understudy.ops.traits.rare_dtypes import refuse_rare
+from understudy.ops.traits.host_kernels import refuse_rare
 from understudy.ops.traits.values import is_determined, specs_in
 from understudy.ops.traits.writes import written_inputs
 from understudy.ops.variants import rule_of

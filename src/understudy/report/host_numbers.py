@@ -1,11 +1,13 @@
-"""Numbers that eager turns into tensors: 8 bytes each on the CPU, for the time of the call or while autograd keeps them.
+"""Memory of the CPU that no operator of a program shows.
 
-`x * 0.5` makes a tensor of 0.5. Where x needs a gradient, the node of autograd keeps it until it has run, or is gone.
+`x * 0.5` makes a tensor of 0.5: 8 bytes, for the time of the call. Where x needs a gradient, the node of autograd keeps it
+until it has run, or is gone. `x * mask` copies the mask in the dtype of x for the time of the call.
 The state of the random generator, which checkpointing keeps, is a tensor that no operator makes.
 """
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -15,13 +17,14 @@ import torch
 from understudy import _torch
 from understudy._torch import OpOverload
 from understudy.fake.tensor import FakeTensor
-from understudy.ops.registry import record_of
-from understudy.ops.traits.scratch import NUMBER_SIZES, saves_number, tensor_positions
+from understudy.ops.traits.host_kernels import casts_of, saves_number, size_of_cast, tensor_positions
+from understudy.ops.traits.scratch import NUMBER_SIZES
 from understudy.patching import OBSERVATION, patch_call
 from understudy.report.measurement import Measurement
-from understudy.simulation.events import Listener, ScratchRecord
+from understudy.simulation.events import AfterCall, Listener, ScratchRecord
 from understudy.simulation.memory import HostMemory
 from understudy.simulation.storages import ObservedMode
+from understudy.spec.call import Call, flat, map_structure
 
 CPU = torch.device("cpu")
 
@@ -41,12 +44,34 @@ class _KeptNumber:
     __del__ = __call__
 
 
+class HostCasts(Listener):
+    """Copies of operands in the dtype in which a kernel computes. Goes before `HostNumbers`: both are there at a time."""
+
+    def __init__(self, mode: ObservedMode) -> None:
+        self.mode = mode
+
+    def follow_plan(self, func: Any, args: Any, kwargs: dict[str, Any], result: object) -> AfterCall | None:
+        if not isinstance(func, OpOverload):
+            return None
+        args, kwargs = map_structure(lambda fake: fake._spec, FakeTensor, (args, kwargs))
+        call, results = Call.of(func, tuple(args), kwargs), [fake._spec for fake in flat(FakeTensor, (result,), {})]
+        if any(spec.device != CPU for spec in (*call.inputs, *results)):
+            return None
+        sizes = casts_of(call, results)
+        return functools.partial(self._take, sizes, func) if sizes else None
+
+    def _take(self, sizes: tuple[int, ...], func: OpOverload, *call: object) -> None:
+        for record in [self.mode.add_scratch(size, CPU, func) for size in sizes]:
+            self.mode.end_scratch(record)
+
+
 class HostNumbers(Listener):
     """Goes with a measurement of the CPU's memory, as the listener before it."""
 
     def __init__(self, mode: ObservedMode, measurement: Measurement, memory: HostMemory) -> None:
         self.mode = mode
         self.memory = memory
+        self._events = measurement.events
         measurement.places.on_real_tensor = self.follow
         self._totals = measurement.totals_of(CPU)
         self._positions: dict[int, tuple[int, ...]] = {}
@@ -66,7 +91,7 @@ class HostNumbers(Listener):
                 size = NUMBER_SIZES.get(type(args[position]))
                 if size is not None:
                     self._numbers += size
-                    self._casts += _size_of_cast(func, args, args[position])
+                    self._casts += self._size_of_cast(func, args, args[position])
         if self._numbers:
             self._count(self._numbers + self._casts)
 
@@ -81,10 +106,17 @@ class HostNumbers(Listener):
             record.category = "activations"
             self._kept = weakref.ref(result), record
 
+    def _size_of_cast(self, func: Any, args: tuple[object, ...], number: object) -> int:
+        operands = [arg._spec if type(arg) is FakeTensor else arg for arg in args[:2]]
+        return size_of_cast(func, operands, number) if any(type(arg) is FakeTensor for arg in args[:2]) else 0
+
     def _count(self, size: int) -> None:
         self.memory.allocate(size)
-        self._totals.live += size
-        self._totals.transient += size
+        totals = self._totals
+        totals.live += size
+        totals.transient += size
+        if totals.live > totals.peak:  # of a call that makes no tensor
+            totals.peak, totals.peak_event, totals.peak_transient = totals.live, len(self._events), totals.transient
 
     def follow(self, tensor: torch.Tensor) -> None:
         """Count a real tensor that torch has made without the dispatcher."""
@@ -105,18 +137,6 @@ class HostNumbers(Listener):
             kept = _KeptNumber(self.mode, record)
             _torch.attach_to_node(node, "understudy: a number", kept)
             node.register_hook(kept)
-
-
-def _size_of_cast(func: Any, args: tuple[object, ...], number: object) -> int:
-    """Pointwise kernels cast the number to the dtype in which they compute."""
-    tensor = next((fake for fake in args if type(fake) is FakeTensor), None)
-    if tensor is None or not (record_of(func).is_pointwise or func._schema.name.endswith("_")):
-        return 0
-    wrapped = torch.float64 if isinstance(number, float) else torch.int64
-    computed = tensor._spec.dtype
-    if isinstance(number, float) and not (computed.is_floating_point or computed.is_complex):
-        computed = torch.get_default_dtype()
-    return 0 if computed is wrapped else computed.itemsize
 
 
 @patch_call("torch.get_rng_state", "torch.random.get_rng_state", during=OBSERVATION)

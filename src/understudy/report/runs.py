@@ -22,7 +22,7 @@ import torch
 
 from understudy.contexts import GuardedExit, contextmanager, guard_exit
 from understudy.report.borrowed_state import borrow_state, make_stand_in
-from understudy.report.host_numbers import HostNumbers
+from understudy.report.host_numbers import HostCasts, HostNumbers
 from understudy.report.measurement import Measurement
 from understudy.report.rehearsal import Rehearsal
 from understudy.report.summary import STATED_ERROR, RunFacts, VerdictOptions, summarise
@@ -79,7 +79,8 @@ class Recorder:
             for device in self.memory.devices:
                 device.find_place = self.measurement.places.describe
             if not self.memory.devices:
-                self.mode.add_listener(HostNumbers(self.mode, self.measurement, self.memory.host))
+                for listener in (HostCasts(self.mode), HostNumbers(self.mode, self.measurement, self.memory.host)):
+                    self.mode.add_listener(listener)
             with self.measurement.listen():
                 yield
 

@@ -185,14 +185,13 @@ class EventQueue:
             try:
                 events = self.waiting[:]
                 del self.waiting[: len(events)]
-                errors = [tell(events) for tell in self._on_events]
+                errors = list(filter(None, [tell(events) for tell in self._on_events]))
             finally:
                 self._is_telling = False
                 self.rest = max([LEAST_REST, *[listener.rest for listener in self._listeners]])
                 self.room = min([MOST_EVENTS * self.rest, *[listener.room for listener in self._listeners]])
-        for error in errors:
-            if error is not None:
-                raise error
+        if errors:  # an error that this frame referred to would keep all frames of the program alive, and their tensors
+            raise errors.pop(0)
 
     def change_listeners(self, listeners: tuple[Listener, ...]) -> None:
         self.tell()

@@ -29,7 +29,7 @@ from understudy import _torch
 from understudy.contexts import contextmanager
 from understudy.errors import UnderstudyError
 from understudy.patching import REHEARSAL, Hold, patch, patch_found
-from understudy.simulation.overlay import active_overlay, note_refused
+from understudy.simulation.overlay import active_overlay, note_refused, place_for, redirect_path
 
 Function = Callable[..., Any]
 
@@ -215,40 +215,16 @@ def refuse_pushes(original: Function) -> Function:
 # --- files that are opened in C++ and Rust ----------------------------------------------------------------------------
 
 
-def _redirect_path(original: Function, position: int, name: str, what: str) -> Function:
-    """Call it with a path of the overlay."""
+@when_imported("numpy.lib._datasource", "DataSource.open", is_for_harm=True)
+def open_text_in_overlay(original: Function) -> Function:
+    """`numpy.savetxt` and its like have `open` from before a rehearsal."""
 
-    def call(*args: object, **kwargs: object) -> Any:
+    def open_in_place(self: object, path: Any, mode: str = "r", *args: object, **kwargs: object) -> Any:
         overlay = active_overlay()
-        path = args[position] if len(args) > position else kwargs.get(name)
-        if overlay is None or not isinstance(path, (str, os.PathLike)):
-            return original(*args, **kwargs)
-        whole = overlay.run(overlay.absolute, path)
-        if whole is None:
-            return original(*args, **kwargs)
-        if what == "read":
-            place = overlay.run(overlay.find, path)
-        else:
-            overlay.run(overlay.note, what, whole)
-            place = overlay.run(overlay.place, path)
-        place = os.fspath(place)
-        if len(args) > position:
-            return original(*args[:position], place, *args[position + 1 :], **kwargs)
-        return original(*args, **{**kwargs, name: place})
+        place = path if overlay is None else overlay.run(place_for, overlay, path, mode)
+        return original(self, os.fspath(place), mode, *args, **kwargs)
 
-    return call
-
-
-@patch("torch.save", during=REHEARSAL)
-def save_in_overlay(original: Function) -> Function:
-    """C++ writes the file."""
-    return _redirect_path(original, 1, "f", "torch.save")
-
-
-@patch("torch.load", during=REHEARSAL)
-def load_from_overlay(original: Function) -> Function:
-    """C++ reads the file."""
-    return _redirect_path(original, 0, "f", "read")
+    return open_in_place
 
 
 @when_imported("transformers.tokenization_utils_base", "PreTrainedTokenizerBase.save_pretrained", is_for_harm=True)
@@ -257,7 +233,7 @@ def save_tokenizer_in_overlay(original: Function) -> Function:
 
     def save(self: object, save_directory: Any, *args: object, **kwargs: object) -> Any:
         os.makedirs(save_directory, exist_ok=True)
-        return _redirect_path(original, 1, "save_directory", "save_pretrained")(self, save_directory, *args, **kwargs)
+        return redirect_path(original, 1, "save_directory", "save_pretrained")(self, save_directory, *args, **kwargs)
 
     return save
 
@@ -356,7 +332,7 @@ def save_header(original: Function) -> Function:
 @when_imported("safetensors.numpy", "serialize_file", is_for_harm=True)
 def serialize_in_overlay(original: Function) -> Function:
     """Rust writes the file."""
-    return _redirect_path(original, 1, "filename", "safetensors")
+    return redirect_path(original, 1, "filename", "safetensors")
 
 
 @when_imported("safetensors.torch", "_flatten", "_flatten_as_ptr")

@@ -297,7 +297,9 @@ class MachineMemory(Listener):
                 try:
                     record.address = memory.take(record.nbytes, record.stream)
                 except torch.OutOfMemoryError as error:
-                    refusal = error
+                    # Its frames refer to this one, which refers to it, and so the frames of the program would live on.
+                    refusal = error.with_traceback(None)
+                    refusal.__context__ = None
                     refused.append(record)
             # What follows is mostly of the same device.
             record = next(waiting, None) if memory is None else memory.serve(waiting, record.device)

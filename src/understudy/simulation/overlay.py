@@ -238,16 +238,19 @@ def _of_pathlib(*names: str) -> list[str]:
     return [f"pathlib._normal_accessor.{name}" for name in names if hasattr(pathlib, "_normal_accessor")]
 
 
-@patch_call("builtins.open", "io.open", *_of_pathlib("open"), during=REHEARSAL)
+@patch_call(
+    "builtins.open", "io.open", "bz2._builtin_open", "tarfile.bltn_open", *_of_pathlib("open"), during=REHEARSAL
+)
 def open_in_overlay(original: Function, file: object, mode: str = "r", *args: object, **kwargs: object) -> Any:
     """What a rehearsal writes goes to its overlay, and is read from there."""
     overlay = active_overlay()
     if overlay is None or isinstance(file, int) or kwargs.get("opener") is not None:
         return original(file, mode, *args, **kwargs)
-    return original(overlay.run(_place_for, overlay, file, mode), mode, *args, **kwargs)
+    return original(overlay.run(place_for, overlay, file, mode), mode, *args, **kwargs)
 
 
-def _place_for(overlay: Overlay, file: Any, mode: str) -> Any:
+def place_for(overlay: Overlay, file: Any, mode: str) -> Any:
+    """The path with which a file is opened."""
     if not WRITING & set(mode):
         return overlay.find(file)
     whole = overlay.absolute(file)
@@ -273,7 +276,7 @@ def open_descriptor_in_overlay(
         return original(path, flags, mode, dir_fd=dir_fd)
     is_written = flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND)
     text = ("x" if flags & os.O_EXCL else "w" if flags & os.O_TRUNC else "a") if is_written else "r"
-    return original(overlay.run(_place_for, overlay, path, text), flags, mode)
+    return original(overlay.run(place_for, overlay, path, text), flags, mode)
 
 
 @patch_call(
@@ -432,3 +435,52 @@ def remove_tree_in_overlay(
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.fspath(path))
 
 
+# --- files that are opened in C++
+
+
+def redirect_path(original: Function, position: int, name: str, what: str) -> Function:
+    """Call it with a path of the overlay."""
+
+    def call(*args: object, **kwargs: object) -> Any:
+        overlay = active_overlay()
+        path = args[position] if len(args) > position else kwargs.get(name)
+        if overlay is None or not isinstance(path, (str, os.PathLike)):
+            return original(*args, **kwargs)
+        whole = overlay.run(overlay.absolute, path)
+        if whole is None:
+            return original(*args, **kwargs)
+        if what == "read":
+            place = overlay.run(overlay.find, path)
+        else:
+            overlay.run(overlay.note, what, whole)
+            place = overlay.run(overlay.place, path)
+        place = os.fspath(place)
+        if len(args) > position:
+            return original(*args[:position], place, *args[position + 1 :], **kwargs)
+        return original(*args, **{**kwargs, name: place})
+
+    return call
+
+
+@patch("torch.save", "torch.jit.save", "torch.jit._script.RecursiveScriptModule.save", during=REHEARSAL)
+def save_in_overlay(original: Function) -> Function:
+    """C++ writes the file."""
+    return redirect_path(original, 1, "f", "torch.save")
+
+
+@patch("torch.load", "torch.jit.load", during=REHEARSAL)
+def load_from_overlay(original: Function) -> Function:
+    """C++ reads the file."""
+    return redirect_path(original, 0, "f", "read")
+
+
+@patch("torch.autograd.profiler.profile.export_chrome_trace", during=REHEARSAL)
+def save_trace_in_overlay(original: Function) -> Function:
+    """C++ writes the file."""
+    return redirect_path(original, 1, "path", "trace")
+
+
+@patch("torch.autograd.profiler.profile.export_stacks", during=REHEARSAL)
+def save_stacks_in_overlay(original: Function) -> Function:
+    """C++ writes the file."""
+    return redirect_path(original, 1, "path", "trace")

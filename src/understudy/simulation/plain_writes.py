@@ -58,22 +58,44 @@ class PlainWrites:
         self._asked = 0
         self._last_adding: int | None = None
         """The number of the last node whose formula has added."""
+        self._formula = (-1, -1, -1)
+        """Of a loss of logits: the number of the tensor that its formula has made and goes on writing to, of the latest one
+        that it has made, and of its node."""
 
     def find(self, mode: ObservedMode, func: _torch.OpOverload, args: tuple[Any, ...]) -> _torch.OpOverload:
         """The operator that C++ would call if no mode were active, from within `__torch_dispatch__`."""
         place, variant = IN_PLACE[id(func)]
+        if place is PlainWrite.CONTINUES_FORMULA and self._formula[1] != mode.births:
+            return func
         is_temporary = sys.getrefcount(args[0]) <= CALL_REFERENCES
         first = args[0]
         if type(first) is not FakeTensor:
             return func
         if torch.is_grad_enabled() or not _is_called_by_engine(sys._getframe(2)):
+            if place is not PlainWrite.ADDS_GRADIENT:
+                return func
             is_biased = is_temporary and _is_biased_product(mode, args) and not _is_in_transform(sys._getframe(2))
             return variant if is_biased else func
+        if place is PlainWrite.STARTS_FORMULA:
+            self._start_formula(mode)
+            return func
+        if place is PlainWrite.CONTINUES_FORMULA:
+            return variant if self._continues_formula(mode, first) else func
         if place is PlainWrite.FILLS_ZEROS:
             return variant if _are_new_zeros(mode, first) else func
         if place is PlainWrite.JOINS_MASKS:
             return variant if self._find_name() in MASKING_NODES else func
         return variant if _is_sum(args) and _may_take(first) and not self._adds_by_itself() else func
+
+    def _start_formula(self, mode: ObservedMode) -> None:
+        (made, latest, node), running = self._formula, _torch.number_of_node(_torch.running_node())
+        number = mode.births + 1  # which the result will be
+        is_same = latest == mode.births and node == running
+        self._formula = made if is_same else number, number, running
+
+    def _continues_formula(self, mode: ObservedMode, fake: FakeTensor) -> bool:
+        record, (made, _, node) = mode.find_record(fake), self._formula
+        return record is not None and record.serial == made and node == _torch.number_of_node(_torch.running_node())
 
     def _adds_by_itself(self) -> bool:
         """Whether the formula of the running node asks for the sum."""

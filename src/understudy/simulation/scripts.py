@@ -35,6 +35,7 @@ from understudy.fake.mode import FakeTensorMode
 from understudy.lines import drop_own_frames, frames_to_show, is_own_file
 from understudy.patching import REHEARSAL, active, patch_call
 from understudy.simulation.libraries import adapt_libraries, add_note
+from understudy.simulation.machine import ACTIVE, SimulationError
 from understudy.simulation.offline_data import make_missing_data
 from understudy.simulation.overlay import Overlay, Write
 from understudy.simulation.steps import EndOfScript, StepCounter
@@ -77,6 +78,33 @@ def label_compilation(original: Function, *args: object, **kwargs: object) -> An
     if _torch.active_fake_mode() is not None:
         add_note("torch.compile: rehearsed as eager; the compiler may fuse kernels and free memory earlier")
     return original(*args, **kwargs)
+
+
+class _FinishedProcesses:
+    """What `spawn` gives without `join`."""
+
+    def join(self, timeout: float | None = None, grace_period: float | None = None) -> bool:
+        return True
+
+
+@patch_call("torch.multiprocessing.spawn", "torch.multiprocessing.start_processes", during=REHEARSAL)
+def run_first_process(
+    original: Function, fn: Function, args: tuple[Any, ...] = (), nprocs: int = 1, join: bool = True, *rest: object,
+    **settings: object,
+) -> Any:  # fmt: skip
+    """Another process would run for real, and would not be measured: the function of the first one is called here. The
+    process group of a simulated machine stands for the others."""
+    if _torch.active_fake_mode() is None:
+        return original(fn, args, nprocs, join, *rest, **settings)
+    if nprocs > 1 and ACTIVE.machine is None:
+        raise SimulationError(
+            f"{nprocs} processes that talk to each other can be rehearsed on cards only: name them, as in "
+            f"--device {nprocs}xh100"
+        )
+    if nprocs > 1:
+        add_note(f"torch.multiprocessing.spawn: the first of {nprocs} processes is rehearsed, in this one")
+    fn(0, *args)
+    return None if join else _FinishedProcesses()
 
 
 @patch_call("warnings.showwarning", during=REHEARSAL)

@@ -8,4 +8,5 @@
     cases_models     steps of training
     cases_decoders   a decoder in plain operators, as different people write it, also in full size
     cases_training   more of training: architectures, convolutions, sparse gradients, loaders
+    cases_programs   programs with several models, optimizers of their own, hooks, a search for the largest batch
 """

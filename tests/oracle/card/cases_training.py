@@ -101,6 +101,18 @@ class _Factors(nn.Module):
         return F.binary_cross_entropy_with_logits((self.users(users) * self.items(items)).sum(-1), torch.ones_like(users).float())
 
 
+class _Labels(nn.Module):
+    """Several labels for each example: the loss of logits is the largest part."""
+
+    def __init__(self, weighted: bool) -> None:
+        super().__init__()
+        self.out = nn.Linear(64, 4096)
+        self.register_buffer("weight", torch.full((4096,), 3.0) if weighted else None)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return F.binary_cross_entropy_with_logits(self.out(x), y, pos_weight=self.weight)
+
+
 def _train_from_loader(accumulated: int = 1) -> None:
     data = TensorDataset(torch.zeros(256, 512), torch.zeros(256, dtype=torch.long))
     model = _Perceptron().cuda()
@@ -149,6 +161,9 @@ def _plain_cases() -> Iterator[Case]:
         name = "" if dtype is None else ", autocast"
         yield f"convolutions{name}", partial(train, _ConvNet, images, autocast=dtype)
         yield f"U-Net{name}", partial(train, _UNet, {"x": torch.zeros(4, 3, 64, 64)}, autocast=dtype)
+    for weighted in (False, True):
+        batch = {"x": torch.zeros(512, 64), "y": torch.zeros(512, 4096)}
+        yield f"labels, weighted {weighted}", partial(train, partial(_Labels, weighted), batch)
     for mode in ("mean", "sum", "max"):
         yield f"bags, {mode}", partial(train, partial(_Bags, False, mode), bags)
     sgd, sparse_adam = partial(torch.optim.SGD, lr=0.1), partial(torch.optim.SparseAdam, lr=0.1)

@@ -20,7 +20,10 @@ import torch
 _EVENTS = {"alloc": "+", "free_completed": "-"}
 
 
-GROUPS = {"operators": "operator_cases", "models": "model_cases", "decoders": "decoder_cases", "training": "training_cases"}
+GROUPS = {
+    "operators": "operator_cases", "models": "model_cases", "decoders": "decoder_cases", "training": "training_cases",
+    "programs": "program_cases",
+}  # fmt: skip
 
 
 def find_cases(group: str) -> Iterator[tuple[str, Callable[[], None]]]:

@@ -34,11 +34,14 @@ Function = Callable[..., Any]
 
 @patch_call("torch.compile", during=ANY_MODE)
 def skip_compilation(original: Function, model: object = None, **options: object) -> object:
-    """torch's compiler does not support our fakes, and would gain nothing: the function runs uncompiled. Higher-order
+    """torch's compiler does not support our fakes, and would gain nothing: the function runs uncompiled. A module is
+    wrapped as torch wraps it, so that programs find `_orig_mod`, and its prefix in the names of parameters. Higher-order
     operators that are called eagerly compile themselves."""
     if active_fake_mode() is None and not _records_branches(_torch.active_recorder()):
         return original(model, **options)
-    return (lambda function: function) if model is None else model
+    if model is None:
+        return lambda function: skip_compilation(original, function)
+    return torch.compiler.disable(model) if isinstance(model, torch.nn.Module) else model
 
 
 @patch("torch._ops.HigherOrderOperator.dispatch", during=ANY_MODE)

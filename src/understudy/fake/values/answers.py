@@ -50,8 +50,8 @@ class Read:
 
     `what` is read ("item", "tolist", "numpy", "equal", or the name of an operator whose result has a data-dependent
     size) from a tensor with this `spec`, whose elements are in the range `values`. `wanted`: the answer with which a
-    check on that line passes (an `assert`, an `if` that raises), None if it is not part of a check. `least`, `most`:
-    bounds of a size.
+    check on that line passes (an `assert`, an `if` that raises), or a loop goes on, None if it decides neither. `rounds`:
+    after so many of them, the loop should end. `least`, `most`: bounds of a size.
     """
 
     what: str
@@ -61,6 +61,7 @@ class Read:
     wanted: bool | None = None
     least: int = 0
     most: int | None = None
+    rounds: int | None = None
     repeats: int = 0
     """How often this was read on this line before."""
 
@@ -109,7 +110,8 @@ class Plausible:
         dtype = torch.bool if read.what == "equal" else read.spec.dtype  # for `allclose`, the answer is a bool
         if dtype is torch.bool:
             if read.wanted is not None:
-                return read.wanted
+                is_last = read.rounds is not None and read.repeats % read.rounds == read.rounds - 1
+                return read.wanted != is_last
             return (read.values.likely or 0) >= 0.5
         if dtype.is_floating_point or dtype.is_complex:
             number = self._next_loss(read) if read.values.likely is None else float(read.values.likely)
@@ -168,8 +170,8 @@ class Answers:
         line = user_line()
         key = (line, what, str(spec))
         before = self._index.get(key)
-        wanted = value_for_check() if spec.dtype is torch.bool or what == "equal" else None
-        read = Read(what, spec, values, line, wanted, least, most, before.count if before else 0)
+        wanted, rounds = find_decision() if spec.dtype is torch.bool or what == "equal" else (None, None)
+        read = Read(what, spec, values, line, wanted, least, most, rounds, before.count if before else 0)
         answer = self.policy.answer(read)
         if answer is not NotImplemented:
             self._add(key, answer)
@@ -300,40 +302,60 @@ def answer_size(mode: FakeTensorMode, func: Any, fake: FakeTensor, least: int, m
     return answers.ask(name, fake._spec, range_of(fake), least=least, most=most)
 
 
-# --- checks in the user's program: which answer passes ------------------------------------------------------------
+# --- what the program decides by a read: checks, and whether a loop goes on ---------------------------------------
 
 _OUR_SOURCE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
 _METHODS = os.path.join("torch", "_tensor.py")
 _FUNCTION_MODES = ("__torch_function__", "handle_torch_function")
 """Functions through which a read goes, on its way from a line of the program, below `torch.device` and its like."""
 EXIT_FUNCTIONS = ("exit", "_exit", "abort", "fail")
+ROUNDS, MOST_ROUNDS, SEARCH_ROUNDS = 10, 1000, 3
+"""Of a loop that only the answer ends, of one that other conditions may end before, of one that looks for a point."""
+SETTLING_SEARCHES = {
+    (os.path.join("torch", "optim", "lbfgs.py"), "_strong_wolfe"): "a line search takes the first or the second point",
+}
+"""Functions that search, and set a flag where they are done. All other loops go on as long as they may."""
 
 
-def value_for_check() -> bool | None:
-    """The truth value with which the check on the user's current line passes; None if the read is not part of a check.
+@dataclass(frozen=True, slots=True)
+class _Decision:
+    """A condition, and the value that an ordinary run gives it. `rounds`: see `Read`."""
 
-    A check is an `assert`, or an `if` whose body raises.
+    test: ast.expr
+    usual: bool
+    rounds: int | None = None
+
+
+Wanted = tuple[bool | None, int | None]
+"""The truth value that the program's current condition should have, and for how many rounds."""
+
+
+def find_decision() -> Wanted:
+    """The truth value with which the check on the user's current line passes, or its loop goes on.
+
+    A check is an `assert`, or an `if` whose body raises. A loop goes on by the condition of a `while`, or by an `if` whose
+    body ends in `break`: early stopping does not stop, and what iterates does not converge at once.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         file, is_mode = frame.f_code.co_filename, frame.f_code.co_name in _FUNCTION_MODES
         if not is_mode and not file.startswith(_OUR_SOURCE) and not file.endswith(_METHODS):
-            return _value_for_check_at(frame.f_code, frame.f_lasti, frame.f_lineno)
+            return _find_decision_at(frame.f_code, frame.f_lasti, frame.f_lineno)
         frame = frame.f_back
-    return None
+    return None, None
 
 
 @functools.lru_cache(maxsize=4096)
-def _value_for_check_at(code: CodeType, instruction: int, line: int) -> bool | None:
-    for statement in _checks_in(code.co_filename):
-        if not statement.test.lineno <= line <= (statement.test.end_lineno or 0):
+def _find_decision_at(code: CodeType, instruction: int, line: int) -> Wanted:
+    for decision in _decisions_in(code.co_filename):
+        if not decision.test.lineno <= line <= (decision.test.end_lineno or 0):
             continue
-        leaves = list(_conditions(statement.test, isinstance(statement, ast.Assert)))
+        leaves = list(_conditions(decision.test, decision.usual))
         for where in _positions(code, instruction, line):
             for leaf, wanted in leaves:
                 if _covers(leaf, where):
-                    return wanted
-    return None
+                    return wanted, decision.rounds
+    return None, None
 
 
 Span = tuple[int, int, int | None, int | None]
@@ -357,16 +379,38 @@ MOST_STEPS_BACK = 16
 
 
 @functools.lru_cache(maxsize=256)
-def _checks_in(file: str) -> tuple[ast.Assert | ast.If, ...]:
+def _decisions_in(file: str) -> tuple[_Decision, ...]:
     try:
         tree = ast.parse("".join(linecache.getlines(file)))
     except SyntaxError:  # not Python source
         return ()
-    return tuple(
-        node
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Assert) or (isinstance(node, ast.If) and any(map(_exits, node.body)))
-    )
+    return tuple(_walk_decisions(tree, file, None, False))
+
+
+def _walk_decisions(node: ast.AST, file: str, loop: ast.AST | None, settles: bool) -> Iterator[_Decision]:
+    """Of all statements below. `loop`: the innermost one around them; `settles`: in one of SETTLING_SEARCHES."""
+    if isinstance(node, ast.Assert):
+        yield _Decision(node.test, True)
+    elif isinstance(node, ast.If) and any(map(_exits, node.body)):
+        yield _Decision(node.test, False)
+    elif isinstance(node, ast.If) and settles:
+        is_done, is_first = any(map(_sets_flag, node.body)), isinstance(node.body[-1], ast.Break)
+        yield _Decision(node.test, is_done, SEARCH_ROUNDS if is_first and not is_done else None)
+    elif isinstance(node, ast.If) and loop is not None and isinstance(node.body[-1], ast.Break):
+        is_endless = isinstance(loop, ast.While) and isinstance(loop.test, ast.Constant)
+        yield _Decision(node.test, False, ROUNDS if is_endless else MOST_ROUNDS)
+    elif isinstance(node, ast.While):
+        yield _Decision(node.test, True, MOST_ROUNDS if isinstance(node.test, ast.BoolOp) else ROUNDS)
+    if isinstance(node, (ast.For, ast.While)):
+        loop = node
+    elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+        loop, settles = None, any(file.endswith(end) and node.name == name for end, name in SETTLING_SEARCHES)
+    for child in ast.iter_child_nodes(node):
+        yield from _walk_decisions(child, file, loop, settles)
+
+
+def _sets_flag(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Constant) and statement.value.value is True
 
 
 def _exits(statement: ast.stmt) -> bool:

@@ -4,10 +4,10 @@
     values       whether the values of results follow from those of inputs; which arguments are indices
     ranges       bounds of the values of results
     devices      on which device a call runs, which calls accept several devices
-    rare_dtypes  dtypes with few CPU kernels
     autocast     which dtype autocast casts to, which way composites go on an accelerator
     caching      which plans may be cached, which composites have recipes, how operators appear in a recorded graph
     scratch      temporary memory of kernels and libraries; how reductions spread over blocks
     cuda_kernels temporary memory of attention and of sorts
+    host_kernels CPU kernels: dtypes that few take, operands that they copy, Python numbers
     flops        the work of a call: multiply-adds, operations, bytes moved
 """

@@ -6,7 +6,7 @@
     scratch.is_exact   whether the sizes are those of the kernel, or an estimate
     scratch.first      how many of the sizes come before the results, of operators that `makes_results_late` names
 
-Beside it: which operators have a workspace of cuBLAS (`uses_blas`), and Python numbers that eager makes tensors of.
+Beside it: which operators have a workspace of cuBLAS (`uses_blas`).
 
 A formula is called with the device's facts, the specs of the results, then the arguments of the call. Those of attention and
 of sorts are in `cuda_kernels`.
@@ -519,22 +519,6 @@ uses_blas.mark(
 )  # fmt: skip
 
 
-# --- Python numbers in the place of tensors: eager makes a tensor of each, which the dispatcher shows as the number again
-
-saves_number: Trait[bool] = Trait("autograd keeps the number that is given for its second tensor")
-saves_number.mark("mul.Tensor", "mul_.Tensor", "div.Tensor", "div_.Tensor", "div.Tensor_mode", "div_.Tensor_mode")
+# --- Python numbers that eager makes tensors of
 
 NUMBER_SIZES: dict[type, int] = {float: 8, int: 8, bool: 1, complex: 16}
-
-
-def _find_positions(op: OpOverload) -> tuple[int, ...] | None:
-    if not record_of(op).is_builtin:
-        return ()
-    return tuple(
-        position
-        for position, argument in enumerate(op._schema.arguments)
-        if isinstance(argument.type, torch.TensorType) and not argument.kwarg_only
-    )
-
-
-tensor_positions: Trait[tuple[int, ...]] = Trait("positions of arguments that are tensors", derive=_find_positions)

@@ -112,6 +112,9 @@ class PlainWrite(Enum):
     """A formula of a gradient writes into zeros that it has just made."""
     JOINS_MASKS = auto()
     """The formula of a gradient writes into a mask of its own."""
+    STARTS_FORMULA = auto()
+    """The formula of a gradient makes a tensor that it then writes to: that of a loss of logits."""
+    CONTINUES_FORMULA = auto()
 
 
 plain_write: Trait[PlainWrite] = Trait("where autograd writes in place with plain tensors")
@@ -123,6 +126,8 @@ plain_write.register(
 )  # fmt: skip
 
 plain_write.register(PlainWrite.JOINS_MASKS, "logical_and", "logical_or")
+plain_write.register(PlainWrite.STARTS_FORMULA, "sigmoid", "add.Scalar")
+plain_write.register(PlainWrite.CONTINUES_FORMULA, "sub.Tensor", "mul.Tensor", "div.Tensor")
 
 gives_zeros: Trait[bool] = Trait("makes a tensor of zeros", of_packets=True)
 gives_zeros.mark("zeros", "new_zeros", "zeros_like")
