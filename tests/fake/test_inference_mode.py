@@ -290,3 +290,15 @@ def test_autocast_on_other_devices_casts_inside_of_composites() -> None:
         assert loss.dtype is torch.float32
     with mode, torch.inference_mode():  # the plans of before are for autocast that is off
         assert nn.RNNCell(4, 3, device="cuda")(r("cuda", 2, 4)).dtype is torch.float32
+
+
+def test_a_number_is_read_of_one_element() -> None:
+    env = ShapeEnv(specialize_zero_one=False)
+    mode = FakeTensorMode(shape_env=env)
+    one = mode.from_tensor(torch.randn(1, 1), source="x", symbolic_context=dims("a", "b"))
+    with mode, torch.inference_mode():
+        one.item()
+        assert [str(guard.condition) for guard in env.guards] == ["a*b == 1"]
+        with pytest.raises(RuntimeError, match="2 elements cannot be converted"):
+            torch.empty(2).item()
+        assert torch.tensor([3]).item() == 3

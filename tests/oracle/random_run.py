@@ -15,7 +15,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest.mock import patch
 
@@ -230,12 +230,17 @@ def _run_below_mode(step: Step, program: Program, fill: Callable[[torch.Tensor],
                 values.append(tensor.data.requires_grad_(tensor.requires_grad))
             seed()
             with Idle() if each is step else nullcontext():
-                result = each.run(values)
+                result = (_as_decomposed(each) if each is step else each).run(values)
             if each is not step:
                 Program.append_results(result, values)
     except Exception:
         return None
     return result, values
+
+
+def _as_decomposed(step: Step) -> Step:
+    """In inference mode, composite operators arrive at an idle mode whole; without gradients, it sees those inside."""
+    return replace(step, context="no_grad") if step.context == "inference_mode" else step
 
 
 def shown(step: Step, values: Sequence[Any]) -> str:

@@ -57,7 +57,13 @@ COPIES = frozenset({"aten::clone", "aten::_to_copy", "aten::copy"})
 # --- values --------------------------------------------------------------------------------------------------
 
 
-@handler("aten::_local_scalar_dense", "aten::item")
+@handler("aten::item")
+def item_in_inference_mode(mode: FakeTensorMode, func: Any, args: Any, kwargs: object) -> Any:
+    """It arrives whole there. C++ refuses tensors that have not one element, and otherwise reads a value."""
+    return mode.decompose(func, args, kwargs)
+
+
+@handler("aten::_local_scalar_dense")
 def item(mode: FakeTensorMode, func: Any, args: Any, kwargs: object) -> Any:
     fake = args[0]
     if (symbols := symbolic_values_of(fake)) is not None and len(symbols.flat) == 1:
