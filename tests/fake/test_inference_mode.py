@@ -302,3 +302,24 @@ def test_a_number_is_read_of_one_element() -> None:
         with pytest.raises(RuntimeError, match="2 elements cannot be converted"):
             torch.empty(2).item()
         assert torch.tensor([3]).item() == 3
+
+
+def test_autocast_that_changes_outside_of_the_mode_is_seen() -> None:
+    mode = FakeTensorMode()
+    a, b = mode.from_tensor(torch.randn(3, 4)), mode.from_tensor(torch.randn(4, 3))
+    with torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.tensordot(a, b, 1).dtype is torch.bfloat16
+        with mode:
+            assert torch.tensordot(a, b, 1).dtype is torch.bfloat16
+    with torch.inference_mode():  # nothing has told the mode that autocast has ended
+        assert torch.tensordot(a, b, 1).dtype is torch.float32
+
+
+def test_autocast_can_be_switched_with_keywords() -> None:
+    with FakeTensorMode(), torch.inference_mode():
+        torch.set_autocast_enabled(device_type="cpu", enabled=True)
+        try:
+            assert torch.tensordot(r("cpu", 3, 4), r("cpu", 4, 3), 1).dtype is torch.bfloat16
+        finally:
+            torch.set_autocast_enabled("cpu", enabled=False)
+        assert torch.tensordot(r("cpu", 3, 4), r("cpu", 4, 3), 1).dtype is torch.float32

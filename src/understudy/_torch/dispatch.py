@@ -22,11 +22,7 @@ from torch.utils._device import DeviceContext
 from understudy._torch.functorch import has_transforms
 from understudy._torch.identity import call_on_demand, is_module_conversion
 from understudy._torch.modes import (
-    _AUTOCAST_OF_DEVICES,
-    _AUTOCAST_OFF_KEYS,
-    AUTOCAST,
     FAKE,
-    _excluded_keys,
     active_fake_mode,
     active_recorder,
     count_function_modes,
@@ -36,7 +32,7 @@ from understudy._torch.modes import (
 from understudy._torch.schema import OpOverload, tracks_own_views
 from understudy._torch.tensors import DispatchKeySet, NoDispatch, innermost, is_stand_in
 from understudy.contexts import Restoring, guard_exit
-from understudy.patching import ANY_MODE, ENGINE, patch_call, switch
+from understudy.patching import ANY_MODE, ENGINE, switch
 
 
 def hide_from_compiler(function: object) -> None:
@@ -140,23 +136,20 @@ _VIEW_KEYS = DispatchKeySet(DispatchKey.ADInplaceOrView)
 
 def _find_open_autocast_keys(op: OpOverload) -> list[Any]:
     """The dispatch keys by which autocast casts inside of this operator; none if it casts the whole operator."""
-    enabled = [key for key in _AUTOCAST_OF_DEVICES if AUTOCAST.enabled & DispatchKeySet(key).raw_repr()]
-    if any(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key.name) for key in enabled):
+    enabled = enabled_autocast_keys()
+    keys = [key for key in _AUTOCAST_OF_DEVICES if enabled & DispatchKeySet(key).raw_repr()]
+    if any(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key.name) for key in keys):
         return []
-    return [SPARE_AUTOCAST_KEYS, *map(DispatchKeySet, enabled)] if enabled else []
+    return [SPARE_AUTOCAST_KEYS, *map(DispatchKeySet, keys)] if keys else []
 
 
-@patch_call("torch.set_autocast_enabled", during=ANY_MODE)
-def follow_autocast(original: Callable[..., None], *args: Any) -> None:
-    """`torch.autocast` is entered or left: inside of a mode's dispatch, C++ does not tell whether it is enabled."""
-    was_enabled = torch.is_autocast_enabled(*args[:-1])
-    try:
-        original(*args)
-        AUTOCAST.update()
-    except BaseException:  # an interrupt: a region that was not entered will not be left
-        original(*args[:-1], args[-1] and was_enabled)
-        AUTOCAST.update()
-        raise
+def enabled_autocast_keys() -> int:
+    """The dispatch keys of autocast that the program has enabled, as bits. While a mode or a stand-in is given a call, they
+    are excluded: what C++ has saved before it excluded them is asked."""
+    if not _is_key_excluded(DispatchKey.PythonTLSSnapshot):
+        return _AUTOCAST_OFF_KEYS & ~_excluded_keys().raw_repr()
+    with torch._C._RestorePythonTLSSnapshot():
+        return _AUTOCAST_OFF_KEYS & ~_excluded_keys().raw_repr()
 
 
 def dispatch_keys_of_thread() -> tuple[Any, Any]:
@@ -336,8 +329,7 @@ _AUTOCAST_KEYS = DispatchKeySet(DispatchKey.AutocastCPU)
 
 def replays_on_real_tensors(default_dtype: torch.dtype) -> bool:
     """Whether operators called now run as in `ReplayOnRealTensors`."""
-    is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
-    is_below = is_excluded(DispatchKey.Python) and is_excluded(DispatchKey.AutocastCPU)
+    is_below = _is_key_excluded(DispatchKey.Python) and _is_key_excluded(DispatchKey.AutocastCPU)
     return bool(is_below) and torch.get_default_dtype() is default_dtype
 
 
@@ -468,6 +460,12 @@ def composites_are_observed() -> bool:
     )
 
 
+_excluded_keys, _is_key_excluded = torch._C._dispatch_tls_local_exclude_set, torch._C._dispatch_tls_is_dispatch_key_excluded
+_AUTOCAST_OF_DEVICES = [
+    key for name, key in DispatchKey.__members__.items() if name.startswith("Autocast") and name != SPARE_AUTOCAST
+]
+_AUTOCAST_OFF_KEYS = sum(DispatchKeySet(key).raw_repr() for key in _AUTOCAST_OF_DEVICES)
+"""The keys of autocast, which are excluded where it is disabled."""
 _OBSERVED_KEYS = _AUTOCAST_OFF_KEYS | DispatchKeySet(DispatchKey.AutogradOther).raw_repr()
 
 

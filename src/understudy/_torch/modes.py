@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch._ops as _ops
 import torch.utils._python_dispatch as _modes
-from torch._C import DispatchKey, DispatchKeySet
+from torch._C import DispatchKey
 
 from understudy.contexts import GuardedExit, Restoring, guard_exit
 from understudy.patching import ANY_MODE, RECORDING, Hold, combine
@@ -27,29 +27,6 @@ _exclude_key = torch._C._dispatch_tls_set_dispatch_key_excluded
 _lifts_only_cpu, _lift_only_cpu = torch._C._only_lift_cpu_tensors, torch._C._set_only_lift_cpu_tensors
 count_function_modes = torch._C._len_torch_function_stack
 active_fake_mode: Callable[[], Any] = functools.partial(torch._C._get_dispatch_mode, FAKE)
-
-
-_excluded_keys = torch._C._dispatch_tls_local_exclude_set
-_AUTOCAST_OF_DEVICES = [
-    key for name, key in DispatchKey.__members__.items() if name.startswith("Autocast") and key is not _SPARE_AUTOCAST
-]
-_AUTOCAST_OFF_KEYS = sum(DispatchKeySet(key).raw_repr() for key in _AUTOCAST_OF_DEVICES)
-"""The keys of autocast, which are excluded where it is disabled."""
-_IN_DISPATCH = DispatchKey.Conjugate
-"""Excluded while a mode is given a call."""
-
-
-class EnabledAutocast(threading.local):
-    """`enabled`: the dispatch keys of autocast that were open when this thread entered a mode, or last changed them."""
-
-    enabled = 0
-
-    def update(self) -> None:
-        if not _is_key_excluded(_IN_DISPATCH):
-            self.enabled = _AUTOCAST_OFF_KEYS & ~_excluded_keys().raw_repr()
-
-
-AUTOCAST = EnabledAutocast()
 
 
 class Entered(threading.local):
@@ -135,7 +112,6 @@ class FakeModeEntry(ModeEntry):
         self._hold.enter(scopes)
         self._previous = _dispatch_mode(FAKE), _lifts_only_cpu(), not _is_key_excluded(_SPARE_AUTOCAST)
         ENTERED.fakes.append(self)
-        AUTOCAST.update()
         _unset_dispatch_mode(FAKE)
         _exclude_key(_SPARE_AUTOCAST, False)
         # With this, torch.tensor(..., device="cuda") makes a CPU tensor and moves it through the dispatcher.

@@ -322,7 +322,7 @@ class FakeTensorMode(_torch.TorchDispatchMode):
             made = make_new(self, plan.spec)
             made._determined = determined.start_extremes(func, args, plan.spec)
             return made
-        if plan.kind == DECOMPOSED or (plan.kind == COMPOSITE and _torch.AUTOCAST.enabled):
+        if plan.kind == DECOMPOSED or (plan.kind == COMPOSITE and _torch.enabled_autocast_keys()):
             return self.decompose(func, args, kwargs)
         inputs = flat_exact(FakeTensor, args, kwargs)
         if not has_determined and plan.kind < TRACKED:
