@@ -39,6 +39,14 @@ def test_the_older_half_goes() -> None:
         assert len(cache.plans) <= 10
 
 
+def test_recipes_are_bounded_without_plans() -> None:
+    cache = Cache(limit=10)
+    for n in range(25):
+        cache.add_recipe(n, object(), is_inferred=True)
+        assert n in cache.recipes and len(cache.recipes) <= 10
+    assert cache.info().misses == 25
+
+
 def test_the_look_up_stays_valid_when_cleared() -> None:
     """The hot path holds the dictionary's own `get`."""
     cache = Cache()

@@ -80,10 +80,12 @@ class Cache:
             self.recipes.clear()
         self.plans[key] = plan
 
-    def add_recipe(self, key: object, recipe: object) -> None:
-        """Add the recipe of a call that was inferred as a whole."""
+    def add_recipe(self, key: object, recipe: object, is_inferred: bool = False) -> None:
+        """`is_inferred`: it was inferred as a whole, which is a miss; else the operators inside it have counted theirs."""
         with self._lock:
-            self._counters.misses += 1
+            self._counters.misses += is_inferred
+            if len(self.recipes) >= self._limit:
+                self.recipes.clear()
             self.recipes[key] = recipe
 
     def add_shared(self, key: tuple[object, ...], plan: object) -> None:

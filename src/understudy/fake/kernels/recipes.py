@@ -185,7 +185,7 @@ def _make_kernel(op: Any) -> Callable[..., Any]:
                 recipe = mode._shared.find_answer(question, partial(_localise_recipe, mode._shared))
             if recipe is None:
                 return _record_recipe(mode, run, args, kwargs, tensors, tuple(key), question)
-            mode._cache.recipes[tuple(key)] = recipe
+            mode._cache.add_recipe(tuple(key), recipe)
         if recipe.spec is not None and _torch.can_skip_dispatch_for(mode):
             cache.hits += 1
             return recipe.make_result(mode, tensors)
@@ -225,7 +225,7 @@ def _make_static_kernel(op: Any) -> Callable[..., Any]:
             recipe = _infer_whole(mode, op, args, kwargs, tensors)
             if recipe is None:
                 return _record_recipe(mode, run, args, kwargs, tensors, full, None)
-            mode._cache.add_recipe(full, recipe)
+            mode._cache.add_recipe(full, recipe, is_inferred=True)
             return recipe.make_result(mode, tensors)
         if recipe.spec is not None:
             cache.hits += 1
@@ -354,7 +354,8 @@ def _record_recipe(
         result = run(*args, **kwargs)
     env = mode.shape_env
     if env is None or not env.suppresses_guards:  # replaying the recipe would not record the guards that it needs
-        recipe = mode._cache.recipes[key] = _make_recipe(log.calls, tensors, result)
+        recipe = _make_recipe(log.calls, tensors, result)
+        mode._cache.add_recipe(key, recipe)
         if question is not None:
             mode._shared.share_answer(question, partial(_generalise_recipe, mode._shared), recipe)
     return result
