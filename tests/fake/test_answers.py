@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import runpy
+from pathlib import Path
 from types import CodeType
 from typing import Any
 
@@ -343,6 +345,20 @@ def test_loops_go_on_and_end() -> None:
         while torch.randn(3).norm() > 1e-3 and rounds < 50:
             rounds += 1
         assert rounds == 50
+
+
+DEEP = {
+    "a long sum": "    number = " + " + ".join(["number"] * 1200),
+    "a long chain": "    if number: pass\n" + "    elif number: pass\n" * 800,
+}
+
+
+@pytest.mark.parametrize("deep", DEEP.values(), ids=DEEP)
+def test_checks_pass_in_files_of_deep_syntax(deep: str, tmp_path: Path) -> None:
+    file = tmp_path / "deep.py"
+    file.write_text(f"def check(mask, number=0):\n    if mask.any():\n        raise ValueError\n{deep}\n    return 'passed'\n")
+    with plausible():
+        assert runpy.run_path(str(file))["check"](torch.rand(3) > 0.5) == "passed"
 
 
 def test_a_line_search_finds_its_point() -> None:

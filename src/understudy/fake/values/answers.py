@@ -384,29 +384,43 @@ def _decisions_in(file: str) -> tuple[_Decision, ...]:
         tree = ast.parse("".join(linecache.getlines(file)))
     except SyntaxError:  # not Python source
         return ()
-    return tuple(_walk_decisions(tree, file, None, False))
+    return tuple(_walk_decisions(tree, file))
 
 
-def _walk_decisions(node: ast.AST, file: str, loop: ast.AST | None, settles: bool) -> Iterator[_Decision]:
-    """Of all statements below. `loop`: the innermost one around them; `settles`: in one of SETTLING_SEARCHES."""
+def _walk_decisions(tree: ast.AST, file: str) -> Iterator[_Decision]:
+    """Of all statements. Each waits with the innermost loop around it, and with whether it is in one of SETTLING_SEARCHES.
+    Without recursion: a chain of `elif` is one inside of the other."""
+    waiting: list[tuple[ast.AST, ast.AST | None, bool]] = [(tree, None, False)]
+    while waiting:
+        node, loop, settles = waiting.pop()
+        decision = _find_decision_of(node, loop, settles)
+        if decision is not None:
+            yield decision
+        if isinstance(node, (ast.For, ast.While)):
+            loop = node
+        elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            loop, settles = None, any(file.endswith(end) and node.name == name for end, name in SETTLING_SEARCHES)
+        inner = [child for child in ast.iter_child_nodes(node) if not isinstance(child, ast.expr)]
+        waiting += [(child, loop, settles) for child in reversed(inner)]
+
+
+def _find_decision_of(node: ast.AST, loop: ast.AST | None, settles: bool) -> _Decision | None:
     if isinstance(node, ast.Assert):
-        yield _Decision(node.test, True)
-    elif isinstance(node, ast.If) and any(map(_exits, node.body)):
-        yield _Decision(node.test, False)
-    elif isinstance(node, ast.If) and settles:
-        is_done, is_first = any(map(_sets_flag, node.body)), isinstance(node.body[-1], ast.Break)
-        yield _Decision(node.test, is_done, SEARCH_ROUNDS if is_first and not is_done else None)
-    elif isinstance(node, ast.If) and loop is not None and isinstance(node.body[-1], ast.Break):
-        is_endless = isinstance(loop, ast.While) and isinstance(loop.test, ast.Constant)
-        yield _Decision(node.test, False, ROUNDS if is_endless else MOST_ROUNDS)
-    elif isinstance(node, ast.While):
-        yield _Decision(node.test, True, MOST_ROUNDS if isinstance(node.test, ast.BoolOp) else ROUNDS)
-    if isinstance(node, (ast.For, ast.While)):
-        loop = node
-    elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-        loop, settles = None, any(file.endswith(end) and node.name == name for end, name in SETTLING_SEARCHES)
-    for child in ast.iter_child_nodes(node):
-        yield from _walk_decisions(child, file, loop, settles)
+        return _Decision(node.test, True)
+    if isinstance(node, ast.While):
+        return _Decision(node.test, True, MOST_ROUNDS if isinstance(node.test, ast.BoolOp) else ROUNDS)
+    if not isinstance(node, ast.If):
+        return None
+    ends_loop = isinstance(node.body[-1], ast.Break)
+    if any(map(_exits, node.body)):
+        return _Decision(node.test, False)
+    if settles:
+        is_done = any(map(_sets_flag, node.body))
+        return _Decision(node.test, is_done, SEARCH_ROUNDS if ends_loop and not is_done else None)
+    if loop is None or not ends_loop:
+        return None
+    is_endless = isinstance(loop, ast.While) and isinstance(loop.test, ast.Constant)
+    return _Decision(node.test, False, ROUNDS if is_endless else MOST_ROUNDS)
 
 
 def _sets_flag(statement: ast.stmt) -> bool:
