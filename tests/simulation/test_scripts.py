@@ -213,6 +213,10 @@ WRITERS = {
     "a scripted module": "import torch\ntorch.jit.script(torch.nn.Linear(2, 2)).save('out')\ntorch.jit.load('out')",
     "a scripted function": "import torch\ntorch.jit.save(torch.jit.script(torch.nn.ReLU()), 'out')\ntorch.jit.load('out')",
     "a trace": "import torch\nwith torch.profiler.profile() as p:\n    torch.ones(2) + 1\np.export_chrome_trace('out')",
+    "stacks": (
+        "import torch\nwith torch.profiler.profile(with_stack=True) as p:\n    torch.ones(2) + 1\n"
+        "p.export_stacks('out', 'self_cpu_time_total')"
+    ),
     "a compressed file": "import bz2\nbz2.open('out', 'wb').close()",
     "an archive": "import tarfile\ntarfile.open('out', 'w').close()\nassert tarfile.is_tarfile('out')",
 }

@@ -18,7 +18,7 @@ from understudy import _torch
 from understudy._torch import OpOverload
 from understudy.fake.tensor import FakeTensor
 from understudy.ops.traits.host_kernels import casts_of, saves_number, size_of_cast, tensor_positions
-from understudy.ops.traits.scratch import NUMBER_SIZES
+from understudy.ops.traits.scratch import NUMBER_DTYPES
 from understudy.patching import OBSERVATION, patch_call
 from understudy.report.measurement import Measurement
 from understudy.simulation.events import AfterCall, Listener, ScratchRecord
@@ -88,9 +88,9 @@ class HostNumbers(Listener):
             positions = self._positions[id(func)] = found or ()
         for position in positions:
             if position < len(args):
-                size = NUMBER_SIZES.get(type(args[position]))
-                if size is not None:
-                    self._numbers += size
+                wrapped = NUMBER_DTYPES.get(type(args[position]))
+                if wrapped is not None:
+                    self._numbers += wrapped.itemsize
                     self._casts += self._size_of_cast(func, args, args[position])
         if self._numbers:
             self._count(self._numbers + self._casts)

@@ -478,9 +478,3 @@ def load_from_overlay(original: Function) -> Function:
 def save_trace_in_overlay(original: Function) -> Function:
     """C++ writes the file."""
     return redirect_path(original, 1, "path", "trace")
-
-
-@patch("torch.autograd.profiler.profile.export_stacks", during=REHEARSAL)
-def save_stacks_in_overlay(original: Function) -> Function:
-    """C++ writes the file."""
-    return redirect_path(original, 1, "path", "trace")

@@ -35,6 +35,7 @@ CALLS: dict[str, Callable[[Tensor, Tensor, Tensor], object]] = {
     "bits": lambda x, mask, count: count & 1,
     "an expanded mask": lambda x, mask, count: torch.zeros(3, 100) * mask.expand(3, 100),
     "a number in place": lambda x, mask, count: x.add_(1),
+    "a complex number": lambda x, mask, count: x.to(torch.complex128) * 2j,
     "a copy": lambda x, mask, count: x.copy_(count),
     "a filled mask": lambda x, mask, count: x.masked_fill(mask, 0.0),
 }

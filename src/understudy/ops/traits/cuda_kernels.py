@@ -15,7 +15,7 @@ from understudy.ops.shared.layouts import view_strides
 from understudy.ops.traits.scratch import (
     HALF,
     NO_SCRATCH,
-    NUMBER_SIZES,
+    NUMBER_DTYPES,
     Maybe,
     Results,
     Scratch,
@@ -316,7 +316,7 @@ def of_embedding(
 @scratch("pow")
 def of_power(facts: DeviceFacts, made: Results, base: TensorSpec | complex, *rest: object, **settings: object) -> Scratch:
     """A number becomes a tensor, unless it is 1."""
-    return NO_SCRATCH if isinstance(base, TensorSpec) or base == 1 else Scratch((NUMBER_SIZES[type(base)],))
+    return NO_SCRATCH if isinstance(base, TensorSpec) or base == 1 else Scratch((NUMBER_DTYPES[type(base)].itemsize,))
 
 
 @scratch("index", "_unsafe_index")

@@ -19,6 +19,7 @@ from understudy._torch import OpOverload
 from understudy.errors import DtypeError
 from understudy.ops.registry import Trait, record_of
 from understudy.ops.shared.dtypes import FLOAT8, UNSIGNED
+from understudy.ops.traits.scratch import NUMBER_DTYPES
 from understudy.spec import TensorSpec
 from understudy.spec.call import Call
 from understudy.spec.elementwise import float_type, result_type
@@ -190,7 +191,9 @@ def _find_positions(op: OpOverload) -> tuple[int, ...] | None:
     return tuple(tensors if wrapped is None else [*tensors, wrapped])
 
 
-tensor_positions: Trait[tuple[int, ...]] = Trait("positions of arguments that are tensors", derive=_find_positions)
+tensor_positions: Trait[tuple[int, ...]] = Trait(
+    "positions of arguments that are tensors", derive=_find_positions, derived_from=(wraps_number,)
+)
 """Python numbers in the place of tensors: eager makes a tensor of each, which the dispatcher shows as the number again."""
 
 
@@ -198,8 +201,7 @@ def size_of_cast(op: OpOverload, operands: Sequence[object], number: object) -> 
     """A number is wrapped in the widest dtype of its kind, and cast to the one in which a kernel computes."""
     if not (record_of(op).is_pointwise or op._schema.name.endswith("_")):
         return 0
-    wrapped = torch.float64 if isinstance(number, float) else torch.bool if isinstance(number, bool) else torch.int64
     computed = result_type(*operands)
     if record_of(op).packet in ("div", "div_") and op._overloadname == "Tensor":
         computed = float_type(computed)
-    return 0 if computed is wrapped else computed.itemsize
+    return 0 if computed is NUMBER_DTYPES[type(number)] else computed.itemsize

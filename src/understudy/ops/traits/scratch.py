@@ -521,4 +521,6 @@ uses_blas.mark(
 
 # --- Python numbers that eager makes tensors of
 
-NUMBER_SIZES: dict[type, int] = {float: 8, int: 8, bool: 1, complex: 16}
+NUMBER_DTYPES: dict[type, torch.dtype] = {
+    float: torch.float64, int: torch.int64, bool: torch.bool, complex: torch.complex128,
+}  # fmt: skip
