@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import weakref
 
@@ -186,3 +187,17 @@ def test_lines_are_not_those_of_generated_code() -> None:
     found = understudy.rehearse(lambda: Batch())
     assert all("<string>" not in row.line for row in found.lines)
     assert any(row.source == 'result: torch.Tensor = names["make"]()' for row in found.lines)
+
+
+def test_a_step_that_fails_is_over() -> None:
+    """An optimizer that runs out of memory calls no hook at the end of its step."""
+    with Recorder("t4", understudy.RehearsalOptions(oom="raise")) as recorder:
+        for width in (40_000, 100):
+            model = torch.nn.Linear(width, width, device="cuda")
+            optimizer = torch.optim.Adam(model.parameters())
+            model(torch.ones(4, width, device="cuda")).sum().backward()
+            with contextlib.suppress(torch.OutOfMemoryError):
+                optimizer.step()
+    places = {(record.born.phase, record.line) for record in recorder.measurement.events if record.nbytes == 100 * 100 * 4}
+    assert {phase for phase, _ in places} == {"between steps", "backward", "optimizer"}
+    assert len({line for _, line in places}) == 3

@@ -12,9 +12,8 @@ from torch import Tensor, nn
 
 from understudy.fake.tensor import FakeTensor
 from understudy.ops.traits.flops import work_of
-from understudy.simulation.events import Listener
+from understudy.simulation.events import Listener, specs_of_call
 from understudy.simulation.storages import ObservedMode
-from understudy.spec.call import Call, flat, map_structure
 
 NUMBER = re.compile(r"\d+")
 """Layers whose names differ in a number only are neighbours of one kind."""
@@ -133,9 +132,7 @@ class _Watch(Listener):
     def after_operator(self, func: Any, args: tuple[object, ...], kwargs: dict[str, Any], result: object) -> None:
         if not self.stack:
             return
-        args, kwargs = map_structure(lambda fake: fake.spec, FakeTensor, (args, kwargs))
-        results = [fake.spec for fake in flat(FakeTensor, (result,), {})]
-        macs = work_of(Call.of(func, tuple(args), kwargs), results).macs
+        macs = work_of(*specs_of_call(func, args, kwargs, result)).macs
         for layer in {id(layer): layer for layer in self.stack}.values() if macs else ():
             layer.macs += macs
 

@@ -21,10 +21,9 @@ from understudy.ops.traits.host_kernels import casts_of, saves_number, size_of_c
 from understudy.ops.traits.scratch import NUMBER_DTYPES
 from understudy.patching import OBSERVATION, patch_call
 from understudy.report.measurement import Measurement
-from understudy.simulation.events import AfterCall, Listener, ScratchRecord
+from understudy.simulation.events import AfterCall, Listener, ScratchRecord, specs_of_call
 from understudy.simulation.memory import HostMemory
 from understudy.simulation.storages import ObservedMode
-from understudy.spec.call import Call, flat, map_structure
 
 CPU = torch.device("cpu")
 
@@ -53,8 +52,7 @@ class HostCasts(Listener):
     def follow_plan(self, func: Any, args: Any, kwargs: dict[str, Any], result: object) -> AfterCall | None:
         if not isinstance(func, OpOverload):
             return None
-        args, kwargs = map_structure(lambda fake: fake._spec, FakeTensor, (args, kwargs))
-        call, results = Call.of(func, tuple(args), kwargs), [fake._spec for fake in flat(FakeTensor, (result,), {})]
+        call, results = specs_of_call(func, args, kwargs, result)
         if any(spec.device != CPU for spec in (*call.inputs, *results)):
             return None
         sizes = casts_of(call, results)

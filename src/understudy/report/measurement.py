@@ -21,9 +21,9 @@ from understudy.fake.tensor import FakeTensor
 from understudy.ops.registry import record_of
 from understudy.ops.traits.flops import Work, work_of
 from understudy.report.places import AFTER_BACKWARD, BETWEEN, SETUP, Places, StepPhase
-from understudy.simulation.events import AfterCall, Listener, MemoryRecord, StorageRecord
+from understudy.simulation.events import AfterCall, Listener, MemoryRecord, StorageRecord, specs_of_call
 from understudy.simulation.storages import ObservedMode
-from understudy.spec.call import Call, flat, map_structure
+from understudy.spec.call import flat
 
 BLOCK = 512
 """What the allocator of a card rounds up to."""
@@ -159,9 +159,9 @@ class Measurement(Listener):
         alike = object() if key is None else tuple([part for part in key if type(part) is not float])
         totals = self.calls.get(alike)
         if totals is None:
-            first = next(iter(flat(FakeTensor, (result,), {})), None)
-            dtype = "" if first is None else str(first._spec.dtype).removeprefix("torch.")
-            totals = self.calls[alike] = CallTotals(func, _work_of(func, args, kwargs, result), dtype)
+            call, results = specs_of_call(func, args, kwargs, result)
+            dtype = str(results[0].dtype).removeprefix("torch.") if results else ""
+            totals = self.calls[alike] = CallTotals(func, work_of(call, results), dtype)
         return totals
 
     def follow_plan(self, func: Any, args: Any, kwargs: dict[str, Any], result: object) -> AfterCall | None:
@@ -186,6 +186,7 @@ class Measurement(Listener):
 
     def _end_moment(self, moment: StepPhase) -> None:
         """What was told and finished since the last time belongs to it."""
+        self.mode.change_situation("optimizer of torch" if self.places.torch_optimizer_line is not None else None)
         self.mode.tell_events()
         finished = self.mode.finished
         if not finished:
@@ -266,7 +267,6 @@ class Measurement(Listener):
 
     def _follow_optimizer(self, optimizer: torch.optim.Optimizer, is_done: bool) -> None:
         """Before a step, it has parameters and gradients; after it, also its state."""
-        self.mode.change_situation("optimizer of torch" if self.places.torch_optimizer_line is not None else None)
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         if is_done:
             state = [(p, value) for p in parameters for value in optimizer.state.get(p, {}).values()]
@@ -294,12 +294,6 @@ class Measurement(Listener):
             for parameter in module._parameters.values()
             if parameter is not None
         }
-
-
-def _work_of(func: Any, args: tuple[object, ...], kwargs: dict[str, Any], result: object) -> Work:
-    args, kwargs = map_structure(lambda fake: fake._spec, FakeTensor, (args, kwargs))
-    results = [fake._spec for fake in flat(FakeTensor, (result,), {})]
-    return work_of(Call.of(func, tuple(args), kwargs), results)
 
 
 def _tensors_in(value: object) -> list[Any]:

@@ -357,6 +357,12 @@ class Places(Restoring):
             self.step = self._steps.steps
             self._begin_moment()
 
+    def end_failed_step(self) -> None:
+        """An operator has failed. A step of torch's optimizers ends with it, and their hook is not called."""
+        if self.torch_optimizer_line is not None:
+            self._in_optimizer, self.torch_optimizer_line, self._idle = False, None, BETWEEN
+            self._begin_moment()
+
 
 # --- the names of models
 

@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from understudy import _torch
+from understudy.fake.tensor import FakeTensor
 from understudy.simulation.allocator_parts import UNLIMITED
 from understudy.spec import TensorSpec
+from understudy.spec.call import Call, flat, map_structure
 
 if TYPE_CHECKING:
     from understudy.simulation.storages import ObservedMode
@@ -153,6 +155,12 @@ class Listener:
         self, func: _torch.OpOverload, args: tuple[object, ...], kwargs: dict[str, Any], result: object
     ) -> object | None:
         """What is to be added to `finished` after this call and all that are like it. For the one listener that measures."""
+
+
+def specs_of_call(func: Any, args: Any, kwargs: Any, result: object) -> tuple[Call, list[TensorSpec]]:
+    """A call as formulas of operators see it, and the specs of its results."""
+    args, kwargs = map_structure(lambda fake: fake._spec, FakeTensor, (tuple(args), kwargs))
+    return Call.of(func, args, kwargs), [fake._spec for fake in flat(FakeTensor, (result,), {})]
 
 
 class EventQueue:

@@ -207,7 +207,8 @@ class ObservedMode(FakeTensorMode):
         try:
             result = run(self, func, types, args, kwargs)
         except BaseException:
-            self.operator = self.last_plan = None
+            self.last_plan = None
+            self._end_failed()
             raise
         plan = self.last_plan
         self.last_plan = None  # if this call is a part of another one, that one's plan is not this
@@ -265,10 +266,16 @@ class ObservedMode(FakeTensorMode):
             if room < 0:
                 events.tell()
         except BaseException:  # a listener has refused it
-            self.operator = None
             if isinstance(record, StorageRecord):
                 self.storages.pop(record.key, None)
+            self._end_failed()
             raise
+
+    def _end_failed(self) -> None:
+        """Of an operator that fails."""
+        self.operator = None
+        if self.places is not None:
+            self.places.end_failed_step()
 
     def _meet_device(self, device: torch.device) -> None:
         if device not in self._devices:

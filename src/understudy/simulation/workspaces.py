@@ -22,8 +22,8 @@ from understudy import _torch
 from understudy.fake.tensor import FakeTensor
 from understudy.ops.traits.scratch import makes_results_late, may_need_scratch, scratch_of, uses_blas
 from understudy.simulation.catalogue import Card
-from understudy.simulation.events import WORKSPACES, AfterCall, Listener, ScratchRecord
-from understudy.spec.call import Call, flat, map_structure
+from understudy.simulation.events import WORKSPACES, AfterCall, Listener, ScratchRecord, specs_of_call
+from understudy.spec.call import flat
 
 if TYPE_CHECKING:
     from understudy.simulation.machine import Machine
@@ -101,9 +101,7 @@ class ScratchMemory(Listener):
 
     def _find_need(self, func: Any, args: Any, kwargs: Any, result: object) -> tuple[torch.device | None, Sizes, Sizes]:
         """The blocks that are taken before the results get their memory, and those after it."""
-        args, kwargs = map_structure(lambda fake: fake._spec, FakeTensor, (args, kwargs))
-        call = Call.of(func, tuple(args), kwargs)
-        results = [fake._spec for fake in flat(FakeTensor, (result,), {})]
+        call, results = specs_of_call(func, args, kwargs, result)
         device = next((spec.device for spec in (*results, *call.inputs) if spec.device.type == "cuda"), None)
         if device is None:
             return None, (), ()
