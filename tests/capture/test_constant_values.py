@@ -10,6 +10,7 @@ from torch import nn
 
 from tests.capture.captured import assert_same, captured, targets
 from understudy import FakeTensorMode, FakeTensorProp, make_fx
+from understudy.capture.borrowed_modules import ConstantValues
 from understudy.errors import GuardOnDataDependentSymNode
 
 ON_STAND_INS = ("fake", "symbolic")
@@ -229,6 +230,15 @@ def test_constants_of_a_mode_of_the_user_are_known_to_each_trace() -> None:
     for _ in range(2):
         graph = make_fx(lambda x: x * number.item(), tracing_mode="fake", _allow_non_fake_inputs=True)(x)
         assert targets(graph) == ["mul.Tensor"]
+
+
+def test_traces_that_overlap_leave_nothing_in_the_mode_of_the_user() -> None:
+    """Two threads may trace with one mode; the first that begins may be the first that ends."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    first, second = (ConstantValues(mode, (), False) for _ in range(2))
+    first.forget()
+    second.forget()
+    assert not mode.constant_listeners
 
 
 def test_propagation_knows_the_constants_of_a_graph() -> None:

@@ -214,8 +214,7 @@ class ConstantValues:
         self._state = frozenset(map(id, state))
         self._knows_buffers = knows_buffers
         self._known: list[KnownConstant] = []
-        self._listened_before = mode.constant_listener
-        mode.constant_listener = self._know_converted
+        mode.constant_listeners.append(self._know_converted)
 
     def know_buffers(self, module: torch.nn.Module, tensors: list[tuple[str, torch.Tensor, object]]) -> None:
         """Of the tensors of a module (name, tensor, stand-in), those that no checkpoint holds."""
@@ -246,8 +245,8 @@ class ConstantValues:
 
     def forget(self) -> None:
         """The stand-ins may belong to a mode of the user, and outlive the trace."""
-        if self._mode.constant_listener == self._know_converted:  # an interrupt may cause a second call
-            self._mode.constant_listener = self._listened_before
+        listeners = self._mode.constant_listeners
+        listeners[:] = [listener for listener in listeners if listener != self._know_converted]
         for fake, real, _, _, is_converted in self._known:
             if fake._determined is not None:
                 fake._determined.forget()

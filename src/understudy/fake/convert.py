@@ -132,10 +132,10 @@ class FakeTensorConverter:
         if is_whole or t.untyped_storage().nbytes() <= MOST_COMPUTED:
             with _torch.no_modes():
                 values = t.detach().clone() if is_whole else copy_storage(t.detach())
-            if fake_mode.constant_listener is None:
-                fake_mode.remember_literal(fake, values)
+            if fake_mode.constant_listeners:
+                fake_mode.constant_listeners[-1](fake, t, values)
             else:
-                fake_mode.constant_listener(fake, t, values)
+                fake_mode.remember_literal(fake, values)
 
     def from_meta_and_device(
         self, fake_mode: FakeTensorMode, t: torch.Tensor, device: torch.device | str, **ignored: object

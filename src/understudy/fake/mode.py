@@ -120,8 +120,8 @@ class FakeTensorMode(_torch.TorchDispatchMode):
         self.cache_enabled = True
         self.epoch = 0
         self.uncounted_writes = 0
-        # During a trace: is given each real constant that is converted, its stand-in, and its values.
-        self.constant_listener: Callable[[FakeTensor, torch.Tensor, torch.Tensor], None] | None = None
+        # Of the traces that run: the last one is given each real constant that is converted, its stand-in, and its values.
+        self.constant_listeners: list[Callable[[FakeTensor, torch.Tensor, torch.Tensor], None]] = []
         self._device_facts: Hashable | None = None
         self._facts_number = 0
         # The plan of the latest call, None after a cache miss. Read by modes that observe storages.
