@@ -275,6 +275,20 @@ def test_the_timeline_keeps_the_peak(on_h100: Rehearsal) -> None:
     assert line.phases[line.peak_index] == on_h100.peak.phase
 
 
+def test_groups_of_parameters_are_as_before() -> None:
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD([{"params": [p], "lr": lr} for p, lr in zip(model.parameters(), (0.1, 0.2), strict=True)])
+    groups = list(optimizer.param_groups)
+
+    def program() -> None:
+        optimizer.load_state_dict(optimizer.state_dict())  # makes other groups
+        optimizer.param_groups.pop()["lr"] = 0.5
+
+    understudy.rehearse(program)
+    assert [group is before for group, before in zip(optimizer.param_groups, groups, strict=True)] == [True, True]
+    assert [group["lr"] for group in groups] == [0.1, 0.2] and groups[1]["params"][0] is model.bias
+
+
 def test_text_has_the_verdict_first(on_h100: Rehearsal) -> None:
     text = write_text(on_h100)
     assert text.splitlines()[0] == on_h100.headline

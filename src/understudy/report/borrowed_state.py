@@ -85,7 +85,8 @@ class _SavedModule:
 class _SavedOptimizer:
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = optimizer
-        self.groups = [{**group, "params": list(group["params"])} for group in optimizer.param_groups]
+        self.param_groups = optimizer.param_groups
+        self.groups = [(group, {**group, "params": list(group["params"])}) for group in optimizer.param_groups]
         self.state = optimizer.state
 
     def replace_tensors(self, mode: FakeTensorMode) -> None:
@@ -99,10 +100,11 @@ class _SavedOptimizer:
         )
 
     def restore(self) -> None:
-        del self.optimizer.param_groups[len(self.groups) :]
-        for group, saved in zip(self.optimizer.param_groups, self.groups, strict=True):
+        for group, saved in self.groups:
             group.clear()
             group.update(saved)
+        self.param_groups[:] = [group for group, _ in self.groups]
+        self.optimizer.param_groups = self.param_groups
         self.optimizer.state = self.state
 
 
