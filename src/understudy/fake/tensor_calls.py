@@ -40,16 +40,15 @@ from understudy.shapes.sizes import (
     is_provably_equal,
 )
 from understudy.spec import TensorSpec, same_shape
-from understudy.spec.call import Call, flat, map_structure
-from understudy.spec.error_context import hint_for, with_line
+from understudy.spec.call import NUMBER_TYPES, Call, flat, map_structure
+from understudy.spec.error_context import hint_for, unsized_sparse_error, with_line
 
 if TYPE_CHECKING:
     from understudy.fake.mode import FakeTensorMode
 
-NUMBERS = frozenset({int, float, bool, complex})
 SYMBOLIC_DTYPES: dict[type, Any] = {torch.SymInt: torch.int64, torch.SymBool: torch.bool, torch.SymFloat: None}
 """None stands for the default dtype."""
-LIFTED_TYPES = NUMBERS | SYMBOLIC_DTYPES.keys()
+LIFTED_TYPES = NUMBER_TYPES | SYMBOLIC_DTYPES.keys()
 WIDE_DTYPES = {float: torch.float64, complex: torch.complex128}
 """In which C++ keeps a number that it has wrapped: views and copies do, arithmetic brings it down to the default dtype."""
 COPIES = frozenset({"aten::clone", "aten::_to_copy", "aten::copy"})
@@ -158,8 +157,7 @@ def compressed_tensor(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -
     kwargs = map_structure(canonical, torch.device, kwargs)
     call = Call.of(func, *map_structure(lambda fake: fake._spec, FakeTensor, (args, kwargs)))
     if known[1] is None and not has_size:
-        error = DynamicOutputShapeException("a sparse tensor without a size is as large as its indices, which have no data")
-        raise with_line(error, str(func), ", ".join(map(str, call.inputs)), "give the size")
+        raise unsized_sparse_error(str(func), ", ".join(map(str, call.inputs)))
     values = iter((*known, None))
 
     def make(spec: TensorSpec) -> torch.Tensor:

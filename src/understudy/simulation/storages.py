@@ -77,7 +77,7 @@ from understudy.simulation.events import (
     find_methods,
 )
 from understudy.simulation.plain_writes import IN_PLACE, PlainWrites
-from understudy.spec.call import Call, flat
+from understudy.spec.call import NUMBER_TYPES, Call, flat
 from understudy.spec.sparse import count_bytes
 
 native_storage = _torch.native_storage
@@ -89,7 +89,6 @@ get_ident = threading.get_ident
 NO_KEYWORDS: dict[str, Any] = {}
 MOST_PLANS = 1 << 16
 """A number that changes all the time makes new plans all the time."""
-NUMBERS = (int, float, bool, complex)
 
 PlanEnding = tuple[Plan, bool, object, tuple[AfterCall, ...]]
 """What comes after the calls of a plan: whether the result may be on a new storage, the label, what is called. The plan is
@@ -328,7 +327,7 @@ class ObservedMode(FakeTensorMode):
             self._find_birth(result)
         if result is NotImplemented or not isinstance(func, _torch.OpOverload):
             return  # a higher-order operator: those inside of it are observed
-        key = self.key_of(func, args, kwargs) if type(result) in NUMBERS else None
+        key = self.key_of(func, args, kwargs) if type(result) in NUMBER_TYPES else None
         ending = None if key is None else self._by_key.get(key)
         if ending is None:
             ending = self._find_ending(func, args, kwargs, result)

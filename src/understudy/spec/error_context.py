@@ -140,6 +140,12 @@ def with_line(error: UnderstudyError, what: str, inputs: object = "", hint: str 
     return error.with_context(Context(what, str(inputs), user_line(), hint or hint_for(error)))
 
 
+def unsized_sparse_error(what: str, inputs: object) -> UnderstudyError:
+    """An error for a sparse tensor whose size would follow from its indices."""
+    reason = "a sparse tensor without a size is as large as its indices, which have no data"
+    return with_line(DynamicOutputShapeException(reason), what, inputs, "give the size")
+
+
 MODE_ORDER_HINT = (
     "modes of one thread are left in the opposite order. Tasks of asyncio and generators share a thread: keep `await` and "
     "`yield` out of the `with` block, or run each task in a thread of its own (asyncio.to_thread)"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, cast
 from weakref import WeakValueDictionary
 
@@ -50,10 +50,7 @@ SHORT_DTYPE.setdefault(torch.bfloat16.to_complex(), "bc32")  # in releases witho
 
 contiguous_strides = packed_strides
 ONLY_INTEGERS = frozenset({int})
-
-
-def product(sizes: Iterable[Any]) -> Any:
-    return math.prod(sizes)
+product: Callable[[Iterable[Any]], Any] = math.prod
 
 
 def same_shape(a: Sequence[Any], b: Sequence[Any]) -> bool:

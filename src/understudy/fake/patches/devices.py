@@ -10,7 +10,6 @@ import torch
 
 from understudy import _torch
 from understudy._torch import active_fake_mode
-from understudy.errors import DynamicOutputShapeException
 from understudy.fake.inputs import is_real
 from understudy.fake.kernels import autocast
 from understudy.fake.native import WITHOUT_INDEX, canonical, native, on_first_device
@@ -19,7 +18,7 @@ from understudy.fake.tensor import FakeTensor
 from understudy.patching import ABSENT_DEVICES, ANY_MODE, ENGINE, STORAGES, patch, patch_call
 from understudy.spec import TensorSpec
 from understudy.spec.call import flat
-from understudy.spec.error_context import with_line
+from understudy.spec.error_context import unsized_sparse_error
 
 Function = Callable[..., Any]
 
@@ -223,8 +222,7 @@ def _size_of_sparse(mode: Any, original: Function, indices: Any, values: Any, si
             entries = torch.zeros(()).expand(tuple(map(int, values.shape)))
             return original(known, entries, *([] if size is None else [size]), check_invariants=is_checked).shape
     if size is None:
-        error = DynamicOutputShapeException("a sparse tensor without a size is as large as its indices, which have no data")
-        raise with_line(error, "torch.sparse_coo_tensor", getattr(indices, "_spec", indices), "give the size")
+        raise unsized_sparse_error("torch.sparse_coo_tensor", getattr(indices, "_spec", indices))
     return size
 
 

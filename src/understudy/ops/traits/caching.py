@@ -34,7 +34,6 @@ has_recipe_if_static.mark(
 )  # fmt: skip
 
 
-
 class ViewOfNew(NamedTuple):
     """A result that is a view, by `view`, of a new tensor that nothing else refers to."""
 
