@@ -12,6 +12,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from tests.simulation.memory_events import BirthsAndDeaths
+from understudy import _torch
+from understudy.simulation import plain_writes
 from understudy.simulation.events import MemoryRecord
 from understudy.simulation.storages import ObservedMode
 
@@ -190,3 +192,22 @@ def test_gradients_on_a_card_are_added_in_place() -> None:
     size = 4 * ROWS * COLUMNS
     # zeros that are filled, for each of the two, into the first of which the second is added; then the product with 1
     assert heard.sizes[before:].count(size) == 3
+
+
+def test_few_nodes_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch frees nodes that Python has seen one inside of the other: a long row of them would exceed the stack."""
+    asked = []
+    ask = _torch.running_node
+
+    def count() -> Any:
+        asked.append(1)
+        return ask()
+
+    monkeypatch.setattr(plain_writes, "MOST_NODES", 5)
+    monkeypatch.setattr(_torch, "running_node", count)
+    with ObservedMode():
+        x = leaf()
+        for _ in range(20):
+            x = x.log1p()
+        x.sum().backward()
+    assert len(asked) == 5

@@ -43,7 +43,7 @@ ADDING_NODES = frozenset(
 MASKING_NODES = frozenset({"MaxBackward1", "MinBackward1"})
 """Nodes whose formula joins masks in place: where the largest or smallest of all elements are."""
 MOST_NODES = 8192
-"""Of so many nodes the name is asked for: torch frees nodes that Python has seen one inside of the other, and some 30,000 in
+"""So many nodes are asked for: torch frees nodes that Python has seen one inside of the other, and some 30,000 in
 a row exceed the stack. After that, all sums are taken for sums of gradients."""
 CALL_REFERENCES = 3
 """Of Python to an argument that only C++ has: the object's own, that of the call, and that of the question."""
@@ -88,14 +88,17 @@ class PlainWrites:
         return variant if _is_sum(args) and _may_take(first) and not self._adds_by_itself() else func
 
     def _start_formula(self, mode: ObservedMode) -> None:
-        (made, latest, node), running = self._formula, _torch.number_of_node(_torch.running_node())
+        (made, latest, node), running = self._formula, self._ask_for_node()
+        if running is None:
+            return
         number = mode.births + 1  # which the result will be
-        is_same = latest == mode.births and node == running
-        self._formula = made if is_same else number, number, running
+        is_same = latest == mode.births and node == _torch.number_of_node(running)
+        self._formula = made if is_same else number, number, _torch.number_of_node(running)
 
     def _continues_formula(self, mode: ObservedMode, fake: FakeTensor) -> bool:
         record, (made, _, node) = mode.find_record(fake), self._formula
-        return record is not None and record.serial == made and node == _torch.number_of_node(_torch.running_node())
+        running = self._ask_for_node() if record is not None and record.serial == made else None
+        return running is not None and node == _torch.number_of_node(running)
 
     def _adds_by_itself(self) -> bool:
         """Whether the formula of the running node asks for the sum."""
@@ -106,11 +109,15 @@ class PlainWrites:
 
     def _find_name(self) -> str:
         """Of the running node; nothing after so many questions."""
+        node = self._ask_for_node()
+        return "" if node is None else str(node.name())
+
+    def _ask_for_node(self) -> Any:
+        """The running node; None after so many questions."""
         if self._asked >= MOST_NODES:
-            return ""
+            return None
         self._asked += 1
-        name: str = _torch.running_node().name()
-        return name
+        return _torch.running_node()
 
 
 def _is_called_by_engine(frame: FrameType | None) -> bool:
