@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from tests.capture.captured import assert_same, captured, targets
-from understudy import FakeTensorMode, FakeTensorProp, make_fx
+from understudy import FakeTensorMode, FakeTensorProp, make_fx, unset_fake_temporarily
 from understudy.capture.borrowed_modules import ConstantValues
 from understudy.errors import GuardOnDataDependentSymNode
 
@@ -230,6 +230,20 @@ def test_constants_of_a_mode_of_the_user_are_known_to_each_trace() -> None:
     for _ in range(2):
         graph = make_fx(lambda x: x * number.item(), tracing_mode="fake", _allow_non_fake_inputs=True)(x)
         assert targets(graph) == ["mul.Tensor"]
+
+
+def test_a_program_that_makes_its_constants_anew_is_refused() -> None:
+    """Each run of it decides by the value of another real tensor, and writes to it."""
+
+    def program(x: torch.Tensor) -> Any:
+        with unset_fake_temporarily():
+            counts = torch.tensor([1, 2, 3])
+        if counts.sum().item() == 6:
+            counts.add_(1)
+        return x + counts
+
+    with pytest.raises(GuardOnDataDependentSymNode, match="whether u0 == 6"):
+        captured(program, torch.randn(3), mode="fake", allow_non_fake_inputs=True)
 
 
 def test_traces_that_overlap_leave_nothing_in_the_mode_of_the_user() -> None:

@@ -207,11 +207,11 @@ class KnownConstant(NamedTuple):
 
 class ConstantValues:
     """The constants of one trace whose values are known, from when it is made until `forget`. `state`: tensors that are
-    none, because the program writes to them."""
+    none, because the program writes to them; None: all of them."""
 
-    def __init__(self, mode: FakeTensorMode, state: tuple[torch.Tensor, ...], knows_buffers: bool) -> None:
+    def __init__(self, mode: FakeTensorMode, state: tuple[torch.Tensor, ...] | None, knows_buffers: bool) -> None:
         self._mode = mode
-        self._state = frozenset(map(id, state))
+        self._state = None if state is None else frozenset(map(id, state))
         self._knows_buffers = knows_buffers
         self._known: list[KnownConstant] = []
         mode.constant_listeners.append(self._know_converted)
@@ -231,7 +231,7 @@ class ConstantValues:
     def _know(self, fake: object, real: torch.Tensor, values: torch.Tensor, is_converted: bool) -> None:
         if type(fake) is not FakeTensor or fake.fake_mode is not self._mode or fake._determined is not None:
             return
-        if id(real) not in self._state:
+        if self._state is not None and id(real) not in self._state:
             literal = ReadLiteral(values)
             contents = fake._determined = DeterminedContents(literal, literal=True)
             self._known.append(KnownConstant(fake, real, literal, contents, is_converted))

@@ -164,8 +164,8 @@ class Options:
     """Above autograd: also record the inner operators of composites, for a backward pass inside the program."""
     knows_constants: bool = False
     """Whether the values of small integer buffers that no checkpoint holds are determined: see `ConstantValues`."""
-    state: tuple[torch.Tensor, ...] = ()
-    """Tensors that are no constants, because the program writes to them."""
+    state: tuple[torch.Tensor, ...] | None = ()
+    """Tensors that are no constants, because the program writes to them; None if there are no constants at all."""
     whole: Container[Any] | None = None
     """Composite operators that are recorded without decomposition. Autograd, which would decompose them, is skipped."""
 
@@ -217,11 +217,17 @@ def make_fx(
 
 def capture(f: Callable[..., object], options: Options, args: tuple[object, ...]) -> GraphModule:
     """The graph of `f`, which is run again if it has decided by the values of tensors that it writes to."""
-    try:
-        return Capture(f, options).run(args)
-    except ConstantsWritten as error:
-        state = (*options.state, *error.tensors)
-    return capture(f, replace(options, state=state), args)
+    state: tuple[torch.Tensor, ...] = ()
+    for _ in range(MOST_RUNS):
+        try:
+            return Capture(f, replace(options, state=state)).run(args)
+        except ConstantsWritten as error:
+            state = (*state, *error.tensors)
+    return Capture(f, replace(options, state=None)).run(args)
+
+
+MOST_RUNS = 5
+"""Then no value is known: a program that makes such tensors itself, out of sight of the mode, has others in each run."""
 
 
 class Capture:
