@@ -2,7 +2,7 @@
 sizes. All that can be said of what they return is the same, except for values of tensors.
 
 A program is the text between two empty lines, and returns its last expression; one that begins with `# plain sizes only`
-reads values or pickles. `dev` is the device, `R(2, 3)` a new random
+reads values or pickles, one with `# values of lists` reads those of a list that C++ puts on the device. `dev` is the device, `R(2, 3)` a new random
 tensor there (an input, whose sizes are symbols in the symbolic run), and `exc(f, *args)` the result of a call, or its error.
 """
 
@@ -34,8 +34,19 @@ from understudy.shapes.sizes import from_torch
 PROGRAMS = [text for text in Path(__file__).with_name("programs.txt").read_text().split("\n\n") if text.strip()]
 PLAIN_SIZES_ONLY = "# plain sizes only"
 WITH_SYMBOLS = [text for text in PROGRAMS if "R(" in text and not text.startswith(PLAIN_SIZES_ONLY)]
+READS_LISTS = "# values of lists"
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 Number = Callable[[Any], Any]
+
+
+@functools.cache
+def lists_lose_their_values() -> bool:
+    with FakeTensorMode():
+        try:
+            torch.zeros(1, device="cuda")[[1]]
+        except IndexError:
+            return False
+    return True
 
 
 def each_of(programs: list[str]) -> Any:
@@ -168,6 +179,8 @@ class Run:
 @each_of(PROGRAMS)
 @pytest.mark.parametrize("device", ["cpu", "cuda:0"])
 def test_a_program_on_stand_ins(program: str, device: str) -> None:
+    if device != "cpu" and READS_LISTS in program and lists_lose_their_values():
+        pytest.skip("C++ hands on a list of indices on a device that is not here without its values (torch 2.15)")
     assert Run(program, device, FakeTensorMode()).facts() == Run(program).facts()
 
 

@@ -91,9 +91,10 @@ def _is_elementwise_in_place(call: Call) -> bool:
 
 
 def _is_index(call: Call, deciding: int, position: int) -> bool:
-    """Whether this input is an index that eager moves to the device of the tensor, which comes first."""
+    """Whether this input is an index that eager moves to the device of the tensor, which comes first. Since torch 2.15, C++
+    makes the index of a list, as in `x[[0, 1]]`, on the native device of a stand-in, which is meta."""
     if reads_by_index.of(call.op) is not None:
-        return call.inputs[position].device.type == "cpu"
+        return call.inputs[position].device.type in ("cpu", "meta")
     return writes_by_index.of(call.op) is not None and deciding == 0 and 0 < position < len(call.inputs) - 1
 
 
