@@ -6,6 +6,7 @@ It is made once, with the plan, and run at every call, in order, before the resu
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -313,6 +314,9 @@ def _span(spec: TensorSpec) -> tuple[Any, Any]:
 ) = range(11)  # fmt: skip
 
 
+_serials = itertools.count()
+
+
 class Plan:
     """`kind` names the common shapes of an answer, so that replaying them is one comparison:
 
@@ -329,10 +333,11 @@ class Plan:
 
     `effects` are run before the results are made. `written` are the positions of the inputs that the call writes to.
     `determined` says that the values of the results follow from the values of the inputs. `bounds` are the ranges of
-    the results when the input has no known range, once they have been inferred.
+    the results when the input has no known range, once they have been inferred. `serial` is for tables of what is known
+    about plans: unlike an identity, it is never used again.
     """
 
-    __slots__ = ("bounds", "determined", "effects", "kind", "op", "outcomes", "spec", "written")
+    __slots__ = ("bounds", "determined", "effects", "kind", "op", "outcomes", "serial", "spec", "written")
 
     def __init__(self, outcomes: Outcomes, written: tuple[int, ...] = (), determined: bool = False) -> None:
         self.outcomes = outcomes
@@ -343,6 +348,7 @@ class Plan:
         self.spec: Any = None  # the TensorSpec of the one new tensor or view
         self.effects: tuple[Effect, ...] = ()
         self.bounds: Any = None
+        self.serial = next(_serials)
 
     @staticmethod
     def of(call: Call, outcomes: Outcomes, written: tuple[int, ...], determined: bool) -> Plan:

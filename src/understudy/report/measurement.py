@@ -27,6 +27,7 @@ from understudy.spec.call import flat
 
 BLOCK = 512
 """What the allocator of a card rounds up to."""
+NO_DEVICE = torch.device("meta")
 INPUT_PHASES = (SETUP, AFTER_BACKWARD, BETWEEN)
 """In which batches are made; after a backward pass, those of gradient accumulation."""
 
@@ -114,19 +115,22 @@ class Measurement(Listener):
     def on_events(self, events: list[MemoryRecord]) -> None:
         moment = self.places.moment
         device: torch.device | None = None
+        totals, live, unit, mask = DeviceTotals(NO_DEVICE), 0, 0, -1
         for number, record in enumerate(events, len(self.events) + 1):
-            totals = record.totals
-            if totals is None:
-                if record.device is not device:  # most events are of one device
-                    device = record.device
-                    there = self.totals_of(device)
-                record.totals = totals = there
-                totals.live = live = totals.live + ((record.nbytes + totals.unit) & totals.mask)
+            if record.device is not device:  # most events are of one device
+                totals.live = live
+                device = record.device
+                totals = self.totals_of(device)
+                live, unit, mask = totals.live, totals.unit, totals.mask
+            if record.totals is None:
+                record.totals = totals
+                live += (record.nbytes + unit) & mask
                 if live > totals.peak:
                     totals.peak, totals.peak_event, totals.peak_transient = live, number, totals.transient
             else:
                 record.died = moment
-                totals.live -= (record.nbytes + totals.unit) & totals.mask
+                live -= (record.nbytes + unit) & mask
+        totals.live = live
         self.events += events
 
     def totals_of(self, device: torch.device) -> DeviceTotals:

@@ -47,7 +47,7 @@ running_node, number_of_node = _torch.running_node, _torch.number_of_node
 count_autograd_nodes = _torch.count_autograd_nodes
 
 LinePlace = tuple[CodeType, int]
-NOT_THE_USERS, INSTALLED, OWN, BOUNDARY, GENERATED = range(5)
+NOT_THE_USERS, INSTALLED, BOUNDARY, OWN, GENERATED = range(5)
 
 
 _kinds = {__file__: BOUNDARY}
@@ -194,13 +194,13 @@ class Places(Restoring):
             return self.module
         if not self._marks:
             return self.outside
-        self._asked += 1
-        if self._asked > MOST_NODES and (self._asked % SPARSE or self._asked > SPARSE * MOST_NODES):
+        self._asked = asked = self._asked + 1
+        if asked > MOST_NODES and (asked % SPARSE or asked > SPARSE * MOST_NODES):
             return self._latest
         node = running_node()
-        index = -1 if node is None else bisect_right(self._marks, number_of_node(node)) - 1
-        self._latest = self._marked[index] if index >= 0 else self.outside
-        return self._latest
+        index = 0 if node is None else bisect_right(self._marks, number_of_node(node))
+        self._latest = latest = self._marked[index - 1] if index else self.outside
+        return latest
 
     def locate(self, record: MemoryRecord) -> None:
         """Write down where memory is born. All results of one call are born in one place."""
@@ -208,8 +208,7 @@ class Places(Restoring):
         if self._located == call and record.maker is not None:
             record.birthplace = self._birthplace
             return
-        moment = self.moment
-        module = self.module if moment.phase is not BACKWARD else self.module_of(BACKWARD)
+        module = self.module if self.phase is not BACKWARD else self.module_of(BACKWARD)
         line = self.torch_optimizer_line
         if line is None:
             frame = sys._getframe(4)  # up to there, it is ours
@@ -217,8 +216,8 @@ class Places(Restoring):
                 line = self._search_line(frame)
             else:
                 line = self._backward_line = self._backward_line or self._search_line(frame)
-        record.birthplace = self._birthplace = moment, module, line
-        self._located = call if record.maker is not None else 0
+        record.birthplace = self._birthplace = self.moment, module, line
+        self._located = call  # what is born after the call has no maker
 
     def _search_line(self, frame: FrameType | None) -> LinePlace | None:
         """The innermost line of the user's own code, as a code object and a number: text comes later. Where none is running,
@@ -233,17 +232,17 @@ class Places(Restoring):
             if kind is None:
                 kind = _find_kind(code.co_filename)
             if kind:
-                # Generated code has no line, but for that of `python -c`.
-                if kind == OWN or (kind == GENERATED and code.co_name == "<module>"):
-                    line = _find_line_place(frame)
-                    break
                 if kind == INSTALLED:
                     innermost = innermost or frame
-                elif kind == BOUNDARY and (number := id(frame)) in outer_lines:
-                    line = outer_lines[number]
-                    if line is not None:
-                        break
-                    passed = *passed, number
+                elif kind == BOUNDARY:
+                    if (number := id(frame)) in outer_lines:
+                        line = outer_lines[number]
+                        if line is not None:
+                            break
+                        passed = *passed, number
+                elif kind == OWN or code.co_name == "<module>":  # generated code has no line, but for that of `python -c`
+                    line = _find_line_place(frame)
+                    break
             frame = frame.f_back
         for number in passed:
             outer_lines[number] = line

@@ -193,10 +193,12 @@ class Allocator:
                 address, block_size = arena.take(index, rounded)
                 live[address] = block if block_size == rounded else (block_size, size, arena)
                 request.memory, request.address = memory, address
-                pool.has_grown = True
-                pool.allocation.added += 1
-                pool.allocated_bytes.added += block_size
+                sizes, count = pool.allocated_bytes, pool.allocation
+                sizes.added += block_size
+                count.added += 1
                 pool.requested_bytes.added += size
+                if sizes.added > sizes.limit or count.added > count.limit:
+                    pool.has_grown = True
             elif request.memory is memory and (address := request.address):
                 block_size, size, arena = live.pop(address)
                 pool = arena.pool
@@ -493,6 +495,7 @@ class Allocator:
         self._is_watched = is_split_limited or self._tells_active_apart or self.history is not None
 
     def _note_peaks(self) -> None:
+        """Of all figures, whether or not there may be new ones: they may have been reset."""
         self._small.note_block_peaks()
         self._small.note_split_peaks()
 
@@ -537,6 +540,7 @@ class Allocator:
         self._peaks_before = self.peaks()
         for small, large in self._counters().values():
             small.peak, large.peak, small.both.peak = small.value, large.value, small.value + large.value
+        self._note_peaks()
 
     def reset_accumulated_statistics(self) -> None:
         for pair in self._counters().values():

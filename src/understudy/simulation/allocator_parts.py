@@ -258,16 +258,17 @@ class Counter:
     """One figure of one pool: all that was ever added, and removed. `other` is that of the other pool, `both` keeps the
     peak of their sum.
 
-    A peak has to be noted before anything is removed: it costs nothing while a figure only grows.
+    A peak has to be noted before anything is removed: it costs nothing while a figure only grows. Until `added` is above
+    `limit`, there can't be a new one, whatever the other pool adds.
     """
 
-    __slots__ = ("added", "added_before", "both", "other", "peak", "removed", "removed_before")
+    __slots__ = ("added", "added_before", "both", "limit", "other", "peak", "removed", "removed_before")
 
     other: Counter
     both: Counter
 
     def __init__(self) -> None:
-        self.added = self.removed = self.peak = self.added_before = self.removed_before = 0
+        self.added = self.removed = self.peak = self.limit = self.added_before = self.removed_before = 0
 
     @property
     def value(self) -> int:
@@ -291,14 +292,21 @@ class Counter:
 
 
 def note_peaks(counters: tuple[Counter, ...]) -> None:
+    """Of one pool's figures and those of the other pool."""
     for counter in counters:
-        value = counter.added - counter.removed
+        other, both = counter.other, counter.both
+        value, other_value = counter.added - counter.removed, other.added - other.removed
+        total = value + other_value
         if value > counter.peak:
             counter.peak = value
-        other, both = counter.other, counter.both
-        value += other.added - other.removed
-        if value > both.peak:
-            both.peak = value
+        if other_value > other.peak:
+            other.peak = other_value
+        if total > both.peak:
+            both.peak = total
+        share = (both.peak - total) // 2
+        left, other_left = counter.peak - value, other.peak - other_value
+        counter.limit = counter.added + (left if left < share else share)
+        other.limit = other.added + (other_left if other_left < share else share)
 
 
 def counter_pair(*copied: Counter) -> tuple[Counter, Counter]:
@@ -342,7 +350,7 @@ class Pool:
         self.is_small = is_small
         self.least_rest = LEAST_REST
         self.has_grown = False
-        """Whether blocks were allocated since the peaks of their figures were noted."""
+        """Whether figures of blocks that are allocated may have new peaks."""
         self.has_more_splits = False
         """The same of free parts of segments."""
         self.searches = 0
@@ -351,20 +359,17 @@ class Pool:
         self.expandable_arenas: dict[int, Arena] = {}
 
     def note_block_peaks(self) -> None:
-        """Of the pools that have grown. To be called before blocks of any of them are freed."""
-        if self.has_grown:
-            self.has_grown = False
-            note_peaks(self.block_figures)
-        if self.other.has_grown:
-            self.other.note_block_peaks()
+        """Of both pools. To be called where one has grown, before blocks of any of them are freed."""
+        note_peaks(self.block_figures)
+        for pool in (self, self.other):
+            pool.has_grown = False
+            size, requested = pool.allocated_bytes, pool.requested_bytes
+            size.limit = min(size.limit, size.added + requested.limit - requested.added)  # a block is as large at least
 
     def note_split_peaks(self) -> None:
-        """Of the pools that have more free parts. To be called before parts of any of them are taken."""
-        if self.has_more_splits:
-            self.has_more_splits = False
-            note_peaks(self.split_figures)
-        if self.other.has_more_splits:
-            self.other.note_split_peaks()
+        """Of both pools. To be called where one has more free parts, before parts of any of them are taken."""
+        note_peaks(self.split_figures)
+        self.has_more_splits = self.other.has_more_splits = False
 
     def all_arenas(self) -> list[Arena]:
         return [*self.arenas.values(), *self.expandable_arenas.values()]
@@ -485,12 +490,14 @@ class Arena:
             pool.inactive_split_bytes.removed += end - start - size
             pool.inactive_split.removed += merges
             return
-        pool.has_more_splits = True
-        pool.inactive_split_bytes.added += size
+        sizes, count = pool.inactive_split_bytes, pool.inactive_split
+        sizes.added += size
         if not merges:
-            pool.inactive_split.added += 1
+            count.added += 1
         elif merges > 1:
-            pool.inactive_split.removed += 1
+            count.removed += 1
+        if sizes.added > sizes.limit or count.added > count.limit:
+            pool.has_more_splits = True
 
     def remove(self, start: int, end: int) -> None:
         del self.keys[bisect_left(self.keys, (end - start) << SHIFT | start)]

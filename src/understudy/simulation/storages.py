@@ -90,9 +90,10 @@ NO_KEYWORDS: dict[str, Any] = {}
 MOST_PLANS = 1 << 16
 """A number that changes all the time makes new plans all the time."""
 
-PlanEnding = tuple[Plan, bool, object, tuple[AfterCall, ...]]
-"""What comes after the calls of a plan: whether the result may be on a new storage, the label, what is called. The plan is
-kept, so that nothing else gets its identity."""
+CallEnding = tuple[object, tuple[AfterCall, ...]]
+"""The label of a call, and what is called after it."""
+PlanEnding = tuple[bool, object, tuple[AfterCall, ...]]
+"""What comes after the calls of a plan: whether the result may be on a new storage, the label, what is called."""
 
 
 class ObservedMode(FakeTensorMode):
@@ -127,11 +128,11 @@ class ObservedMode(FakeTensorMode):
         self.operator: Any = None
         """The one that is running."""
         self._endings: dict[object, dict[int, PlanEnding]] = {}
-        """What comes after the calls of a plan, by the plan's identity, in each situation."""
+        """What comes after the calls of a plan, by its serial number, in each situation."""
         self._by_plan = self._endings[None] = {}
         """In this situation."""
-        self._by_key: dict[tuple[Any, ...], tuple[object, tuple[AfterCall, ...]]] = {}
-        """The same of calls that have no plan and give no tensors, as `item`."""
+        self._by_key: dict[tuple[Any, ...], CallEnding] = {}
+        """The same of calls that have no plan and give no tensors, as `item`: by their keys, or by operator and spec."""
         self.places: Any = None
         """For the listener that measures: where the program is."""
         self._devices: set[torch.device] = set()
@@ -214,8 +215,8 @@ class ObservedMode(FakeTensorMode):
         if plan is None or plan.op is not func:
             self._end_unplanned(func, args, kwargs or NO_KEYWORDS, result)
         else:
-            ending = self._by_plan.get(id(plan)) or self._learn(plan, func, args, kwargs or NO_KEYWORDS, result)
-            _, may_give_birth, label, ends = ending
+            ending = self._by_plan.get(plan.serial) or self._learn(plan, func, args, kwargs or NO_KEYWORDS, result)
+            may_give_birth, label, ends = ending
             if may_give_birth:  # else on a storage that is known
                 self._find_birth(result)
             if label is not None:
@@ -229,15 +230,14 @@ class ObservedMode(FakeTensorMode):
     def _find_birth(self, fake: FakeTensor) -> None:
         """Of the storage of a result, if there was none of it before."""
         spec = fake._spec
-        is_sparse = spec.sparse is not None
-        storage: Any = fake if is_sparse else native_storage(fake)
+        storage: Any = native_storage(fake) if spec.sparse is None else fake
         key = id(storage)
         if key in self.storages:
             return
         record = StorageRecord(storage, self._on_death)
         record.key = key
         record.spec = spec
-        record.nbytes = count_bytes(spec) if is_sparse else storage.nbytes()
+        record.nbytes = storage.nbytes() if storage is not fake else count_bytes(spec)
         record.device = device = spec.device
         record.stream = 0 if self.stream_of is None else self.stream_of(device)
         record.maker = self.operator
@@ -255,8 +255,9 @@ class ObservedMode(FakeTensorMode):
         try:
             if record.device is not self._device:  # most memory is of one device
                 self._meet_device(record.device)
-            if self.places is not None:
-                self.places.locate(record)
+            places = self.places
+            if places is not None:
+                places.locate(record)
             if self._on_birth:
                 for tell in self._on_birth:
                     tell(record)
@@ -289,12 +290,10 @@ class ObservedMode(FakeTensorMode):
         is_one = plan.kind == ONE_NEW or (plan.kind > FIRST_ITSELF and type(result) is FakeTensor)
         is_late = _kinds.get(id(func)) == OTHER_ORDER
         label, ends = self._find_ending(func, args, kwargs, result)
-        found = self._by_plan[id(plan)] = (plan, is_one and not is_late, label, ends)
+        found = self._by_plan[plan.serial] = (is_one and not is_late, label, ends)
         return found
 
-    def _find_ending(
-        self, func: Any, args: Any, kwargs: Any, result: object
-    ) -> tuple[object, tuple[AfterCall, ...]]:
+    def _find_ending(self, func: Any, args: Any, kwargs: Any, result: object) -> CallEnding:
         """Of calls that are alike: their label, and what is called after them."""
         label: object = None
         ends: list[AfterCall] = []
@@ -327,19 +326,34 @@ class ObservedMode(FakeTensorMode):
             self._find_birth(result)
         if result is NotImplemented or not isinstance(func, _torch.OpOverload):
             return  # a higher-order operator: those inside of it are observed
-        key = self.key_of(func, args, kwargs) if type(result) in NUMBER_TYPES else None
-        ending = None if key is None else self._by_key.get(key)
-        if ending is None:
+        if type(result) not in NUMBER_TYPES:
             ending = self._find_ending(func, args, kwargs, result)
-            if key is not None:
-                if len(self._by_key) >= MOST_PLANS:
-                    self._by_key.clear()
-                self._by_key[key] = ending
+        elif len(args) == 1 and type(args[0]) is FakeTensor and not kwargs:  # `item`
+            key = id(func), args[0]._spec
+            ending = self._by_key.get(key) or self._remember(key, self._find_alike(func, args, kwargs, result))
+        else:
+            ending = self._find_alike(func, args, kwargs, result)
         label, ends = ending
         if label is not None:
             self.finished.append(label)
         for end in ends:
             end(args, kwargs, result)
+
+    def _find_alike(self, func: object, args: object, kwargs: object, result: object) -> CallEnding:
+        """Of a call that has no plan, as of those with the same key."""
+        key = self.key_of(func, args, kwargs)
+        found = None if key is None else self._by_key.get(key)
+        if found is None:
+            found = self._find_ending(func, args, kwargs, result)
+            if key is not None:
+                self._remember(key, found)
+        return found
+
+    def _remember(self, key: tuple[Any, ...], ending: CallEnding) -> CallEnding:
+        if len(self._by_key) >= MOST_PLANS:
+            self._by_key.clear()
+        self._by_key[key] = ending
+        return ending
 
     def key_of(self, func: object, args: object, kwargs: object) -> tuple[Any, ...] | None:
         """What the answer to a call may depend on; None where an argument can't be a part of it."""
@@ -397,11 +411,12 @@ class ObservedMode(FakeTensorMode):
 
     def _remove(self, record: Any) -> None:
         """Called when a storage is gone."""
-        key, storages, events = record.key, self.storages, self.events
+        key, storages = record.key, self.storages
         is_known = storages.get(key) is record
         if not is_known:
             return  # it was refused, or resized
         del storages[key]
+        events = self.events
         events.waiting.append(record)
         if events.room < 0:
             events.tell()
