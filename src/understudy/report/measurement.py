@@ -171,13 +171,14 @@ class Measurement(Listener):
     def follow_plan(self, func: Any, args: Any, kwargs: dict[str, Any], result: object) -> AfterCall | None:
         """Of the few calls that differ by where they are, or by what they write to."""
         totals = self.label_plan(func, args, kwargs, result)
-        places, mark_updated, is_grad_enabled = self.places, self._mark_updated, torch.is_grad_enabled
+        mode, places = self.mode, self.places
+        mark_updated, is_grad_enabled = self._mark_updated, torch.is_grad_enabled
         macs = totals.work.macs if totals.work.bytes_moved else 0
         # What an optimizer of torch updates is in its state, and is looked for there.
         is_update = totals.is_mutable and places.torch_optimizer_line is None
 
         def count_macs(args: tuple[Any, ...], kwargs: dict[str, Any], result: object) -> None:
-            places.module_of(places.phase).macs += macs
+            places.module_of_call(mode.calls).macs += macs
             if is_update:
                 follow_update(args, kwargs, result)
 

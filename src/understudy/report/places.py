@@ -107,6 +107,14 @@ class Root(NamedTuple):
 class Places(Restoring):
     """Followed while an ObservedMode with this as its `places` is active. Use as a context manager."""
 
+    # Not in the instance's dict: with more than 30 attributes in it, Python no longer reads any of them by its position.
+    __slots__ = (
+        "_asked", "_backward_line", "_backward_passes", "_birthplace", "_by_module", "_hooks", "_idle", "_in_optimizer",
+        "_latest", "_located", "_marked", "_marks", "_only_model", "_optimizer_place", "_outer_lines", "_steps", "by_path",
+        "module", "moment", "on_backward_end", "on_moment_end", "on_optimizer", "on_real_tensor", "on_root_call", "outside",
+        "phase", "root_calls", "roots", "step", "torch_optimizer_line",
+    )  # fmt: skip
+
     def __init__(self) -> None:
         self.step = 0
         """Steps that are done, of the optimizer that steps most seldom."""
@@ -129,6 +137,8 @@ class Places(Restoring):
         self._in_optimizer = False
         self.torch_optimizer_line: LinePlace | None = None
         """The line from which an optimizer of torch was called that is running, without a closure."""
+        self._optimizer_place: tuple[StepPhase, ModulePlace, LinePlace | None] | None = None
+        """Where all is born that such an optimizer makes."""
         self._located = 0
         """The number of the call that memory was born in last."""
         self._birthplace: tuple[StepPhase, ModulePlace, LinePlace | None] = (self.moment, self.outside, None)
@@ -170,6 +180,8 @@ class Places(Restoring):
             self.on_moment_end(self.moment)
         self.phase = self._find_phase()
         self.moment = StepPhase(self.step, self.phase, self.root_calls)
+        line = self.torch_optimizer_line if self.phase is OPTIMIZER else None
+        self._optimizer_place = None if line is None else (self.moment, self.module, line)
 
     def begin_backward(self) -> None:
         self._outer_lines[id(sys._getframe(1))] = None
@@ -202,8 +214,16 @@ class Places(Restoring):
         self._latest = latest = self._marked[index - 1] if index else self.outside
         return latest
 
+    def module_of_call(self, call: int) -> ModulePlace:
+        """The same, of the call with this number: found already if it has made something."""
+        return self._birthplace[1] if self._located == call else self.module_of(self.phase)
+
     def locate(self, record: MemoryRecord) -> None:
         """Write down where memory is born. All results of one call are born in one place."""
+        place = self._optimizer_place
+        if place is not None:
+            record.birthplace = place
+            return
         call = record.call
         if self._located == call and record.maker is not None:
             record.birthplace = self._birthplace
@@ -348,7 +368,7 @@ class Places(Restoring):
     def _leave_optimizer(self, optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
         if self._in_optimizer and getattr(active_fake_mode(), "places", None) is self:
             self._in_optimizer = False
-            self.torch_optimizer_line = None
+            self.torch_optimizer_line = self._optimizer_place = None
             self._idle = BETWEEN
             if self.on_optimizer is not None:
                 self.on_optimizer(optimizer, True)
