@@ -215,15 +215,16 @@ def make_fx(
     return trace
 
 
-def capture(f: Callable[..., object], options: Options, args: tuple[object, ...]) -> GraphModule:
-    """The graph of `f`, which is run again if it has decided by the values of tensors that it writes to."""
-    state: tuple[torch.Tensor, ...] = ()
-    for _ in range(MOST_RUNS):
-        try:
-            return Capture(f, replace(options, state=state)).run(args)
-        except ConstantsWritten as error:
-            state = (*state, *error.tensors)
-    return Capture(f, replace(options, state=None)).run(args)
+def capture(
+    f: Callable[..., object], options: Options, args: tuple[object, ...], state: tuple[torch.Tensor, ...] = (), runs: int = 1
+) -> GraphModule:
+    """The graph of `f`, which is run again if it has decided by the values of tensors that it writes to: these are
+    `state`. `runs`: how often it has been run, with this one."""
+    try:
+        return Capture(f, replace(options, state=state if runs <= MOST_RUNS else None)).run(args)
+    except ConstantsWritten as error:
+        state = (*state, *error.tensors)
+    return capture(f, options, args, state, runs + 1)
 
 
 MOST_RUNS = 5
