@@ -323,3 +323,13 @@ def test_autocast_can_be_switched_with_keywords() -> None:
         finally:
             torch.set_autocast_enabled("cpu", enabled=False)
         assert torch.tensordot(r("cpu", 3, 4), r("cpu", 4, 3), 1).dtype is torch.float32
+
+
+def test_attention_without_elements_has_strides_of_its_own() -> None:
+    env = ShapeEnv(specialize_zero_one=False)
+    mode = FakeTensorMode(shape_env=env)
+    x = mode.from_tensor(torch.randn(2, 1, 3, 4), source="x", symbolic_context=dims("batch", "heads", "length", "width"))
+    with mode, torch.inference_mode():
+        F.scaled_dot_product_attention(x, x, x)
+    assert not env.check(torch.randn(1, 1, 5, 6))
+    assert all(env.check(torch.randn(shape)) for shape in ((0, 1, 3, 4), (2, 1, 0, 4), (2, 1, 3, 0)))

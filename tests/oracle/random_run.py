@@ -599,6 +599,10 @@ def _takes_other_values(run: symbolic.SymbolicRun, sizes: Any, error: Exception)
     return False
 
 
+CAST_BY_THEIR_KERNELS = ("torch._scaled_mm", "torch._scaled_mm_v2")
+"""Their CPU kernels call operators that obey autocast, which a graph below it does not have: a known gap, also of torch's."""
+
+
 def run_captured(program: Program, announce: Callable[..., None]) -> Iterator[tuple[Finding, int]]:
     for _ in real_steps(program):
         pass
@@ -612,6 +616,8 @@ def run_captured(program: Program, announce: Callable[..., None]) -> Iterator[tu
     edits = tuple(edit for step in program.steps for edit in step.edits)
     mode = program.rng.choice(("fake", "fake", "symbolic"))
     if any(step.op in VALUES_FROM_NOWHERE or _writes_to_overlapping_memory(step, program) for step in program.steps):
+        return
+    if program.context.startswith("autocast") and any(step.op in CAST_BY_THEIR_KERNELS for step in program.steps):
         return
     verdict = fx_run.examine(case, "understudy", (mode,))[mode]
     outcome = {"rounded": "ok", "refused": "ok"}.get(verdict.outcome, verdict.outcome)

@@ -152,6 +152,8 @@ def attention(
         return NotImplemented
     if value.ndim != 4 or value.shape[3] != query.shape[3] or (attn_mask is not None and attn_mask.ndim < 2):
         return NotImplemented
+    if query.is_empty:
+        return NotImplemented  # which strides it has depends on the kernel
     result = math_attention(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa=enable_gqa)
     return result if result is NotImplemented else result[0]
 
