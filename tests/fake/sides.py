@@ -27,10 +27,18 @@ def with_index(device: str) -> str:
 
 
 def facts(result: Any, home: str) -> list[Any]:
-    """What can be said of each leaf without its data; `home` stands for the device that the program was given."""
+    """What can be said of each leaf without its data; `home` stands for the device that the program was given. The last
+    entry is the first leaf on the same memory."""
+    leaves = tree_flatten(result)[0]
+    first_on: dict[int, int] = {}
     return [
-        _facts_of(leaf, home) if isinstance(leaf, torch.Tensor) else leaf for leaf in tree_flatten(result)[0]
+        (*_facts_of(leaf, home), first_on.setdefault(_memory_of(leaf), number)) if isinstance(leaf, torch.Tensor) else leaf
+        for number, leaf in enumerate(leaves)
     ]
+
+
+def _memory_of(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else id(tensor)
 
 
 def _facts_of(tensor: torch.Tensor, home: str) -> tuple[Any, ...]:

@@ -58,6 +58,7 @@ COMPOSITES: dict[str, Callable[[str], Any]] = {
     "symmetric factors": lambda d: torch.linalg.ldl_factor(torch.eye(3, dtype=torch.complex64, device=d)),
     "repeat_interleave": lambda d: r(d, 3, 2).repeat_interleave(2, 0),
     "meshgrid": lambda d: torch.meshgrid(r(d, 3), r(d, 2), indexing="ij"),
+    "nonzero, known": lambda d: [torch.zeros(s, device=d).nonzero(as_tuple=True) for s in ((2, 3), (2, 0, 3))],
     "unflatten": lambda d: r(d, 6, 2).unflatten(0, (2, 3)),
     "kron": lambda d: torch.kron(r(d, 2, 2), r(d, 3, 3)),
     "cosine_similarity": lambda d: F.cosine_similarity(r(d, 3, 4), r(d, 3, 4)),

@@ -59,13 +59,14 @@ answer_from_values: Trait[Callable[..., Any]] = Trait("what it gives, from the d
 def answer(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
     """The result of the call, or `NotImplemented` if it depends on values that are not determined."""
     inputs = flat(FakeTensor, args, kwargs)
-    if inputs and all(is_known(fake) for fake in inputs) and not _torch.written_arguments(func):
+    is_determined = bool(inputs) and all(map(is_known, inputs)) and not _torch.written_arguments(func)
+    is_composite = _torch.has_composite_kernel(func)  # it arrives whole in inference mode
+    if is_determined and not is_composite:
         return _compute_on_values(mode, func, args, kwargs, inputs)
     special = answer_from_values.of(func)
     if special is not None:
         return special(mode, *args, **kwargs)
-    can_answer = answers_of(mode) is not None or mode.shape_env is not None
-    if can_answer and _torch.has_composite_kernel(func):  # it arrives whole in inference mode
+    if is_composite and (is_determined or answers_of(mode) is not None or mode.shape_env is not None):
         return mode.decompose(func, args, kwargs)
     return NotImplemented
 
