@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from torch._higher_order_ops.while_loop import while_loop
 from torch.fx import GraphModule, Interpreter
 from torch.fx.traceback import preserve_node_meta
 
-from understudy import make_fx, patching
+from understudy import make_fx, patching, symbolic_trace
 from understudy.capture.higher_order.torch_tracing import CurrentTracer
 from understudy.patching import RECORDING
 
@@ -175,3 +176,37 @@ def test_our_tracer_leaves_torch_to_its_own() -> None:
     with patching.active(RECORDING):
         graph = torch_make_fx(f, tracing_mode="real")(torch.ones(3))
     assert "true_graph_0" in graph.code
+
+
+# --- graphs, given to torch's compilers -----------------------------------------------------------------------------
+
+
+def capture_or_trace(kind: str) -> GraphModule:
+    """A new graph, of which no code was written yet."""
+    if kind == "make_fx":
+        return make_fx(lambda x: x.sin() + 1)(torch.ones(3))
+    return symbolic_trace(lambda x: x.sin() + 1, {"x": torch.ones(3)})
+
+
+@pytest.mark.parametrize("kind", ["make_fx", "symbolic_trace"])
+@pytest.mark.parametrize("is_inside", [False, True], ids=["whole", "inside"])
+def test_a_new_graph_is_compiled_without_a_break(kind: str, is_inside: bool) -> None:
+    torch.compiler.reset()
+    gm = capture_or_trace(kind)
+    compiled = torch.compile((lambda x: gm(x) * 1) if is_inside else gm, backend="eager", fullgraph=True)
+    x = torch.randn(3)
+    torch.testing.assert_close(compiled(x), x.sin() + 1, rtol=0, atol=0)
+
+
+def test_the_forward_of_a_new_graph_has_its_own_signature() -> None:
+    gm = make_fx(lambda x, scale: x * scale)(torch.ones(3), 2)
+    assert list(inspect.signature(gm.forward).parameters) == ["x_1", "scale_1"]
+    node = next(node for node in gm.graph.nodes if node.op == "call_function")
+    node.target = aten.add.Tensor
+    gm.recompile()
+    torch.testing.assert_close(gm.forward(torch.ones(3), 2), torch.full((3,), 3.0))
+
+
+def test_a_new_torch_level_graph_is_scripted() -> None:
+    x = torch.randn(3)
+    torch.testing.assert_close(torch.jit.script(capture_or_trace("symbolic_trace"))(x), x.sin() + 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 import re
@@ -187,12 +188,37 @@ def codegen_of(graph: torch.fx.Graph) -> Any:
     return graph._codegen
 
 
+class _ForwardOnAccess:
+    """The `forward` of a graph module whose code is not generated yet: whoever asks for it gets the generated one.
+
+    (Torch's own placeholder has another signature, and torch.compile and torch.jit refuse it.)
+    """
+
+    def __get__(self, module: Any, cls: Any) -> Any:
+        if module is None:
+            return cls._lazy_forward  # by which the class knows that the code is to be generated
+        write_code(module)
+        return module.forward
+
+
 def lazy_graph_module(root: object, graph: torch.fx.Graph, name: str) -> torch.fx.GraphModule:
     """A graph module whose code is generated on first access."""
-    from torch.fx._lazy_graph_module import _make_graph_module, _use_lazy_graph_module  # why: private
+    return _lazy_class()(root, graph, name)
 
-    with _use_lazy_graph_module(True):
-        return _make_graph_module(root, graph, name)
+
+@functools.cache
+def _lazy_class() -> type[torch.fx.GraphModule]:
+    from torch.fx._lazy_graph_module import _LazyGraphModule  # why: private
+
+    class GraphModule(_LazyGraphModule):
+        __jit_unused_properties__ = ("code", *torch.fx.GraphModule.__jit_unused_properties__)
+        forward = _ForwardOnAccess()
+
+        @classmethod
+        def recompile(cls) -> None:
+            cls.forward = _ForwardOnAccess()
+
+    return GraphModule
 
 
 def write_code(module: torch.fx.GraphModule) -> None:
