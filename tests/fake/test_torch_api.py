@@ -6,12 +6,17 @@ from typing import Any
 
 import pytest
 import torch
+from functorch.compile import aot_function, nop
+from torch._functorch.aot_autograd import aot_export_joint_simple
+from torch.fx.experimental.proxy_tensor import make_fx as torch_make_fx
+from torch.fx.passes.fake_tensor_prop import FakeTensorProp as TorchFakeTensorProp
 from torch.testing._internal.two_tensor import TwoTensor
 
 from understudy import (
     FakeTensor,
     FakeTensorMode,
     MixedTensorsError,
+    ShapeEnv,
     TensorMetadata,
     extract_tensor_metadata,
     get_plain_tensors,
@@ -19,6 +24,7 @@ from understudy import (
     maybe_get_fake_mode,
 )
 from understudy.fake_tensor import (
+    FakeTensorConverter,
     is_fake_tensor,
     maybe_get_fake_constant,
     maybe_get_fake_device,
@@ -159,3 +165,68 @@ def test_metadata_of_sparse_tensors() -> None:
     data = extract_tensor_metadata(torch.eye(3).to_sparse())
     assert data.is_sparse and data.sparse_dim == 2 and data.dense_dim == 0 and data.is_coalesced
     assert extract_tensor_metadata(torch.eye(3).to_sparse_csr()).layout is torch.sparse_csr
+
+
+# --- torch's own tools on stand-ins -----------------------------------------------------------------------------------
+
+
+def test_aot_function_inside_a_mode(mode: FakeTensorMode) -> None:
+    with mode:
+        x = torch.rand(3, requires_grad=True)
+        y = aot_function(lambda x: x.sin().cos(), fw_compiler=nop)(x)
+        y.sum().backward()
+    assert is_fake(y) and y.shape == (3,)
+    assert x.grad is not None and x.grad.shape == (3,)
+
+
+def test_aot_export_of_stand_ins_with_symbols() -> None:
+    x = FakeTensorMode(shape_env=ShapeEnv()).from_tensor(torch.ones(4, 3))
+    gm = aot_export_joint_simple(lambda x: (x.sin() + x.shape[0],), (x,), trace_joint=False)
+    real = torch.randn(5, 3)
+    torch.testing.assert_close(gm(real)[0], real.sin() + 5)
+
+
+def test_torch_make_fx_writes_stand_ins_into_its_nodes(mode: FakeTensorMode) -> None:
+    gm = torch_make_fx(lambda x: x.sin() + 1)(fake(mode))
+    values = [node.meta["val"] for node in gm.graph.nodes if node.op == "call_function"]
+    assert [type(value) for value in values] == [FakeTensor, FakeTensor] and all(v.fake_mode is mode for v in values)
+
+
+def test_torch_propagation_in_a_mode_of_ours(mode: FakeTensorMode) -> None:
+    gm = torch.fx.symbolic_trace(lambda x: x.sin() @ x.t())
+    result = TorchFakeTensorProp(gm, mode).propagate(torch.ones(2, 3))
+    assert type(result) is FakeTensor and result.shape == (2, 2)
+
+
+# --- attributes of torch's ----------------------------------------------------------------------------------------------
+
+
+def test_fake_device_can_be_set(mode: FakeTensorMode) -> None:
+    x = fake(mode)
+    x.fake_device = torch.device("cuda")
+    assert x.device == (x + 1).device == FakeTensorMode().from_tensor(x).device == torch.device("cuda:0")
+
+
+def test_unique_consecutive_has_a_memo_of_its_own() -> None:
+    with FakeTensorMode(shape_env=ShapeEnv()):
+        x = torch.rand(5)
+        size = x.unique_consecutive().shape[0]
+    assert str(x.unique_consecutive_memo) == str(size) and x.unique_memo is None
+
+
+def test_memos_of_a_converter(mode: FakeTensorMode) -> None:
+    converter = FakeTensorConverter()
+    x, y = torch.ones(2, 4), torch.ones(2)
+    y.set_(x.untyped_storage(), 0, (8,))
+    fakes = [converter.from_real_tensor(mode, x, False, None), converter.from_real_tensor(mode, y)]
+    assert len(converter.meta_converter.tensor_memo) == 2
+    assert [s._cdata for s in converter.meta_converter.storage_memo.values()] == [fakes[0].untyped_storage()._cdata]
+    del x, y, fakes
+    assert not converter.meta_converter.tensor_memo and not converter.meta_converter.storage_memo
+
+
+def test_a_typed_storage_can_be_printed(mode: FakeTensorMode) -> None:
+    with mode:
+        shown = str(torch.ones(3).storage()), str(torch.ones(0).storage())
+    assert shown[0] == "...\n[torch.storage.TypedStorage(dtype=torch.float32, device=cpu) of size 3]"
+    assert shown[1].endswith("of size 0]")

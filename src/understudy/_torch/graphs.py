@@ -201,7 +201,7 @@ class _ForwardOnAccess:
         return module.forward
 
 
-def lazy_graph_module(root: object, graph: torch.fx.Graph, name: str) -> torch.fx.GraphModule:
+def lazy_graph_module(root: Any, graph: torch.fx.Graph, name: str) -> torch.fx.GraphModule:
     """A graph module whose code is generated on first access."""
     return _lazy_class()(root, graph, name)
 
@@ -211,11 +211,11 @@ def _lazy_class() -> type[torch.fx.GraphModule]:
     from torch.fx._lazy_graph_module import _LazyGraphModule  # why: private
 
     class GraphModule(_LazyGraphModule):
-        __jit_unused_properties__ = ("code", *torch.fx.GraphModule.__jit_unused_properties__)
+        __jit_unused_properties__ = ["code", *torch.fx.GraphModule.__jit_unused_properties__]
         forward = _ForwardOnAccess()
 
         @classmethod
-        def recompile(cls) -> None:
+        def recompile(cls) -> Any:
             cls.forward = _ForwardOnAccess()
 
     return GraphModule

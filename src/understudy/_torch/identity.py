@@ -78,11 +78,15 @@ def key_class(name: str) -> Any:
 
 
 def asks_for_own_class(frame: object) -> bool:
-    """Whether this frame is `nn.Module._apply` checking the class of a tensor, before it may set a stand-in's data, or
-    `torch.utils.swap_tensors`, which swaps what the class has slots for."""
+    """Whether this frame is `nn.Module._apply` checking the class of a tensor, before it may set a stand-in's data,
+    `torch.utils.swap_tensors`, which swaps what the class has slots for, or torch's `make_fx`, which makes an object of
+    the class that it asks for."""
     if is_module_conversion(frame):
         return is_stand_in(frame.f_locals["tensor"])
-    return frame.f_code is _APPLY or frame.f_code is _SWAP
+    code = frame.f_code
+    if code.co_name == _SNAPSHOT:
+        return frame.f_globals["__name__"] == _TRACER
+    return code is _APPLY or code is _SWAP
 
 
 def is_module_conversion(frame: object) -> bool:
@@ -93,3 +97,4 @@ def is_module_conversion(frame: object) -> bool:
 _APPLY = torch.nn.Module._apply.__code__
 _SWAP = torch.utils.swap_tensors.__code__
 _APPLY_INNER = "compute_should_use_set_data"
+_SNAPSHOT, _TRACER = "snapshot_fake", "torch.fx.experimental.proxy_tensor"

@@ -83,13 +83,23 @@ class FakeTensorConverter:
         return {key: fake for key, real, fake in alive if real is not None and fake is not None}
 
     @property
+    def storage_memo(self) -> dict[int, Any]:
+        """The storages of stand-ins, where both are alive, by the address of the real storage."""
+        found = {address: self._find_fake_storage(address) for address in list(self._storages)}
+        return {address: storage for address, storage in found.items() if storage is not None}
+
+    @property
+    def meta_converter(self) -> FakeTensorConverter:
+        """Where torch's tools look for the memos: in torch, it is a part of the converter."""
+        return self
+
+    @property
     def remembered_storages(self) -> int:
         return len(self._storages)
 
     def from_real_tensor(
-        self, fake_mode: FakeTensorMode, t: torch.Tensor, make_constant: bool = False, *,
-        static_shapes: bool | None = None, shape_env: object = None, source: object = None,
-        symbolic_context: object = None, trace: bool = True,
+        self, fake_mode: FakeTensorMode, t: torch.Tensor, make_constant: bool = False, shape_env: object = None, *,
+        static_shapes: bool | None = None, source: object = None, symbolic_context: object = None, trace: bool = True,
     ) -> FakeTensor:  # fmt: skip
         found = self._recall(t, id(t))
         if found is not None:
@@ -200,7 +210,7 @@ class FakeTensorConverter:
 
     def _convert_whole(self, mode: FakeTensorMode, t: torch.Tensor, storage: torch.UntypedStorage) -> FakeTensor:
         """The fast path for parameters and buffers: leaves that cover their storage."""
-        if self._find_fake_storage(storage) is not None:
+        if self._find_fake_storage(storage._cdata) is not None:
             fake = self._convert_with_storage(mode, t, _ConversionRequest(True, None, None))
         else:
             fake = make_new(mode, _whole_spec(t))
@@ -231,7 +241,7 @@ class FakeTensorConverter:
         """A stand-in on the fake storage that stands for the real one: views of one storage stay views of one storage."""
         spec = wanted.spec(mode, t)
         real_storage = t.untyped_storage()
-        storage = self._find_fake_storage(real_storage)
+        storage = self._find_fake_storage(real_storage._cdata)
         if storage is None:
             everything = TensorSpec((real_storage.nbytes(),), dtype=torch.uint8, device=spec.device)
             base = make_new(mode, everything)
@@ -249,12 +259,12 @@ class FakeTensorConverter:
             self._sweep_at = max(SWEEP_FIRST_AT, 2 * len(self._storages))
         self._storages[real._cdata] = (_torch.weak_storage(real), _torch.weak_storage(storage))
 
-    def _find_fake_storage(self, real: Any) -> Any:
-        pair = self._storages.get(real._cdata)
+    def _find_fake_storage(self, address: int) -> Any:
+        pair = self._storages.get(address)
         if pair is None:
             return None
         if _torch.is_expired(pair[0]) or _torch.is_expired(pair[1]):
-            del self._storages[real._cdata]
+            del self._storages[address]
             return None
         return _torch.strong_storage(pair[1])
 

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 Module = TypeVar("Module", bound=torch.nn.Module)
 NOT_COPIED = frozenset(
-    "_spec fake_mode _determined _range _node _nonzero_memo _item_memo _unique_memo _nested_int_memo _size_memos".split()
+    "_spec fake_mode _determined _range _node _nonzero_memo _item_memo _unique_memo _unique_consecutive_memo "
+    "_nested_int_memo _size_memos".split()
 )
 
 

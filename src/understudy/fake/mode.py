@@ -163,6 +163,10 @@ class FakeTensorMode(_torch.TorchDispatchMode):
         self._device_facts = facts
         self._facts_number = DEVICE_FACTS_NUMBERS.setdefault(facts, len(DEVICE_FACTS_NUMBERS) + 1)
 
+    def reset_nt_tensor_id_counter(self) -> None:
+        """Called by torch's tools before they run a program again. Ragged sizes go with their offsets here: the same
+        offsets have the same size in each run."""
+
     @property
     def allow_scalar_outputs(self) -> bool:
         """Whether data-dependent numbers become unbacked symbols: a setting of the shape environment."""

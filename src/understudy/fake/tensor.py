@@ -111,6 +111,7 @@ class FakeTensor(torch.Tensor):
     nonzero_memo = SymNumberMemoDescriptor()
     item_memo = SymNumberMemoDescriptor()
     unique_memo = SymNumberMemoDescriptor()
+    unique_consecutive_memo = SymNumberMemoDescriptor()
     _size_memos: dict[Any, Any] | None = None
     nested_int_memo = SymNumberMemoDescriptor(is_nested_int=True)
     """The symbolic size of the ragged dimension of a jagged tensor with these offsets."""
@@ -208,6 +209,11 @@ class FakeTensor(torch.Tensor):
     @property
     def fake_device(self) -> torch.device:
         return self._spec.device
+
+    @fake_device.setter
+    def fake_device(self, device: torch.device | str) -> None:
+        """Moves the tensor, as `x.data = x.data.to(device)` does."""
+        self.data = self.fake_mode.fake_tensor_converter.make_on_device(self.fake_mode, self.detach(), device)
 
     def get_device(self) -> int:
         index = self._spec.device.index

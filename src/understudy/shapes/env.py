@@ -116,6 +116,8 @@ class ShapeEnv:
         self.truths: dict[Condition, Expr] = {}
         self.float_facts: dict[AnyCondition, bool] = {}
         self.pending_fresh_unbacked_symbols: list[Expr] = []
+        # Torch's tools put symbols here that need no binding; `ignore_fresh_unbacked_symbols` adds none.
+        self.ignorable_fresh_unbacked_symbols: list[Any] = []
         self.unbacked_renamings: dict[Expr, Expr] = {}
         self.computed: dict[tuple[object, ...], Any] = {}
         self.nodes: dict[tuple[type, Operand], SymNode] = {}

@@ -462,6 +462,15 @@ def print_storage_without_data(original: Function, self: Any) -> Any:
         return f"[{type(self).__module__}.{type(self).__name__}(device={self.device}) of size {len(self)}, without data]"
 
 
+@patch_call("torch.TypedStorage.__str__", during=STORAGES)
+def print_typed_storage_without_data(original: Function, self: Any) -> Any:
+    """The same, as torch prints the storage of a tensor on the device `meta`."""
+    try:
+        return original(self)
+    except RuntimeError:
+        return f"...\n[{torch.typename(self)}(dtype={self.dtype}, device={self.device}) of size {len(self)}]"
+
+
 @patch_call("torch.UntypedStorage.data_ptr", during=STORAGES)
 def refuse_pointers(original: Function, self: Any) -> Any:
     """C++ raises an unclear error about an invalid storage; `safetensors` calls this when it writes a file."""

@@ -384,10 +384,11 @@ def unique(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> tuple[obj
     if mode.answers is not None and dim is None and not spec.is_symbolic and spec.dtype in INTEGERS | BOOL | UNSIGNED:
         values = range_of(fake)
         among = min(among, int(values.high - values.low + 1))
-    count = fresh_size(mode, func, fake, "consecutive" in func.name(), "unique", dim, high=among)
+    is_consecutive = "consecutive" in func.name()
+    count = fresh_size(mode, func, fake, is_consecutive, "unique", dim, high=among)
     if count is NotImplemented:
         return NotImplemented
-    fake.unique_memo = to_torch(count)
+    setattr(fake, "unique_consecutive_memo" if is_consecutive else "unique_memo", to_torch(count))
     distinct = spec.like((count,)) if dim is None else _replace_dim(spec, dim % spec.ndim, count)
     inverse_shape = spec.shape if dim is None else (spec.shape[dim],)
     integers = spec.like((0,), dtype=torch.int64)
