@@ -7,7 +7,7 @@ import inspect
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch.utils import _pytree as pytree
@@ -211,7 +211,7 @@ def _lazy_class() -> type[torch.fx.GraphModule]:
     from torch.fx._lazy_graph_module import _LazyGraphModule  # why: private
 
     class GraphModule(_LazyGraphModule):
-        __jit_unused_properties__ = ["code", *torch.fx.GraphModule.__jit_unused_properties__]
+        __jit_unused_properties__: ClassVar[list[str]] = ["code", *torch.fx.GraphModule.__jit_unused_properties__]
         forward = _ForwardOnAccess()
 
         @classmethod
