@@ -7,7 +7,7 @@ import inspect
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
@@ -211,13 +211,13 @@ def _lazy_class() -> type[torch.fx.GraphModule]:
     from torch.fx._lazy_graph_module import _LazyGraphModule  # why: private
 
     class GraphModule(_LazyGraphModule):
-        __jit_unused_properties__: ClassVar[list[str]] = ["code", *torch.fx.GraphModule.__jit_unused_properties__]
         forward = _ForwardOnAccess()
 
         @classmethod
         def recompile(cls) -> Any:
             cls.forward = _ForwardOnAccess()
 
+    GraphModule.__jit_unused_properties__ = ["code", *torch.fx.GraphModule.__jit_unused_properties__]
     return GraphModule
 
 
