@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from importlib.machinery import PathFinder
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch._ops as _ops
@@ -156,50 +156,41 @@ def dispatch_keys_of_thread() -> tuple[Any, Any]:
     return torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
 
 
-class _CompilerFlags(NamedTuple):
-    """The flags before, and whether other modes were active in the thread that first entered one of ours."""
-
-    in_mode: bool
-    keeps_out_compiler: bool
-    is_in_other_mode: bool
-
-
-_flags_before: list[_CompilerFlags] = []
+_flags_before: list[tuple[bool, bool, bool]] = []
+"""The two flags before the first mode of ours, and whether other modes were active in the thread that entered it."""
 
 
 @switch("torch.utils._python_dispatch: the two flags that say 'in some mode'", during=ANY_MODE)
 def turn_compiler_flags(is_on: bool) -> None:
     """Two flags of the process tell torch's compiler to skip code that runs in a mode. torch's modes save and restore
     them, which breaks when two threads overlap; counting does not."""
-    if is_on and not _flags_before:
-        flags = _modes._is_in_torch_dispatch_mode, _modes._is_in_any_mode_without_ignore_compile_internals
-        _flags_before.append(_CompilerFlags(*flags, bool(_other_modes())))
     if is_on:
+        if not _flags_before:
+            flags = _modes._is_in_torch_dispatch_mode, _modes._is_in_any_mode_without_ignore_compile_internals
+            _flags_before.append((*flags, bool(_count_dispatch_modes() and _other_modes())))
         _set_flags(True, True)
     elif _flags_before:
-        _restore_flags(_flags_before[0], _other_modes())
+        _restore_flags(*_flags_before[0], _other_modes() if _count_dispatch_modes() else [])
         _flags_before.clear()
+
+
+_count_dispatch_modes = torch._C._len_torch_dispatch_stack
 
 
 def _other_modes() -> list[Any]:
     """The modes of this thread that are not ours, outermost first."""
-    if not torch._C._len_torch_dispatch_stack():
-        return []
     return [mode for mode in _modes._get_current_dispatch_mode_stack() if getattr(mode, "old_dispatch_mode_flags", None)]
 
 
-def _restore_flags(before: _CompilerFlags, others: list[Any]) -> None:
+def _restore_flags(in_mode: bool, keeps_out_compiler: bool, was_in_other_mode: bool, others: list[Any]) -> None:
     """Also correct the flags that torch's modes have saved: one that was entered inside ours restores them later; one
     that was entered before ours may have been left already."""
-    if others and not before.in_mode:
-        for saved, value in (
-            (others[0].old_dispatch_mode_flags, before.in_mode),
-            (others[0].old_without_ignore_compile_internals_dispatch_mode_flags, before.keeps_out_compiler),
-        ):
-            saved[-1] = value
+    if others and not in_mode:
+        others[0].old_dispatch_mode_flags[-1] = in_mode
+        others[0].old_without_ignore_compile_internals_dispatch_mode_flags[-1] = keeps_out_compiler
         return
-    has_ended = before.is_in_other_mode and not others
-    _set_flags(before.in_mode and not has_ended, before.keeps_out_compiler and not has_ended)
+    has_ended = was_in_other_mode and not others
+    _set_flags(in_mode and not has_ended, keeps_out_compiler and not has_ended)
 
 
 def _set_flags(in_mode: bool, keeps_out_compiler: bool) -> None:

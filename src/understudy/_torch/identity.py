@@ -35,6 +35,7 @@ torch_fake_tensor_class = on_demand("torch._subclasses.fake_tensor", "FakeTensor
 torch_fake_mode_class = on_demand("torch._subclasses.fake_tensor", "FakeTensorMode")
 torch_recorder_class = on_demand("torch.fx.experimental.proxy_tensor", "ProxyTorchDispatchMode")
 torch_state_recorder_class = on_demand("torch.fx.experimental.proxy_tensor", "PreDispatchTorchFunctionMode")
+data_loader_iterator_class = on_demand("torch.utils.data.dataloader", "_BaseDataLoaderIter")
 
 
 # --- sympy, as torch's tools use it: to load it takes long, and only other tools need it --------------------------

@@ -102,7 +102,8 @@ class FakeModeEntry(ModeEntry):
 
     def is_innermost(self) -> bool:
         """Also true if torch's own mode, which uses the same slot, is active."""
-        return super().is_innermost() and _dispatch_mode(FAKE) in (self.mode, None)
+        entries = ENTERED.fakes
+        return bool(entries) and entries[-1] is self and _dispatch_mode(FAKE) in (self.mode, None)
 
     def enter(self, scopes: int) -> None:
         """Put the mode into the thread's slot for fake modes, with the patches of these scopes."""

@@ -283,6 +283,9 @@ class FakeTensor(torch.Tensor):
                 return copy.requires_grad_(options.get("requires_grad", False))
             return torch.tensor(data, dtype=dtype, device=device, **options)
 
+    def tensor_split(self, *args: Any, **kwargs: Any) -> Any:
+        return torch.tensor_split(self, *args, **kwargs)  # which is patched: C++ reads a tensor of split points from memory
+
     # --- storage and determined values ---------------------------------------------------------------------------
 
     @property

@@ -33,8 +33,10 @@ from understudy.patching import (
     LAYERS,
     RECORDING,
     STORAGES,
+    Hold,
     patch,
     patch_call,
+    patch_found,
 )
 from understudy.spec import TensorSpec
 from understudy.spec.call import map_structure
@@ -113,10 +115,18 @@ def write_at_once(original: Function) -> Function:
     return initialise
 
 
+@patch_call("torch.nn.init._calculate_correct_fan", during=ANY_MODE)
+def notice_layers(original: Function, tensor: Any, mode: object) -> object:
+    """The first layer of a model is being initialised: the others are built faster."""
+    if type(tensor) is FakeTensor and not ENGINE.active & LAYERS.bit:
+        ENGINE.begin_until_left(LAYERS)
+    return original(tensor, mode)
+
+
 _kaiming, _uniform = torch.nn.init.kaiming_uniform_, torch.nn.init.uniform_
 
 
-@patch("torch.nn.Linear.reset_parameters", "torch.nn.modules.conv._ConvNd.reset_parameters", during=ANY_MODE)
+@patch("torch.nn.Linear.reset_parameters", "torch.nn.modules.conv._ConvNd.reset_parameters", during=LAYERS)
 def initialise_layer_at_once(original: Function) -> Function:
     """A layer computes the bounds of its random values from its sizes; without values, that can be skipped. Functions
     that the user has replaced (to skip initialisation, say) are still called."""
@@ -125,8 +135,6 @@ def initialise_layer_at_once(original: Function) -> Function:
     @functools.wraps(original)
     def reset_parameters(self: Any) -> None:
         init, weight, bias = torch.nn.init, self.weight, self.bias
-        if type(weight) is FakeTensor and not ENGINE.active & LAYERS.bit:
-            ENGINE.begin_until_left(LAYERS)
         if (
             type(weight) is not FakeTensor
             or not is_torchs
@@ -426,26 +434,33 @@ class RealOrder:
             yield index
 
 
-@patch_call("torch.utils.data.dataloader._BaseDataLoaderIter.__init__", during=ANY_MODE, reason=DRAWN_FOR_REAL)
-def draw_order_for_real(original: Function, self: Any, loader: object) -> None:
-    if _torch.active_fake_mode() is None:
-        original(self, loader)
-        return
-    with draw_for_real():
-        original(self, loader)
-    self._index_sampler = RealOrder(self._index_sampler)
-    self._sampler_iter = iter(self._index_sampler)
+@patch_found("torch.utils.data.dataloader._BaseDataLoaderIter.__init__, while a loader makes an iterator",
+             during=ANY_MODE, reason=DRAWN_FOR_REAL)  # fmt: skip
+def draw_order_for_real(original: Function) -> Function:
+    @functools.wraps(original)
+    def __init__(self: Any, loader: object) -> None:
+        if _torch.active_fake_mode() is None:
+            original(self, loader)
+            return
+        with draw_for_real():
+            original(self, loader)
+        self._index_sampler = RealOrder(self._index_sampler)
+        self._sampler_iter = iter(self._index_sampler)
+
+    return __init__
 
 
 @patch_call("torch.utils.data.DataLoader._get_iterator", during=ANY_MODE)
 def load_in_this_process(original: Function, self: Any) -> object:
     """Fakes can't be sent between processes, and loading them takes no time: samples are loaded in this process."""
-    if _torch.active_fake_mode() is None or not self.num_workers:
+    if _torch.active_fake_mode() is None:
         return original(self)
     before = self.num_workers, self.timeout
     self.num_workers = self.timeout = 0
     try:
-        return original(self)
+        with Hold() as hold:
+            hold.replace(_torch.data_loader_iterator_class(), "__init__", draw_order_for_real)
+            return original(self)
     finally:
         self.num_workers, self.timeout = before
 
@@ -484,16 +499,14 @@ def refuse_pointers(original: Function, self: Any) -> Any:
         ) from None  # fmt: skip
 
 
-@patch_call(
-    "torch.nn.parameter.UninitializedParameter.__new__", "torch.nn.parameter.UninitializedBuffer.__new__", during=ANY_MODE
-)
-def refuse_lazy_parameters(original: Function, cls: Any, *args: object, **kwargs: object) -> Any:
-    """A lazy parameter is a subclass without sizes, for which there is no stand-in."""
+@patch_call("torch.nn.modules.lazy.LazyModuleMixin.__init__", during=ANY_MODE)
+def refuse_lazy_modules(original: Function, self: object, *args: object, **kwargs: object) -> Any:
+    """Their parameters are of a subclass without sizes, for which there is no stand-in."""
     if _torch.active_fake_mode() is None:
-        return original(cls, *args, **kwargs)
+        return original(self, *args, **kwargs)
     raise with_line(
         UnsupportedFakeTensorException("lazy modules (nn.LazyLinear, …) have no sizes that a stand-in could have"),
-        cls.__name__, "",
+        type(self).__name__, "",
         "give the sizes, as in nn.Linear(in_features, out_features); or build the module outside of the mode, run it "
         "once on a real batch, and take mode.from_module(module)",
     )  # fmt: skip

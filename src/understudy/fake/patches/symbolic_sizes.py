@@ -190,7 +190,7 @@ def keep_symbolic_shares(
     return original(input, kernel_size, output_size, output_ratio, *args, **kwargs)
 
 
-@patch_call("torch.tensor_split", "torch.Tensor.tensor_split", during=ANY_MODE)
+@patch_call("torch.tensor_split", during=ANY_MODE)
 def split_at_numbers(
     original: Function, input: object, indices_or_sections: object = None, *args: object, **kwargs: object
 ) -> object:
