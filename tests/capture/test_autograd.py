@@ -34,6 +34,17 @@ def test_second_order() -> None:
     check(f, leaf(3))
 
 
+def test_a_batch_of_gradients() -> None:
+    def f(x: Any, unused: Any) -> Any:
+        gradients = torch.stack([torch.ones_like(x), x.detach()])
+        of_batch = torch.autograd.grad(x**2, [x, unused], gradients, is_grads_batched=True, allow_unused=True)
+        return of_batch, torch.autograd.functional.jacobian(lambda x: x.sum(0) ** 2, x, vectorize=True)
+
+    x, other = torch.randn(4, 3, requires_grad=True), torch.randn(6, 3, requires_grad=True)
+    gm = make_fx(f, tracing_mode="symbolic")(x, torch.ones(2, requires_grad=True))
+    torch.testing.assert_close(gm(other, torch.ones(2)), f(other, torch.ones(2, requires_grad=True)))
+
+
 def test_backward_of_a_tensor_made_inside() -> None:
     def f(x: Tensor) -> Any:
         y = x.clone().detach().requires_grad_()

@@ -170,6 +170,18 @@ def test_a_subclass_made_past_every_operator(kind: Any) -> None:
     assert torch.equal(gm(torch.arange(3.0)), torch.arange(3.0).sin() + 1)
 
 
+@pytest.mark.parametrize("mode", ["fake", "symbolic"])
+def test_lists_of_lengths_that_are_inputs(mode: str) -> None:
+    def f(x: torch.Tensor, lengths: list[int], of_targets: list[int]) -> torch.Tensor:
+        return F.ctc_loss(x.log_softmax(-1), torch.ones(2, 3, dtype=torch.int64), lengths, of_targets)
+
+    x = torch.randn(6, 2, 5)
+    gm = make_fx(f, tracing_mode=mode)(x, [6, 6], [3, 2])
+    assert torch.equal(gm(x, [6, 6], [3, 2]), f(x, [6, 6], [3, 2]))
+    if mode == "symbolic":
+        assert torch.equal(gm(x, [5, 4], [2, 1]), f(x, [5, 4], [2, 1]))
+
+
 @pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 def test_lists_of_lengths_of_ctc_loss(mode: str, reduction: str) -> None:

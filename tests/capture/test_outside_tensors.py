@@ -124,6 +124,24 @@ def test_an_optimizer_has_the_state_that_it_had() -> None:
     assert trainer.optimizer.param_groups[0]["lr"] == 0.1
 
 
+def test_an_optimizer_has_the_groups_that_it_had() -> None:
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+
+    def train(x: torch.Tensor) -> torch.Tensor:
+        loss = model(x).sum()
+        loss.backward()
+        optimizer.step()
+        optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(2))], "lr": 0.3})
+        optimizer.load_state_dict(optimizer.state_dict())
+        return loss
+
+    state, (group,) = optimizer.state, optimizer.param_groups
+    make_fx(train, tracing_mode="fake")(torch.randn(5, 3))
+    assert optimizer.state is state and not state
+    assert optimizer.param_groups[0] is group and len(optimizer.param_groups) == 1
+
+
 @pytest.mark.parametrize("mode", ["fake", "symbolic"])
 def test_a_later_step_of_an_optimizer_counts_on(mode: str) -> None:
     x = torch.randn(5, 3)

@@ -293,6 +293,29 @@ def test_a_backward_pass_through_chance_and_writes(name: str, mode: str) -> None
     torch.testing.assert_close(*found, **exactly)
 
 
+@each_mode
+@pytest.mark.parametrize("dropout", [0.5, 0.0])
+def test_a_backward_pass_of_attention_under_autocast(dropout: float, mode: str) -> None:
+    """Attention without a fused kernel computes in float32: autocast leaves alone what runs inside of it."""
+
+    def f(x: torch.Tensor, mask: torch.Tensor) -> Any:
+        with torch.autocast("cpu", torch.bfloat16):
+            q, k, v = x.sin(), x.cos(), x * 2
+            y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
+        return y, torch.autograd.grad(y.float().square().sum(), [x, mask])
+
+    def inputs() -> Any:
+        return torch.randn(2, 2, 6, 4, requires_grad=True), torch.randn(6, 6, requires_grad=True)
+
+    gm = traced(f, *inputs(), mode=mode)
+    gm.graph.lint()
+    found, args = [], inputs()
+    for program in (gm, f):
+        torch.manual_seed(1)
+        found.append((program(*args), torch.is_autocast_enabled("cpu")))
+    torch.testing.assert_close(*found, rtol=0, atol=0)
+
+
 def test_parts_go_where_no_backward_pass_reads_them() -> None:
     x = torch.randn(6, 4, requires_grad=True)
     gm = traced(torch.nn.Sequential(torch.nn.Dropout(0.5), NORM), x, mode="fake")

@@ -72,6 +72,28 @@ def test_a_seed_set_inside_is_set_in_the_graph() -> None:
     assert torch.equal(graphs["fake"](torch.zeros(2)), graphs["fake"](torch.zeros(2)))
 
 
+def test_a_seed_counts_for_branches() -> None:
+    def f(x: Tensor) -> Any:
+        torch.manual_seed(4)
+        return torch.cond(x.sum() > 0, lambda x: x + torch.rand(2), lambda x: x - torch.rand(2), (x,))
+
+    graph = captured(f, torch.ones(2), mode="fake")
+    torch.manual_seed(4)
+    want = torch.ones(2) + torch.rand(2)
+    assert torch.equal(graph(torch.ones(2)), want)
+
+
+def test_a_seed_counts_for_what_is_drawn_after_the_graph() -> None:
+    def f(x: Tensor) -> Any:
+        torch.manual_seed(4)
+        return x * 2
+
+    graph = captured(f, torch.ones(2), mode="fake")
+    torch.manual_seed(1)
+    graph(torch.ones(2))
+    assert torch.equal(torch.get_rng_state(), torch.manual_seed(4).get_state())
+
+
 def test_a_state_that_is_put_back() -> None:
     def f(x: Tensor) -> Any:
         state = torch.get_rng_state()

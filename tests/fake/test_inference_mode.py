@@ -196,6 +196,38 @@ def test_views_at_values_that_are_not_there_are_tracked() -> None:
         assert view._is_view() and view._base is x
 
 
+READS_OF_DETERMINED_VALUES: dict[str, Callable[[torch.Tensor], Any]] = {
+    "narrow": lambda x: torch.narrow(x, 0, torch.tensor(1), 2),
+    "repeat_interleave": lambda x: x.repeat_interleave(torch.tensor([1, 2, 3]), 1),
+    "cov": lambda x: torch.cov(x, fweights=torch.tensor([1, 2, 3])),
+    "a condition": lambda x: x[1:] if torch.tensor([1.0, 2.0]).mean() > 1 else x,
+    "ctc_loss": lambda x: F.ctc_loss(x.new_zeros(6, 2, 5), torch.ones(2, 3, dtype=torch.int64), [6, 6], [3, 2]),
+}
+
+
+@pytest.mark.parametrize("sizes", ["static", "symbolic"])
+@pytest.mark.parametrize("name", READS_OF_DETERMINED_VALUES)
+def test_determined_values_are_read_inside_of_composite_operators(name: str, sizes: str) -> None:
+    real = torch.randn(4, 3)
+    mode = FakeTensorMode(shape_env=ShapeEnv() if sizes == "symbolic" else None)
+    x = mode.from_tensor(real)
+    with torch.inference_mode():
+        want = READS_OF_DETERMINED_VALUES[name](real)
+        with mode:
+            got = READS_OF_DETERMINED_VALUES[name](x)
+    sizes_of = [[*map(int, (*found.shape, *found.stride(), found.storage_offset()))] for found in (got, want)]
+    assert sizes_of[0] == sizes_of[1]
+    assert got._is_view() == want._is_view()
+
+
+@pytest.mark.parametrize("sizes", ["static", "symbolic"])
+def test_dropout_that_is_off_returns_its_input_under_autocast(sizes: str) -> None:
+    mode = FakeTensorMode(shape_env=ShapeEnv() if sizes == "symbolic" else None)
+    x = mode.from_tensor(torch.randn(4, 3))
+    with mode, torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
+        assert F.dropout(x, 0.5, training=False) is x
+
+
 WRITES: dict[str, Callable[[torch.Tensor], object]] = {
     "square_": lambda x: x.square_(),
     "true_divide_": lambda x: x.true_divide_(2),

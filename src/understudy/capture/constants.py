@@ -456,23 +456,38 @@ class OutsideTensors:
         return self._cached.holds(tensor)
 
 
+class KeptOptimizer:
+    """State and groups of an optimizer, as they were: `load_state_dict` replaces both, `add_param_group` adds to them."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
+        self._state = optimizer.state
+        self._entries = {parameter: copy.copy(entries) for parameter, entries in optimizer.state.items()}
+        self._groups = optimizer.param_groups
+        self._options = [(group, dict(group)) for group in optimizer.param_groups]
+
+    def restore(self) -> None:
+        self._state.clear()
+        self._state.update(self._entries)
+        for group, options in self._options:
+            group.clear()
+            group.update(options)
+        self._groups[:] = [group for group, _ in self._options]
+        self._optimizer.state, self._optimizer.param_groups = self._state, self._groups
+
+
 @contextmanager
 def restore_optimizers_after() -> Iterator[None]:
     """Restore the state and options of optimizers that make a step inside, in this thread."""
-    before: dict[Optimizer, tuple[dict[Any, Any], list[dict[str, Any]]]] = {}
+    before: dict[Optimizer, KeptOptimizer] = {}
 
     def remember(optimizer: Optimizer, args: object, kwargs: object) -> None:
         if optimizer not in before and _torch.active_recorder() is not None:
-            state = {parameter: copy.copy(entries) for parameter, entries in optimizer.state.items()}
-            before[optimizer] = state, [dict(group) for group in optimizer.param_groups]
+            before[optimizer] = KeptOptimizer(optimizer)
 
     def restore() -> None:
-        for optimizer, (state, groups) in before.items():
-            optimizer.state.clear()
-            optimizer.state.update(state)
-            for group, options in zip(optimizer.param_groups, groups, strict=True):
-                group.clear()
-                group.update(options)
+        for kept in before.values():
+            kept.restore()
 
     handles: list[Any] = []
     with run_to_the_end(restore), run_to_the_end(lambda: [handle.remove() for handle in handles]):

@@ -18,7 +18,7 @@ from torch.fx import Graph, GraphModule, Node
 from understudy import _torch
 from understudy.capture.tracer import SYMBOLIC, PythonKeyTracer
 from understudy.fake.tensor import FakeTensor
-from understudy.graph.random_state import STATES
+from understudy.graph.random_state import CHANGES_OF_GENERATOR, STATES, torch_get_rng_state
 from understudy.ops.registry import record_of
 from understudy.ops.traits.writes import draws_numbers, is_pure, written_values
 from understudy.shapes.checking import origins
@@ -28,16 +28,23 @@ from understudy.spec.call import flat
 
 
 def remove_unused_rng_states(graph: Graph) -> None:
-    """Remove nodes that read or write the generator's state, if the graph draws no random numbers."""
+    """Remove nodes that read the generator's state and put it back, if the graph doesn't change it in between."""
     states = [node for target in STATES for node in graph.find_nodes(op="call_function", target=target)]
-    if not states or any(
-        isinstance(node.target, _torch.OpOverload) and draws_numbers(node.target, node.args, node.kwargs)
-        for node in graph.nodes
-    ):
+    if not states or any(_changes_rng_state(node) for node in graph.nodes):
         return
     for node in reversed(list(graph.nodes)):
         if node in states and not node.users:
             graph.erase_node(node)
+
+
+def _changes_rng_state(node: Node) -> bool:
+    target = node.target
+    if isinstance(target, _torch.OpOverload):
+        return draws_numbers(target, node.args, node.kwargs)
+    if isinstance(target, _torch.HigherOrderOperator):  # its subgraphs may
+        return True
+    is_restored = any(value.target is torch_get_rng_state for value in node.all_input_nodes)
+    return target in CHANGES_OF_GENERATOR and not is_restored
 
 
 def remove_dead_code(graph: Graph) -> None:

@@ -25,6 +25,10 @@ BACKWARD = frozenset({torch.autograd.grad, torch.autograd.backward, torch.Tensor
 """The operators of these functions are recorded below autograd: they are autograd's own."""
 
 
+AutocastArguments = tuple[str, torch.dtype, bool, bool]
+"""Of `enter_autocast`: the type of device, the dtype, whether it is enabled, whether casts are kept."""
+
+
 class PreDispatchTorchFunctionMode(_torch.FunctionMode):
     """Records `torch.no_grad`, `torch.set_grad_enabled`, `torch.autocast` and the like where they begin and end.
 
@@ -106,6 +110,9 @@ class PreDispatchTorchFunctionMode(_torch.FunctionMode):
 #     some, without effects              both stay
 #     some, with writes or random draws  the composite's node is removed: it would write or draw a second time. `dropout`
 #                                        becomes `native_dropout`, whose mask the backward pass reads
+#
+# Autocast has cast the arguments of the whole operator, and leaves alone what runs inside: the inner nodes that stay are
+# in a region where it is disabled.
 
 
 class CompositeParts:
@@ -116,6 +123,7 @@ class CompositeParts:
         self._before = _last(tracer)
         self._nodes: list[Node] = []
         self._results: list[tuple[torch.Tensor, Node | None]] = []
+        self._autocast: list[AutocastArguments] = []
         self.can_be_left_out = True
 
     def close(self, result: object) -> None:
@@ -128,12 +136,19 @@ class CompositeParts:
         self._results = [
             (tensor, self._tracer.find_node(tensor)) for tensor in flat(torch.Tensor, (result,), {})
         ]
+        devices = {tensor.device.type for tensor, _ in self._results}
+        self._autocast = [
+            (device, torch.get_autocast_dtype(device), False, torch.is_autocast_cache_enabled())
+            for device in sorted(devices) if torch.is_autocast_enabled(device)
+        ]  # fmt: skip
 
     def belong_to(self, whole: Node) -> None:
         """Set the operator's own node, which represents its results from now on."""
-        if self._nodes and not self.can_be_left_out:
+        if self._nodes and (self._autocast or not self.can_be_left_out):
             known = [(self._tracer.find_node(tensor), part) for tensor, part in self._results]
-            self._tracer.parts.append(PartsOfNode(whole, self._nodes, known))
+            self._tracer.parts.append(
+                PartsOfNode(whole, self._nodes, known, self._autocast, replaces_whole=not self.can_be_left_out)
+            )
         self._results = []
 
 
@@ -145,20 +160,43 @@ class PartsOfNode:
     """The inner nodes of a composite node, of which only one form may stay in the graph."""
 
     def __init__(
-        self, whole: Node, nodes: list[Node], results: list[tuple[Node | None, Node | None]]
-    ) -> None:
+        self, whole: Node, nodes: list[Node], results: list[tuple[Node | None, Node | None]],
+        autocast: list[AutocastArguments], *, replaces_whole: bool,
+    ) -> None:  # fmt: skip
         self._whole = whole
         self._nodes = nodes
         self._results = results
+        self._autocast = autocast
+        self._replaces_whole = replaces_whole
 
     def settle(self) -> None:
         """Remove either the inner nodes or the composite node."""
-        inside = set(self._nodes)
-        is_used = any(user not in inside for node in self._nodes for user in node.users)
-        if is_used:
-            self._replace_whole()
-        else:
+        needed = self._find_needed()
+        if not needed:
             _erase(self._nodes)
+            return
+        if self._replaces_whole:
+            self._replace_whole()
+        ops = [node.target for node in needed if isinstance(node.target, _torch.OpOverload)]
+        for arguments in self._autocast:
+            if any(_torch.has_autocast_kernel(op, arguments[0]) for op in ops):
+                self._disable_autocast(arguments)
+
+    def _find_needed(self) -> set[Node]:
+        """The inner nodes that others use, and what these are computed from."""
+        inside, needed = set(self._nodes), set[Node]()
+        for node in reversed(self._nodes):
+            if any(user not in inside or user in needed for user in node.users):
+                needed.add(node)
+        return needed
+
+    def _disable_autocast(self, arguments: AutocastArguments) -> None:
+        graph = self._whole.graph
+        with graph.inserting_before(self._nodes[0]):
+            region = graph.call_function(_torch.enter_autocast, arguments)
+        with graph.inserting_after(self._nodes[-1]):
+            end = graph.call_function(_torch.exit_autocast, (region,))
+        region.meta["val"] = end.meta["val"] = None
 
     def _replace_whole(self) -> None:
         for known_by, part in self._results:

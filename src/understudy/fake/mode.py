@@ -440,8 +440,7 @@ class FakeTensorMode(_torch.TorchDispatchMode):
 
         args, kwargs = map_structure(make_input, TensorSpec, (call.args, call.kwargs))
         args, kwargs = map_structure(to_torch, SymNode, (args, kwargs))
-        is_composite = getattr(function, "func", None) is _torch.decompose
-        refusing = refuse_in_composite() if is_composite else nullcontext()
+        refusing = refuse_in_composite() if _torch.has_composite_kernel(call.op) else nullcontext()
         with self, _torch.fake_context(call.op, self._dynamic_size, self.shape_env), refusing:
             result = function(*args, **kwargs)
         if result is NotImplemented:

@@ -367,7 +367,7 @@ class Plan:
         if record_of(call.op).is_decomposed:  # it has arrived whole, in inference mode
             if (written or has_views(outcomes)) and not is_symbolic_call(call):
                 plan.kind = DECOMPOSED  # with symbols, another capture that replays the plan would have others
-            elif plan.kind <= OTHER and _is_cast_inside(call):
+            elif plan.kind <= OTHER and _is_cast_inside(call) and not (plan.kind == FIRST_ITSELF and not written):
                 plan.kind = COMPOSITE
         return plan
 

@@ -46,6 +46,31 @@ def hash_as_number(original: Function) -> Function:
     return __hash__
 
 
+@patch_call("torch._vmap_internals._vmap", "torch.autograd.functional._vmap", during=SYMBOLS)
+def map_gradients(
+    original: Function, func: Function, in_dims: Any = 0, out_dims: Any = 0, allow_none_pass_through: bool = False
+) -> Function:
+    """`torch.autograd.grad(..., is_grads_batched=True)` and its like call a `vmap` of their own, whose tensors have no
+    symbolic sizes: `torch.vmap` is called, which takes no `None`."""
+
+    def call(*args: object) -> Any:
+        if not any(fake._spec.is_symbolic for fake in flat(FakeTensor, args, {})):
+            return original(func, in_dims, out_dims, allow_none_pass_through)(*args)
+        structure: Any = None
+
+        def compute_tensors(*args: object) -> tuple[object, ...]:
+            nonlocal structure
+            leaves, spec = _torch.tree_flatten(func(*args))
+            structure = [leaf is not None for leaf in leaves], spec
+            return tuple(leaf for leaf in leaves if leaf is not None)
+
+        found = iter(torch.vmap(compute_tensors, in_dims, out_dims)(*args))
+        is_tensor, spec = structure
+        return _torch.tree_unflatten([next(found) if present else None for present in is_tensor], spec)
+
+    return call
+
+
 @patch_call("torch.masked._ops._input_mask", during=SYMBOLS)
 def broadcast_if_ranks_differ(original: Function, input: Any, *args: object, **kwargs: object) -> object:
     """torch.masked compares the shapes of mask and input, size by size, even if their ranks differ: that would add

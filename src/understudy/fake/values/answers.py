@@ -209,6 +209,11 @@ def refuse_in_composite() -> Iterator[None]:
         _composites.depth -= 1
 
 
+def is_in_composite() -> bool:
+    """Whether a read must be refused: it is one of a composite operator that runs on placeholders."""
+    return _composites.depth > 0
+
+
 def answers_of(mode: FakeTensorMode) -> Answers | None:
     """What answers the reads of a mode here; None if nothing is made up."""
     return None if _composites.depth else mode.answers

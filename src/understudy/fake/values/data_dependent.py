@@ -21,7 +21,7 @@ from understudy.errors import ArgumentError, DimensionError, DtypeError, ShapeMi
 from understudy.fake.inputs import handler
 from understudy.fake.realise import convert_sparse, make_new
 from understudy.fake.tensor import FakeTensor
-from understudy.fake.values.answers import answer_item, answer_size, answers_of
+from understudy.fake.values.answers import answer_item, answer_size, answers_of, is_in_composite
 from understudy.fake.values.determined import MOST_COMPUTED, has_no_elements
 from understudy.fake.values.ranges import range_of, store_ranges
 from understudy.ops.indexing.advanced import check_masks
@@ -66,7 +66,7 @@ def answer(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
     special = answer_from_values.of(func)
     if special is not None:
         return special(mode, *args, **kwargs)
-    if is_composite and (is_determined or answers_of(mode) is not None or mode.shape_env is not None):
+    if is_composite:  # it may read determined values inside
         return mode.decompose(func, args, kwargs)
     return NotImplemented
 
@@ -208,7 +208,7 @@ def convert_lengths_to_tensors(args: tuple[object, ...], kwargs: dict[str, objec
     lists without a dispatch, and their values would be lost."""
 
     def as_tensor(value: object) -> object:
-        is_list = isinstance(value, (list, tuple)) and all(type(part) is int for part in value)
+        is_list = isinstance(value, (list, tuple)) and all(type(part) in (int, torch.SymInt) for part in value)
         return torch.tensor(value, dtype=torch.int64) if is_list else value
 
     return tuple(map(as_tensor, args)), {name: as_tensor(value) for name, value in kwargs.items()}
@@ -233,7 +233,7 @@ def _read_lengths(mode: FakeTensorMode, lengths: object) -> Any:
     """None if they are not determined."""
     if not isinstance(lengths, FakeTensor):
         return lengths
-    return mode.tolist(lengths) if is_known(lengths) else None
+    return [from_torch(length) for length in mode.tolist(lengths)] if is_known(lengths) else None
 
 
 # --- Data-dependent operators in modes with a shape environment: the answer is a symbol -------------------------
@@ -245,7 +245,7 @@ def _read_lengths(mode: FakeTensorMode, lengths: object) -> Any:
 def symbolic_item(mode: FakeTensorMode, func: OpOverload, fake: FakeTensor) -> Any:
     """`.item()`: a symbol of the tensor's kind; NotImplemented if the mode has no symbols."""
     env = mode.shape_env
-    if env is None or not env.settings.allow_scalar_outputs:
+    if env is None or not env.settings.allow_scalar_outputs or is_in_composite():
         return NotImplemented
     if fake.item_memo is None:
         dtype, what = fake._spec.dtype, f".item() of {fake._spec}"
@@ -282,7 +282,7 @@ def fresh_size(
 
     `question` names what is counted: the same question on the same tensor has the same answer.
     """
-    env = mode.shape_env
+    env = None if is_in_composite() else mode.shape_env
     most = high if type(high) is int else None
     if mode.answers is not None and not fake._spec.is_symbolic:
         if is_known(fake):
