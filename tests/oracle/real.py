@@ -7,8 +7,11 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten, tree_map
 
+from understudy import FakeTensorMode
+from understudy.infer.engine import TORCH_SOURCES, by_composite
 from understudy.ops.variants import rule_of
 from understudy.spec import New, Same, TensorSpec, Value, View, normal
+from understudy.spec.call import Call
 
 
 def spec_of(tensor: torch.Tensor) -> TensorSpec:
@@ -52,10 +55,21 @@ def real_outcomes(op: Any, *args: Any, **kwargs: Any) -> Any:
     return structure(result), spec_args, spec_kwargs
 
 
+def _ask_other_sources(op: Any) -> Any:
+    """Tells the outcomes of an operator without a rule: those of its decomposition, or of torch's meta kernel."""
+
+    def answer(*args: Any, **kwargs: Any) -> Any:
+        call, mode = Call.of(op, args, kwargs), FakeTensorMode()
+        answers = (source(call, mode) for source in (by_composite, *TORCH_SOURCES))
+        return next((outcomes for outcomes in answers if outcomes is not NotImplemented), NotImplemented)
+
+    return answer
+
+
 def check_rule(op: Any, *args: Any, **kwargs: Any) -> None:
-    """The rule of `op` must say exactly what the real call does, its refusals included."""
-    found = rule_of(op)
-    assert found is not None, f"no rule for {op}"
+    """The rule of `op`, or the source that answers in its place, must say exactly what the real call does, its refusals
+    included."""
+    found = rule_of(op) or _ask_other_sources(op)
     spec_args, spec_kwargs = tree_map(
         lambda x: spec_of(x) if isinstance(x, torch.Tensor) else x, (args, kwargs)
     )

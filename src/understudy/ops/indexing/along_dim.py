@@ -250,25 +250,6 @@ def put(spec: TensorSpec, index: TensorSpec, source: TensorSpec, accumulate: boo
     return preserved_copy(spec)
 
 
-@rule("take_along_dim")
-def take_along_dim(spec: TensorSpec, indices: TensorSpec, dim: int | None = None) -> Any:
-    if dim is None:
-        return NotImplemented
-    if indices.dtype is not torch.int64:
-        raise DtypeError(f"take_along_dim: the indices must be i64, got {indices}")
-    if spec.ndim != indices.ndim:
-        raise ShapeMismatch(f"take_along_dim: {spec} and the indices {indices} must have as many dimensions")
-    at = wrap_dim(dim, spec.ndim)
-    if not spec.shape:
-        raise DimensionError(f"take_along_dim: {spec} has no dimension to take along")
-    try:
-        shape = list(broadcast_shapes(replace_size(spec.shape, at, 1), replace_size(indices.shape, at, 1)))
-    except ShapeMismatch:
-        raise ShapeMismatch(f"take_along_dim: {spec} and the indices {indices} can't be broadcast together") from None
-    shape[at] = indices.shape[at]
-    return spec.like(shape)
-
-
 @rule("masked_scatter")
 def masked_scatter(spec: TensorSpec, mask: TensorSpec, source: TensorSpec) -> TensorSpec:
     if source.dtype is not spec.dtype:

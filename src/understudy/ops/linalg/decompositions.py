@@ -100,11 +100,6 @@ def _cholesky_strides(a: TensorSpec) -> Shape:
     return column_major(a.shape)
 
 
-@rule("linalg_cholesky")
-def cholesky_whole(a: TensorSpec, *, upper: bool = False) -> TensorSpec:
-    return cholesky_ex(a)[0]
-
-
 @rule("cholesky_inverse")
 def cholesky_inverse(a: TensorSpec, upper: bool = False) -> TensorSpec:
     check_square("cholesky_inverse", a)
@@ -115,11 +110,6 @@ def cholesky_inverse(a: TensorSpec, upper: bool = False) -> TensorSpec:
 def inv_ex(a: TensorSpec, *, check_errors: bool = False) -> tuple[TensorSpec, ...]:
     check_square("inv", a)
     return _columns(a, a.shape), _info(a)
-
-
-@rule("linalg_inv", "inverse")
-def inv(a: TensorSpec) -> TensorSpec:
-    return inv_ex(a)[0]
 
 
 @rule("_linalg_det")
@@ -384,28 +374,3 @@ def eigvals(a: TensorSpec) -> TensorSpec:
 @rule("_linalg_check_errors")
 def check_errors(info: TensorSpec, api_name: str, *, is_matrix: bool) -> None:
     """A check of values: does nothing without data."""
-
-
-# --- composites, which arrive whole in inference mode
-
-
-@rule("linalg_det")
-def det_whole(a: TensorSpec) -> TensorSpec:
-    return det(a)[0]
-
-
-@rule("linalg_solve")
-def solve_whole(a: TensorSpec, b: TensorSpec, *, left: bool = True) -> TensorSpec:
-    return solve_ex(a, b, left=left)[0]
-
-
-@rule("linalg_svd")
-def svd_whole(
-    a: TensorSpec, full_matrices: bool = True, *, driver: str | None = None
-) -> tuple[TensorSpec, ...]:
-    return svd(a, full_matrices, driver=driver)
-
-
-@rule("linalg_eigh")
-def eigh_whole(a: TensorSpec, UPLO: str = "L") -> tuple[TensorSpec, ...]:
-    return eigh(a, UPLO)

@@ -306,13 +306,6 @@ def cdist_backward(grad: TensorSpec, x1: TensorSpec, x2: TensorSpec, p: float, c
     return usual
 
 
-@rule("pdist")
-def pdist(spec: TensorSpec, p: float = 2.0) -> TensorSpec:
-    if p < 0:
-        raise ArgumentError(f"pdist: p must not be negative, got {p}")
-    return _between_rows(spec)
-
-
 @rule("_pdist_forward")
 def pdist_forward(spec: TensorSpec, p: float = 2.0) -> TensorSpec:
     if not spec.is_contiguous:
@@ -339,16 +332,6 @@ def pdist_backward(grad: TensorSpec, spec: TensorSpec, p: float, pdist: TensorSp
 
 @rule("linalg_cross")
 def linalg_cross(spec: TensorSpec, other: TensorSpec, *, dim: int = -1) -> TensorSpec:
-    return _cross_spec(spec, other, dim)
-
-
-@rule("cross")
-def cross(spec: TensorSpec, other: TensorSpec, dim: int | None = None) -> TensorSpec:
-    if dim is None:
-        found = next((d for d, size in enumerate(spec.shape) if size == 3), None)
-        if found is None:
-            raise ShapeMismatch(f"cross: {spec} has no dimension of size 3")
-        dim = found
     return _cross_spec(spec, other, dim)
 
 

@@ -233,13 +233,6 @@ def _expand(spec: TensorSpec, shape: Shape) -> TensorSpec:
     return spec.as_view(shape, stride[::-1])
 
 
-@rule("outer")
-def outer(a: TensorSpec, b: TensorSpec) -> TensorSpec:
-    _check_rank("outer", a, 1)
-    _check_rank("outer", b, 1)
-    return a.like((a.shape[0], b.shape[0]), dtype=result_type(a, b))
-
-
 # --- composites, which arrive whole in inference mode
 
 

@@ -18,7 +18,6 @@ from understudy.ops.shared.dtypes import FLOATS, INTEGERS, check_cpu_dtype, chec
 from understudy.ops.shared.layouts import (
     is_provably_row_major,
     looks_channels_last,
-    suggested_strides,
     with_height,
 )
 from understudy.shapes.node import Shape, Size, Sizes
@@ -153,14 +152,6 @@ def convolution(
 ) -> TensorSpec:  # fmt: skip
     window = Window.of(weight, stride, padding, dilation, transposed, output_padding, groups)
     return _convolve(x, weight, bias, window)
-
-
-@rule("_convolution", "_convolution.deprecated")
-def convolution_with_settings(
-    x: TensorSpec, weight: TensorSpec, bias: TensorSpec | None, stride: Sizes, padding: Sizes,
-    dilation: Sizes, transposed: bool, output_padding: Sizes, groups: object, *settings: bool,
-) -> TensorSpec:  # fmt: skip
-    return convolution(x, weight, bias, stride, padding, dilation, transposed, output_padding, groups)
 
 
 @rule("mkldnn_convolution")
@@ -336,41 +327,7 @@ def conv(
     x: TensorSpec, weight: TensorSpec, bias: TensorSpec | None = None, stride: Sizes = (1,),
     padding: Sizes = (0,), dilation: Sizes = (1,), groups: object = 1,
 ) -> Any:  # fmt: skip
-    return _maybe_unbatched(x, weight, bias, stride, padding, dilation, False, (0,), groups)
-
-
-@rule("conv_transpose1d", "conv_transpose2d.input", "conv_transpose3d.input")
-def conv_transpose(
-    x: TensorSpec, weight: TensorSpec, bias: TensorSpec | None = None, stride: Sizes = (1,),
-    padding: Sizes = (0,), output_padding: Sizes = (0,), groups: object = 1, dilation: Sizes = (1,),
-) -> Any:  # fmt: skip
-    return _maybe_unbatched(x, weight, bias, stride, padding, dilation, True, output_padding, groups)
-
-
-@rule("conv1d.padding", "conv2d.padding", "conv3d.padding")
-def conv_with_named_padding(
-    x: TensorSpec, weight: TensorSpec, bias: TensorSpec | None = None, stride: Sizes = (1,),
-    padding: str = "valid", dilation: Sizes = (1,), groups: object = 1,
-) -> Any:  # fmt: skip
-    if padding == "valid":
-        return conv(x, weight, bias, stride, (0,), dilation, groups)
-    if padding != "same":
-        raise ArgumentError(f"convolution: padding is 'valid' or 'same', not {padding!r}")
-    if any(step != 1 for step in stride):
-        raise ArgumentError(f"convolution: padding='same' goes with a stride of 1, not {list(stride)}")
-    spatial = weight.ndim - 2
-    steps = tuple(dilation) * spatial if len(dilation) == 1 else tuple(dilation)
-    totals = [step * (size - 1) for step, size in zip(steps, weight.shape[2:], strict=True)]
-    # The convolution pads both sides equally; the rest of an odd total is padded before.
-    rests = [total % 2 for total in totals]
-    if any(rests):
-        lead = x.ndim - spatial
-        shape = (*x.shape[:lead], *(size + rest for size, rest in zip(x.shape[lead:], rests, strict=True)))
-        x = x.like(shape, stride=suggested_strides(shape, x))
-    return conv(x, weight, bias, stride, [total // 2 for total in totals], dilation, groups)
-
-
-def _maybe_unbatched(x: TensorSpec, weight: TensorSpec, bias: TensorSpec | None, *window: Any) -> Any:
+    window = stride, padding, dilation, False, (0,), groups
     if x.is_complex or x.conj or weight.conj:
         return NotImplemented
     if x.ndim != weight.ndim - 1:

@@ -310,29 +310,6 @@ def nll_loss2d_backward(
     return result
 
 
-@rule("nll_loss", "nll_loss_nd")
-def nll_loss(
-    x: TensorSpec, target: TensorSpec, weight: Maybe = None, reduction: int = 1, ignore_index: object = -100
-) -> Any:
-    """Arrives whole in inference mode."""
-    if x.ndim in (1, 2):
-        return nll_loss_forward(x, target, weight, reduction, ignore_index)[0]
-    if x.ndim == 4:
-        return nll_loss2d_forward(x, target, weight, reduction, ignore_index)[0]
-    return NotImplemented
-
-
-@rule("cross_entropy_loss")
-def cross_entropy(
-    x: TensorSpec, target: TensorSpec, weight: Maybe = None, reduction: int = 1, ignore_index: object = -100,
-    label_smoothing: float = 0.0,
-) -> Any:  # fmt: skip
-    """Arrives whole in inference mode."""
-    if label_smoothing != 0 or target.is_floating_point or same_shape(target.shape, x.shape):
-        return NotImplemented
-    return nll_loss(x, target, weight, reduction, ignore_index)
-
-
 # --- margins
 
 

@@ -152,16 +152,6 @@ for _kind in ("reflection", "replication"):
         rule(f"{_kind}_pad{_dims}d_backward")(_backward)
 
 
-@rule("pad")
-def pad(spec: TensorSpec, pad: Sequence[object], mode: str = "constant", value: object = None) -> Any:
-    if mode == "constant":
-        return pad_spec(spec, pad)
-    if value is not None and value != 0:
-        raise ArgumentError(f"pad: mode {mode!r} takes no value, got {value}")
-    found = PADS.get(({"reflect": "reflection", "replicate": "replication"}.get(mode, ""), len(pad) // 2))
-    return found(spec, pad) if found and len(pad) % 2 == 0 else NotImplemented
-
-
 def _pair(name: str, values: Sequence[Any], least: int) -> tuple[Any, Any]:
     if len(values) != 2 or any(v < least for v in values):
         raise ArgumentError(f"{name} must be two numbers ≥ {least}, got {list(values)}")

@@ -22,14 +22,13 @@ from understudy.ops.shared.batching import BatchLevel, at_one_level, batching_ru
 from understudy.ops.shared.decompositions import decomposition, decomposition_at_any_level
 from understudy.ops.shared.dims import for_each
 from understudy.ops.shared.dtypes import (
-    COMPLEX,
     FLOATS,
     INTEGERS,
     check_any_dtype,
     check_cpu_dtype,
     check_one_dtype,
 )
-from understudy.ops.shared.layouts import looks_channels_last, suggested_strides, with_height
+from understudy.ops.shared.layouts import looks_channels_last, suggested_strides
 from understudy.shapes.node import Shape, Size, Sizes
 from understudy.shapes.sizes import smaller
 from understudy.spec import TensorSpec, same_shape, spec_of
@@ -323,52 +322,6 @@ for _spatial in (2, 3):
     _register_avg_pool(_spatial)
     _register_adaptive(_spatial)
     _register_fractional(_spatial)
-
-
-# --- composites, which arrive whole in inference mode
-
-
-@rule("adaptive_avg_pool2d", "adaptive_avg_pool3d")
-def adaptive_avg_pool_whole(x: TensorSpec, output_size: Sizes) -> Any:
-    """Pooling to a single point is a mean, in the memory format of the input."""
-    spatial = len(output_size)
-    name = f"adaptive_avg_pool{spatial}d"
-    to_point = all(size == 1 for size in output_size)
-    check_cpu_dtype(name, x, FLOATS | COMPLEX if to_point else FLOATS)
-    if to_point and x.ndim not in (spatial + 1, spatial + 2):
-        return NotImplemented
-    shape = _adaptive_shape(name, x, spatial, output_size, channels_may_miss=spatial == 2 or to_point)
-    return _place_result(x, shape, _keeps_format(x, spatial, spatial == 2 or to_point))
-
-
-def _without_height(spec: TensorSpec) -> TensorSpec:
-    return spec.like((*spec.shape[:-2], spec.shape[-1]), stride=(*spec.stride[:-2], spec.stride[-1]))
-
-
-def _check_signal(what: str, x: TensorSpec) -> None:
-    if x.ndim not in (2, 3):
-        raise ShapeMismatch(f"{what}: expected 2 or 3 dimensions, got {x}")
-
-
-@rule("avg_pool1d")
-def avg_pool1d(
-    x: TensorSpec, kernel_size: Sizes, stride: Sizes = (), padding: object = 0, ceil_mode: bool = False,
-    count_include_pad: bool = True,
-) -> TensorSpec:  # fmt: skip
-    _check_signal("avg_pool1d", x)
-    check_cpu_dtype("avg_pool1d", x, AVERAGED[2])
-    (kernel,) = for_each(kernel_size, 1, "avg_pool1d")
-    (pad,) = for_each(padding, 1, "avg_pool1d")
-    (step,) = for_each(stride, 1, "avg_pool1d") if stride else (kernel,)
-    image = with_height(x)
-    shape = _pooled_shape("avg_pool1d", image, 2, (1, kernel), (1, step), (0, pad), 1, ceil_mode)
-    return _without_height(_place_result(image, shape, _keeps_format(image, 2, True)))
-
-
-@rule("adaptive_avg_pool1d")
-def adaptive_avg_pool1d(x: TensorSpec, output_size: Sizes) -> TensorSpec:
-    _check_signal("adaptive_avg_pool1d", x)
-    return _without_height(adaptive_avg_pool_whole(with_height(x), (1, *output_size)))
 
 
 def _make_pooling_rule(op: Any) -> Function:

@@ -16,7 +16,7 @@ from understudy.ops.registry import rule
 from understudy.ops.shared.decompositions import decomposition
 from understudy.ops.shared.dtypes import COMPLEX, FLOATS, REAL_NUMBERS, check_cpu_dtype, check_one_dtype
 from understudy.ops.shared.layouts import suggested_strides
-from understudy.shapes.node import Shape, Sizes
+from understudy.shapes.node import Sizes
 from understudy.shapes.sizes import from_torch, has_unbacked, hint_of
 from understudy.spec import TensorSpec, same_shape, spec_of
 
@@ -83,31 +83,10 @@ def _gradient(how: Resampling, grad: TensorSpec, sizes: Sizes, input_size: Sizes
     return grad.like(shape, stride=suggested_strides(shape, grad) if how.gradient_keeps_format else None)
 
 
-def _sizes_of(
-    how: Resampling, x: TensorSpec, output_size: Sizes | None, factors: Sequence[float] | None
-) -> Shape:
-    """The output sizes: as given, or the input sizes times the factors, rounded down."""
-    if (output_size is None) == (factors is None):
-        raise ArgumentError(f"{how.name}: either output_size or scale_factors, not both or none")
-    if output_size is not None:
-        return tuple(output_size)
-    assert factors is not None
-    if x.ndim != how.spatial + 2 or len(factors) != how.spatial:
-        raise ArgumentError(f"{how.name}: {x} and {len(factors)} scale factors do not fit together")
-    return tuple(
-        size if factor == 1.0 else (size * factor).__trunc__()
-        for size, factor in zip(x.shape[2:], factors, strict=True)
-    )
-
-
 def _register(how: Resampling) -> None:
     @rule(how.name)
     def resample(x: TensorSpec, output_size: Sizes, *options: object) -> TensorSpec:
         return _resample(how, x, output_size)
-
-    @rule(f"{how.name}.vec")
-    def resample_by_factors(x: TensorSpec, output_size: Sizes | None, *options: Any) -> TensorSpec:
-        return _resample(how, x, _sizes_of(how, x, output_size, options[-1]))
 
     @rule(f"{how.name}_backward")
     def resample_backward(

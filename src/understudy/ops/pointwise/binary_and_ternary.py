@@ -413,17 +413,6 @@ def threshold(a: TensorSpec, threshold: object, value: object) -> TensorSpec:
     return elementwise((a,), a.dtype)
 
 
-@rule("isclose")
-def isclose(
-    a: TensorSpec, b: TensorSpec, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
-) -> TensorSpec:
-    if a.dtype is not b.dtype:
-        raise DtypeError(f"isclose: {a} and {b} must have the same dtype")
-    if rtol < 0 or atol < 0:
-        raise ArgumentError(f"isclose: tolerances must not be negative (rtol={rtol}, atol={atol})")
-    return elementwise((a, b), torch.bool)
-
-
 @rule("masked_fill_.Scalar")
 def masked_fill_in_place(a: TensorSpec, mask: TensorSpec, value: Scalar | complex) -> Same:
     return _written(a, masked_fill(a, mask, value))

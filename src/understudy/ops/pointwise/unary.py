@@ -258,11 +258,6 @@ def softshrink(a: TensorSpec, lambd: Any = 0.5) -> TensorSpec:
     return elementwise((a,), a.dtype)
 
 
-@rule("relu6")
-def relu6(a: TensorSpec) -> TensorSpec:
-    return hardtanh(a, 0, 6)
-
-
 @rule("hardtanh")
 def hardtanh(a: TensorSpec, min_val: Any = -1, max_val: Any = 1) -> TensorSpec:
     if a.dtype is torch.bool:

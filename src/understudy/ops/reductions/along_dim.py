@@ -70,11 +70,6 @@ def logcumsumexp(spec: TensorSpec, dim: int) -> TensorSpec:
     return spec.like()
 
 
-@rule("cummaxmin_backward")
-def cummaxmin_backward(grad: TensorSpec, input: TensorSpec, indices: TensorSpec, dim: int) -> TensorSpec:
-    return input.like()
-
-
 # --- Softmax and its relatives ------------------------------------------------------------------------------
 
 Dtype = torch.dtype | None
@@ -137,16 +132,6 @@ def sort(
     check_cpu_dtype("sort", spec, SORTED_DTYPES)
     values = preserved_copy(spec)
     return values, values.like(stride=values.stride, dtype=torch.int64)
-
-
-@rule("argsort", "argsort.stable")
-def argsort(spec: TensorSpec, dim: int = -1, descending: bool = False, *, stable: bool = False) -> TensorSpec:
-    return sort(spec, dim)[1]
-
-
-@rule("msort")
-def msort(spec: TensorSpec) -> TensorSpec:
-    return sort(spec, 0)[0]
 
 
 @rule("topk")

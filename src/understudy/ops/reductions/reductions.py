@@ -261,21 +261,11 @@ def _variance(what: str, x: TensorSpec, dim: Dims, keepdim: bool) -> tuple[Tenso
     return x.like(shape, dtype=real_type(x.dtype)), x.like(shape)
 
 
-@rule("var", "std")
-def var_all(x: TensorSpec, unbiased: bool = True) -> TensorSpec:
-    return _variance("var/std", x, None, False)[0]
-
-
 @rule("var.dim", "std.dim", "var.correction", "std.correction")
 def var_dim(
     x: TensorSpec, dim: Dims = None, unbiased: bool = True, keepdim: bool = False, *, correction: object = None
 ) -> TensorSpec:
     return _variance("var/std", x, dim, keepdim)[0]
-
-
-@rule("var_mean", "std_mean")
-def var_mean_all(x: TensorSpec, unbiased: bool = True) -> tuple[TensorSpec, TensorSpec]:
-    return _variance("var_mean/std_mean", x, None, False)
 
 
 @rule("var_mean.dim", "std_mean.dim", "var_mean.correction", "std_mean.correction")

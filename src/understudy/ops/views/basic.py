@@ -118,13 +118,6 @@ def unsqueeze_spec(spec: TensorSpec, dim: int) -> TensorSpec:
     return spec.as_view(with_inserted(spec.shape, dim, 1), with_inserted(spec.stride, dim, step))
 
 
-def with_dimensions(spec: TensorSpec, at_least: int) -> TensorSpec:
-    """The spec with at least this many dimensions, as `atleast_1d`, `_2d` and `_3d` do."""
-    while spec.ndim < at_least:
-        spec = unsqueeze_spec(spec, 0 if spec.ndim < 2 else -1)
-    return spec
-
-
 @rule("unsqueeze")
 def unsqueeze(spec: TensorSpec, dim: int) -> View:
     return View(0, unsqueeze_spec(spec, dim))

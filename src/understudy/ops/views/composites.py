@@ -1,4 +1,4 @@
-"""Composites of views, which reach the dispatcher undecomposed only in inference mode; and copying variants of views."""
+"""`reshape` and `broadcast_tensors`, which reach the dispatcher whole only in inference mode; and copying variants of views."""
 
 from __future__ import annotations
 
@@ -8,25 +8,17 @@ from typing import Any
 
 import torch
 
-from understudy.errors import ArgumentError, DtypeError, ShapeMismatch
 from understudy.ops.registry import Rule, rule
 from understudy.ops.shared.decompositions import decomposition
-from understudy.ops.shared.dims import complete_shape, wrap_dim, wrap_dims
+from understudy.ops.shared.dims import complete_shape, wrap_dim
 from understudy.ops.shared.layouts import expand_strides, view_strides
 from understudy.ops.views import basic, split_and_join
-from understudy.ops.views.basic import (
-    as_real,
-    diagonal_of,
-    select_spec,
-    transpose_spec,
-    view_spec,
-    with_dimensions,
-)
 from understudy.shapes.sizes import from_torch, has_unbacked, to_torch
-from understudy.spec import New, Same, TensorSpec, View, broadcast_shapes, product, same_shape, spec_of
+from understudy.spec import New, Same, TensorSpec, View, broadcast_shapes, same_shape, spec_of
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
+
 
 def reshape_spec(spec: TensorSpec, shape: tuple[Any, ...]) -> New | View:
     stride = view_strides(spec, shape)
@@ -38,40 +30,6 @@ def reshape(spec: TensorSpec, shape: Sequence[object]) -> New | View:
     return reshape_spec(spec, complete_shape(spec, shape))
 
 
-@rule("ravel")
-def ravel(spec: TensorSpec) -> New | View | Same:
-    if not spec.is_contiguous:
-        return New(spec.like((spec.numel,)))
-    return reshape_spec(spec, (spec.numel,))
-
-
-@rule("flatten.using_ints")
-def flatten(spec: TensorSpec, start_dim: int = 0, end_dim: int = -1) -> New | View | Same:
-    start, end = wrap_dim(start_dim, spec.ndim), wrap_dim(end_dim, spec.ndim)
-    if start > end:
-        raise ArgumentError(f"flatten: start dimension {start_dim} comes after end dimension {end_dim}")
-    if not spec.shape:
-        return reshape_spec(spec, (1,))
-    if start == end:
-        return Same(0)
-    shape = spec.shape
-    return reshape_spec(spec, (*shape[:start], product(shape[start : end + 1]), *shape[end + 1 :]))
-
-
-@rule("unflatten.int")
-def unflatten(spec: TensorSpec, dim: int, sizes: Sequence[object]) -> View:
-    dim = wrap_dim(dim, spec.ndim)
-    if not sizes or not spec.shape:
-        raise ArgumentError(f"unflatten: can't take {spec} apart into sizes {list(sizes)}")
-    filled = complete_shape(spec.like((spec.shape[dim],)), sizes)
-    return View(0, view_spec(spec, (*spec.shape[:dim], *filled, *spec.shape[dim + 1 :])))
-
-
-@rule("expand_as")
-def expand_as(spec: TensorSpec, other: TensorSpec) -> View:
-    return View(0, spec.as_view(*expand_strides(spec, other.shape)))
-
-
 @rule("broadcast_tensors")
 def broadcast_tensors(tensors: Sequence[TensorSpec]) -> list[View | Same]:
     shape = broadcast_shapes(*(tensor.shape for tensor in tensors))
@@ -81,98 +39,6 @@ def broadcast_tensors(tensors: Sequence[TensorSpec]) -> list[View | Same]:
         else View(position, tensor.as_view(*expand_strides(tensor, shape)))
         for position, tensor in enumerate(tensors)
     ]
-
-
-def _at_least(ndim: int) -> Rule:
-    def raise_rank(spec: TensorSpec) -> View | Same:
-        if spec.ndim >= ndim:
-            return Same(0)
-        return View(0, with_dimensions(spec, ndim))
-
-    return raise_rank
-
-
-for _ndim in (1, 2, 3):
-    rule(f"atleast_{_ndim}d")(_at_least(_ndim))
-
-
-@rule("view_as")
-def view_as(spec: TensorSpec, other: TensorSpec) -> View:
-    return View(0, view_spec(spec, complete_shape(spec, other.shape)))
-
-
-@rule("numpy_T")
-def numpy_t(spec: TensorSpec) -> View:
-    return View(0, spec.as_view(spec.shape[::-1], spec.stride[::-1]))
-
-
-def _matrix_transpose(spec: TensorSpec) -> View | Same:
-    if not spec.shape:
-        return Same(0)
-    if spec.ndim < 2:
-        raise ShapeMismatch(f"transposing matrices takes at least 2 dimensions, {spec} has {spec.ndim}")
-    return View(0, transpose_spec(spec, -2, -1))
-
-
-@rule("mT")
-def matrix_transpose(spec: TensorSpec) -> View | Same:
-    return _matrix_transpose(spec)
-
-
-@rule("mH", "adjoint")
-def matrix_adjoint(spec: TensorSpec) -> View | Same:
-    answer = _matrix_transpose(spec)
-    if not spec.is_complex:
-        return answer
-    turned = answer.spec or spec
-    return View(0, turned.as_view(turned.shape, turned.stride, conj=not spec.conj))
-
-
-def _move_dims(spec: TensorSpec, source: Sequence[int], destination: Sequence[int]) -> View:
-    if len(source) != len(destination):
-        raise ArgumentError(f"movedim: {len(source)} sources and {len(destination)} destinations")
-    sources, destinations = wrap_dims(source, spec.ndim), wrap_dims(destination, spec.ndim)
-    if not spec.shape:
-        return View(0, spec)
-    rest = iter(dim for dim in range(spec.ndim) if dim not in sources)
-    placed = dict(zip(destinations, sources, strict=True))
-    order = [placed[position] if position in placed else next(rest) for position in range(spec.ndim)]
-    return View(0, spec.as_view([spec.shape[d] for d in order], [spec.stride[d] for d in order]))
-
-
-@rule("movedim.intlist", "moveaxis.intlist")
-def movedim(spec: TensorSpec, source: Sequence[int], destination: Sequence[int]) -> View:
-    return _move_dims(spec, source, destination)
-
-
-@rule("movedim.int", "moveaxis.int")
-def movedim_one(spec: TensorSpec, source: int, destination: int) -> View:
-    return _move_dims(spec, (source,), (destination,))
-
-
-@rule("linalg_diagonal")
-def linalg_diagonal(spec: TensorSpec, *, offset: int = 0, dim1: int = -2, dim2: int = -1) -> View:
-    return View(0, diagonal_of(spec, offset, dim1, dim2))
-
-
-@rule("conj")
-def conj(spec: TensorSpec) -> View | Same:
-    if not spec.is_complex:
-        return Same(0)
-    return View(0, spec.as_view(spec.shape, spec.stride, conj=not spec.conj))
-
-
-@rule("real")
-def real(spec: TensorSpec) -> View | Same:
-    return View(0, select_spec(as_real(spec), -1, 0)) if spec.is_complex else Same(0)
-
-
-@rule("imag")
-def imag(spec: TensorSpec) -> View:
-    if not spec.is_complex:
-        raise DtypeError(f"imag: {spec} is not complex")
-    part = select_spec(as_real(spec), -1, 1)
-    return View(0, part.as_view(part.shape, part.stride, neg=part.neg != spec.conj))
 
 
 # --- Copying variants of views (`permute_copy` of `permute`, …): a new contiguous tensor of the view's shape ---

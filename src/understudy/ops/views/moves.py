@@ -13,7 +13,7 @@ from understudy.ops.shared.layouts import is_provably_row_major, suggested_strid
 from understudy.ops.views.basic import narrow_spec, transpose_spec
 from understudy.ops.views.split_and_join import join_specs
 from understudy.shapes.node import Size, Sizes
-from understudy.shapes.sizes import fix_sizes, larger, smaller
+from understudy.shapes.sizes import fix_sizes
 from understudy.spec import TensorSpec, View, preserved_copy
 
 
@@ -24,32 +24,11 @@ def repeat(spec: TensorSpec, repeats: Sizes) -> TensorSpec:
     return _repeat_spec(spec, repeats)
 
 
-@rule("tile")
-def tile(spec: TensorSpec, dims: Sequence[Any]) -> TensorSpec:
-    return _repeat_spec(spec, (*(1,) * (spec.ndim - len(dims)), *dims))
-
-
 def _repeat_spec(spec: TensorSpec, repeats: Sizes) -> TensorSpec:
     if any(times < 0 for times in repeats):
         raise ArgumentError(f"repeat: {list(repeats)} has a negative entry")
     sizes = (*(1,) * (len(repeats) - spec.ndim), *spec.shape)
     return spec.like([size * times for size, times in zip(sizes, repeats, strict=True)])
-
-
-@rule("repeat_interleave.self_int")
-def repeat_interleave(
-    spec: TensorSpec, repeats: Size, dim: int | None = None, *, output_size: object = None
-) -> TensorSpec:
-    if repeats < 0:
-        raise ArgumentError(f"repeat_interleave: repeats must not be negative, got {repeats}")
-    flat = spec.like((spec.numel,)) if dim is None else spec
-    at = wrap_dim(0 if dim is None else dim, flat.ndim)
-    if not flat.shape:
-        raise DimensionError(f"repeat_interleave: {spec} has no dimension {dim}")
-    length = flat.shape[at] * repeats
-    if output_size is not None and output_size != length:
-        raise ShapeMismatch(f"repeat_interleave: output_size {output_size} differs from {length}")
-    return flat.like(replace_size(flat.shape, at, length))
 
 
 @rule("repeat_interleave.Tensor")
@@ -119,20 +98,6 @@ def flip(spec: TensorSpec, dims: Sequence[int]) -> TensorSpec:
     return preserved_copy(spec)
 
 
-@rule("fliplr")
-def fliplr(spec: TensorSpec) -> TensorSpec:
-    if spec.ndim < 2:
-        raise ShapeMismatch(f"fliplr: expected at least 2 dimensions, got {spec}")
-    return preserved_copy(spec)
-
-
-@rule("flipud")
-def flipud(spec: TensorSpec) -> TensorSpec:
-    if spec.ndim < 1:
-        raise ShapeMismatch(f"flipud: expected at least 1 dimension, got {spec}")
-    return preserved_copy(spec)
-
-
 @rule("rot90")
 def rot90(spec: TensorSpec, k: int = 1, dims: Sequence[int] = (0, 1)) -> TensorSpec:
     if len(dims) != 2:
@@ -165,18 +130,6 @@ def diag_embed(spec: TensorSpec, offset: int = 0, dim1: int = -2, dim2: int = -1
     length = spec.shape[-1] + abs(offset)
     low, high = min(first, second), max(first, second)
     return spec.like(with_inserted(with_inserted(spec.shape[:-1], low, length), high, length))
-
-
-@rule("diag")
-def diag(spec: TensorSpec, diagonal: int = 0) -> TensorSpec:
-    if spec.ndim == 1:
-        length = spec.shape[0] + abs(diagonal)
-        return spec.like((length, length))
-    if spec.ndim != 2:
-        raise ShapeMismatch(f"diag: expected a vector or a matrix, got {spec}")
-    rows, columns = spec.shape
-    rows, columns = (rows, columns - diagonal) if diagonal >= 0 else (rows + diagonal, columns)
-    return spec.like((larger(smaller(rows, columns), 0),))
 
 
 @rule("pixel_shuffle")

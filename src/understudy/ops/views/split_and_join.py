@@ -9,18 +9,16 @@ from typing import Any
 import torch
 
 from understudy.errors import ArgumentError, DimensionError, ShapeMismatch
-from understudy.ops.registry import Rule, rule
+from understudy.ops.registry import rule
 from understudy.ops.shared.batching import BatchLevel, at_one_level, batching_rule, dim_behind_batch
 from understudy.ops.shared.decompositions import decomposition, decomposition_at_any_level
 from understudy.ops.shared.dims import replace_size, with_inserted, wrap_dim
-from understudy.ops.shared.layouts import expand_strides, is_provably_row_major, looks_channels_last
+from understudy.ops.shared.layouts import is_provably_row_major, looks_channels_last
 from understudy.ops.views.basic import (
     narrow_spec,
     select_spec,
-    slice_spec,
     unsqueeze_spec,
     view_spec,
-    with_dimensions,
 )
 from understudy.shapes.node import Shape, Size, Sizes
 from understudy.shapes.sizes import (
@@ -113,87 +111,6 @@ def unbind(spec: TensorSpec, dim: int = 0) -> list[View]:
     return [View(0, select_spec(spec, dim, index)) for index in range(spec.shape[dim])]
 
 
-MOST_CHUNKS = 2**62
-"""Beyond it, the size of a chunk, which is rounded up, may overflow."""
-
-
-@rule("chunk", "unsafe_chunk")
-def chunk(spec: TensorSpec, chunks: int, dim: int = 0) -> list[View]:
-    if not spec.shape:
-        raise ShapeMismatch(f"chunk: {spec} has no dimension to split")
-    if chunks <= 0:
-        raise ArgumentError(f"chunk: the number of chunks must be positive, got {chunks}")
-    dim = wrap_dim(dim, spec.ndim)
-    length = spec.shape[dim]
-    size = (length + chunks - 1) // chunks
-    if type(chunks) is int and chunks > MOST_CHUNKS and length > 2**63 - chunks:
-        raise ArgumentError(f"chunk: {chunks} chunks of {spec} are beyond 64 bits")
-    if length == 0:
-        # For an empty dimension there are as many chunks as requested, all empty.
-        return pieces(spec, dim, [0] * chunks)
-    return pieces(spec, dim, equal_sizes(spec, dim, size))
-
-
-def sections_of(spec: TensorSpec, sections: Any, dim: int) -> list[View]:
-    if not spec.shape:
-        raise ShapeMismatch(f"tensor_split: {spec} has no dimension to split")
-    if sections <= 0:
-        raise ArgumentError(f"tensor_split: the number of sections must be positive, got {sections}")
-    dim = wrap_dim(dim, spec.ndim)
-    smallest, larger = spec.shape[dim] // sections, spec.shape[dim] % sections
-    return pieces(spec, dim, [smallest + 1 if i < larger else smallest for i in range(sections)])
-
-
-def cut_at(spec: TensorSpec, indices: Sizes, dim: int) -> list[View]:
-    if not spec.shape:
-        raise ShapeMismatch(f"tensor_split: {spec} has no dimension to split")
-    dim = wrap_dim(dim, spec.ndim)
-    views: list[View] = []
-    start: Size = 0
-    for end in (*indices, spec.shape[dim]):
-        views.append(View(0, slice_spec(spec, dim, start, end, 1)))
-        start = end
-    return views
-
-
-@rule("tensor_split.sections")
-def tensor_split_sections(spec: TensorSpec, sections: object, dim: int = 0) -> list[View]:
-    return sections_of(spec, sections, dim)
-
-
-@rule("tensor_split.indices")
-def tensor_split_indices(spec: TensorSpec, indices: Sizes, dim: int = 0) -> list[View]:
-    return cut_at(spec, indices, dim)
-
-
-# For each: the dimension that it splits, and the least number of dimensions of a tensor.
-NAMED_SPLITS = {"hsplit": (1, 1), "vsplit": (0, 2), "dsplit": (2, 3)}
-
-
-def _named_split(name: str, dim: int, at_least: int) -> tuple[Rule, Rule]:
-    def along(spec: TensorSpec) -> int:
-        if spec.ndim < at_least:
-            raise ShapeMismatch(f"{name}: expected at least {at_least} dimensions, got {spec}")
-        return 0 if spec.ndim == 1 else dim
-
-    def split_in_sections(spec: TensorSpec, sections: int) -> list[View]:
-        at = along(spec)
-        if sections == 0 or spec.shape[at] % sections != 0:
-            raise ShapeMismatch(f"{name}: dimension {at} of {spec} can't be split into {sections} equal parts")
-        return sections_of(spec, sections, at)
-
-    def split_at(spec: TensorSpec, indices: Sizes) -> list[View]:
-        return cut_at(spec, indices, along(spec))
-
-    return split_in_sections, split_at
-
-
-for _name, (_dim, _at_least) in NAMED_SPLITS.items():
-    _in_sections, _at_indices = _named_split(_name, _dim, _at_least)
-    rule(f"{_name}.int")(_in_sections)
-    rule(f"{_name}.array")(_at_indices)
-
-
 # --- Operators that concatenate tensors: cat, stack and their relatives ---------------------------
 
 
@@ -273,28 +190,6 @@ def stack(tensors: Sequence[TensorSpec], dim: int = 0) -> TensorSpec:
     return along.like(split.shape, stride=split.stride)
 
 
-@rule("hstack")
-def hstack(tensors: Sequence[TensorSpec]) -> TensorSpec:
-    raised = [with_dimensions(tensor, 1) for tensor in tensors]
-    return join_specs(raised, 0 if raised and raised[0].ndim == 1 else 1)
-
-
-@rule("vstack", "row_stack")
-def vstack(tensors: Sequence[TensorSpec]) -> TensorSpec:
-    return join_specs([with_dimensions(tensor, 2) for tensor in tensors], 0)
-
-
-@rule("dstack")
-def dstack(tensors: Sequence[TensorSpec]) -> TensorSpec:
-    return join_specs([with_dimensions(tensor, 3) for tensor in tensors], 2)
-
-
-@rule("column_stack")
-def column_stack(tensors: Sequence[TensorSpec]) -> TensorSpec:
-    columns = [view_spec(t, (t.numel, 1)) if t.ndim <= 1 else t for t in tensors]
-    return join_specs(columns, 1)
-
-
 @rule("block_diag")
 def block_diag(tensors: Sequence[TensorSpec]) -> Any:
     if not tensors:
@@ -307,37 +202,6 @@ def block_diag(tensors: Sequence[TensorSpec]) -> Any:
         height, width = (1,) * (2 - tensor.ndim) + tensor.shape
         rows, columns = rows + height, columns + width
     return tensors[0].like((rows, columns), dtype=result_type(*tensors))
-
-
-@rule("meshgrid")
-def meshgrid(tensors: Sequence[TensorSpec]) -> list[View]:
-    return _grids(tensors, "ij")
-
-
-@rule("meshgrid.indexing")
-def meshgrid_indexing(tensors: Sequence[TensorSpec], *, indexing: str) -> list[View]:
-    return _grids(tensors, indexing)
-
-
-def _grids(tensors: Sequence[TensorSpec], indexing: str) -> list[View]:
-    if not tensors:
-        raise ArgumentError("meshgrid: the list of tensors is empty")
-    if indexing not in ("ij", "xy"):
-        raise ArgumentError(f"meshgrid: indexing is 'ij' or 'xy', not {indexing!r}")
-    for tensor in tensors:
-        if tensor.ndim > 1:
-            raise ShapeMismatch(f"meshgrid: expected tensors of at most one dimension, got {tensor}")
-        if tensor.dtype is not tensors[0].dtype:
-            raise ArgumentError(f"meshgrid: {tensors[0]} and {tensor} differ in dtype")
-    order = list(range(len(tensors)))
-    if indexing == "xy" and len(tensors) >= 2:
-        order[:2] = [1, 0]
-    shape = [tensors[position].numel for position in order]
-    grids = []
-    for dim, position in enumerate(order):
-        column = view_spec(tensors[position], tuple(s if d == dim else 1 for d, s in enumerate(shape)))
-        grids.append(View(position, column.as_view(*expand_strides(column, shape))))
-    return [grids[dim] for dim in order]
 
 
 # --- Chunks of several tensors, concatenated chunk by chunk: used to gather sharded parameters ------
