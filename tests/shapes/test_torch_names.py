@@ -194,8 +194,8 @@ def test_expressions_that_other_tools_made() -> None:
     assert [guard.text for guard in env.guards] == ["n % 4 == 0"]
     with pytest.raises(ValueError, match="k is no symbol of this ShapeEnv"):
         env.evaluate_expr(sympy.Eq(sympy.Symbol("k"), 0))
-    with pytest.raises(ValueError, match="sin"):
-        env.simplify(sympy.sin(n))
+    with pytest.raises(ValueError, match="gamma"):
+        env.simplify(sympy.gamma(n))
 
 
 def test_free_symbols_of_sympy() -> None:

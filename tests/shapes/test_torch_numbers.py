@@ -7,9 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch._dynamo.source import ConstantSource
+from torch.fx.experimental.sym_node import SymNode as TorchSymNode
 
 from understudy import (
+    DimDynamic,
     FakeTensorMode,
+    GuardOnDataDependentSymNode,
     PendingUnbackedSymbolNotFound,
     ShapeEnv,
     cast_symbool_to_symint_guardless,
@@ -18,6 +22,7 @@ from understudy import (
     constrain_range,
     constrain_unify,
     find_symbol_binding_fx_nodes,
+    free_symbols,
     free_unbacked_symbols,
     has_symbolic_sizes_strides,
     is_concrete_int,
@@ -187,3 +192,70 @@ def test_a_plain_number_in_a_symbol_made_by_hand(divisor: float) -> None:
     assert float(number / divisor) == 5 / divisor
     assert float(divisor / number) == divisor / 5
     assert number + 1 == 6 and is_concrete_int(number)
+
+
+# --- nodes of torch's class, made of our symbols --------------------------------------------------------------------------
+
+
+def own_number(env: ShapeEnv, example: int) -> Any:
+    """A number as tests and tools of torch make it: torch's node around a symbol of the environment."""
+    source = ConstantSource(f"n{len(env.backed_var_to_val)}")
+    symbol = env.create_symbol(example, source=source, dynamic_dim=DimDynamic.DUCK, constraint_dim=None)
+    return torch.SymInt(TorchSymNode(symbol, env, int, hint=example))
+
+
+ARITHMETIC: dict[str, Any] = {
+    "sums and products": lambda a, b: a * b + a - 3 * b,
+    "quotients": lambda a, b: (a * b + 1) // b % 4,
+    "powers": lambda a, b: a**2 - 2**b,
+    "of floats": lambda a, b: (a / 2) * 3.5 + b**0.5,
+    "rounding": lambda a, b: math.floor(a / 2) * 100 + math.ceil(a / 2) * 10 + round(b / 4),
+    "decimals": lambda a, b: round(a / 3, 1),
+    "largest and least": lambda a, b: torch.sym_max(a, b) * 10 + torch.sym_min(a, b),
+    "a choice": lambda a, b: torch.sym_ite(a > b, a, b + 1) if isinstance(a, torch.SymInt) else b + 1,
+    "functions": lambda a, b: torch._sym_sqrt(a) + torch._sym_cos(b),
+    "bits": lambda a, b: (a & b) + (a | 8),
+    "comparisons": lambda a, b: torch.sym_not(a == b),
+}
+
+
+@pytest.mark.parametrize("name", ARITHMETIC)
+def test_torch_nodes_compute_in_our_environment(name: str) -> None:
+    compute, env = ARITHMETIC[name], ShapeEnv()
+    found, wanted = compute(own_number(env, 5), own_number(env, 7)), compute(5, 7)
+    assert type(found) in (torch.SymInt, torch.SymFloat, torch.SymBool)
+    assert type(wanted)(found) == pytest.approx(wanted)
+
+
+def test_torch_nodes_make_guards_in_our_environment() -> None:
+    env = ShapeEnv()
+    a, b = own_number(env, 5), own_number(env, 7)
+    assert a < b and statically_known_true(b > a) and not statically_known_true(a == 5)
+    assert [guard.text for guard in env.guards] == ["s0 < s1"]
+    assert a == 5 and a.node.maybe_as_int() == 5
+
+
+def test_torch_nodes_beside_ours() -> None:
+    env = ShapeEnv()
+    theirs, ours = own_number(env, 5), env.create_symint(7, "n")
+    assert free_symbols(theirs * ours) == free_symbols([theirs, ours]) and len(free_symbols(theirs)) == 1
+    assert [int(n) for n in (theirs + ours, ours + theirs, ours - theirs, ours // theirs)] == [12, 12, 2, 1]
+
+
+def test_torch_nodes_as_sizes() -> None:
+    env = ShapeEnv()
+    n = own_number(env, 5)
+    with FakeTensorMode(shape_env=env):
+        x = torch.empty(n, 3)
+        assert str(x.view(-1).shape[0]) == "3*s0" and str((x + torch.ones(n, 1)).shape) == "torch.Size([s0, 3])"
+    assert not env.specialisations
+
+
+def test_torch_nodes_without_hint() -> None:
+    env = ShapeEnv()
+    u = env.create_unbacked_symint()
+    again = torch.SymInt(TorchSymNode(u.node.expr, env, int, hint=None))
+    torch._check(again >= 3)
+    assert statically_known_true(u >= 3) and free_unbacked_symbols(again) == free_unbacked_symbols(u)
+    with pytest.raises(GuardOnDataDependentSymNode):
+        bool(again == 4)

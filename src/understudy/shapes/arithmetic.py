@@ -24,7 +24,7 @@ from understudy.shapes.algebra.floats import (
 )
 from understudy.shapes.algebra.polynomials import Integer
 from understudy.shapes.algebra.writers import ATOM, LONGEST, TEXT
-from understudy.shapes.node import Scalar, SymNode
+from understudy.shapes.node import Scalar, SymNode, adopt
 
 if TYPE_CHECKING:
     from understudy.shapes.env import ShapeEnv
@@ -128,7 +128,7 @@ class Arithmetic:
         if found is None:
             if self.is_limited_to_memory:
                 raise NotMemoised
-            found = self.computed[key] = self._apply(operation, a, b)
+            found = self.computed[key] = self._apply(operation, a, adopt(b))
         return found
 
     def _apply(self, operation: str, a: SymNode, b: SymNode) -> SymNode:
@@ -258,6 +258,7 @@ class Arithmetic:
         if found is None:
             if self.is_limited_to_memory:
                 raise NotMemoised
+            b = adopt(b)
             found = self.computed[key] = self.node(self.build_condition(relation, a, b), bool)
             if type(found.value) is Condition and bool not in (a.kind, b.kind):
                 self.computed.setdefault(("as asked", found.value), (relation, a, b))

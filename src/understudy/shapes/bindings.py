@@ -14,7 +14,7 @@ from understudy.errors import PendingUnbackedSymbolNotFound
 from understudy.shapes.algebra.expr import Expr
 from understudy.shapes.algebra.floats import FloatExpr
 from understudy.shapes.checking import origins
-from understudy.shapes.node import SymNode
+from understudy.shapes.node import SymNode, adopt
 from understudy.shapes.sympy_reader import is_sympy
 
 if TYPE_CHECKING:
@@ -118,8 +118,9 @@ def values_in(result: object, path: KeyPath = HERE) -> Iterator[tuple[SymNode, K
         if type(spec.offset) is SymNode:
             yield spec.offset, path.then("offset")
     elif isinstance(result, SYMBOLIC):
-        if type(result.node) is SymNode:
-            yield result.node, path
+        node = adopt(result.node)
+        if type(node) is SymNode:
+            yield node, path
     elif type(result) is SymNode:
         yield result, path
     elif isinstance(result, (list, tuple)):

@@ -156,6 +156,7 @@ class SymNode:
     # torch checks `isinstance(node, <its own class>)` in `sym_ite` and when it unwraps constants. C++ reads the class
     # of every node: a property would be a call each time.
     __class__: Any = TorchSymNode
+    _optimized_summation = False  # read by torch's own nodes when they add this one
 
     # --- value and kind --------------------------------------------------------------------------------------
 
@@ -166,6 +167,11 @@ class SymNode:
         if found is None:
             found = self._symbolic = self.value if self.is_plain else SYMBOLIC[self.kind](self)
         return found
+
+    @property
+    def is_number(self) -> bool:
+        """Sympy's question, which torch's own nodes ask."""
+        return self.is_plain
 
     def unwrap(self) -> Any:
         """The plain number if it is one, else the node."""
@@ -567,8 +573,18 @@ def value_of(number: object) -> Any:
     if type(number) is SymNode:
         return number.value
     if isinstance(number, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-        return number.node.value
+        return adopt(number.node).value
     return number
+
+
+def adopt(node: Any) -> Any:
+    """The node itself; of torch's own nodes that a program has made of symbols of ours, the node of the same value."""
+    env: Any = getattr(node, "shape_env", None)
+    if type(node) is SymNode or not hasattr(env, "from_sympy"):
+        return node
+    value = env.from_sympy(node.expr)
+    is_written_as_integer = node.pytype is float and isinstance(value, (int, Expr))
+    return env.numbers.to_float(env.node(value, int)) if is_written_as_integer else env.node(value, node.pytype)
 
 
 def is_size(value: object) -> bool:

@@ -11,7 +11,7 @@ from understudy.errors import ArgumentError
 from understudy.shapes.algebra import conditions
 from understudy.shapes.algebra.expr import Expr
 from understudy.shapes.layouts import is_packed
-from understudy.shapes.node import Size, SymNode, value_of
+from understudy.shapes.node import Size, SymNode, adopt, value_of
 
 if TYPE_CHECKING:
     from understudy.shapes.env import ShapeEnv
@@ -265,7 +265,7 @@ def to_torch(size: Size) -> Any:
 def from_torch(size: object) -> Any:
     """A size of torch as a number or a node."""
     if isinstance(size, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-        node = size.node
+        node = adopt(size.node)
         if type(node) is SymNode:
             return node.value if node.is_plain else node
         constant = node.maybe_as_int()

@@ -1,60 +1,100 @@
-"""Conversion of sympy objects to expressions and conditions: torch's tools compute with sympy."""
+"""Conversion of sympy objects to numbers and conditions: torch's tools compute with sympy."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import reduce
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from understudy.shapes.algebra import conditions
-from understudy.shapes.algebra.conditions import Condition
-from understudy.shapes.algebra.expr import Algebra, Expr
+from understudy.shapes.algebra.floats import FUNCTIONS
+from understudy.shapes.node import SymNode
 
-RELATIONS: dict[str, Callable[[Any, Any], bool | Condition]] = {
-    "Equality": conditions.eq,
-    "Unequality": conditions.ne,
-    "GreaterThan": conditions.ge,
-    "LessThan": conditions.le,
-    "StrictGreaterThan": conditions.gt,
-    "StrictLessThan": conditions.lt,
+if TYPE_CHECKING:
+    from understudy.shapes.algebra.floats import Operand
+    from understudy.shapes.arithmetic import Arithmetic
+
+RELATIONS = {
+    "Equality": "==",
+    "Unequality": "!=",
+    "GreaterThan": ">=",
+    "LessThan": "<=",
+    "StrictGreaterThan": ">",
+    "StrictLessThan": "<",
 }
-OPERATIONS: dict[str, Callable[..., Any]] = {
-    "Add": lambda algebra, *parts: reduce(algebra.add, parts),
-    "Mul": lambda algebra, *parts: reduce(algebra.mul, parts),
-    "Pow": Algebra.pow,
-    "FloorDiv": Algebra.floordiv,
-    "CleanDiv": Algebra.floordiv,
-    "Mod": Algebra.mod,
-    "PythonMod": Algebra.mod,
-    "Max": lambda algebra, *parts: reduce(algebra.maximum, parts),
-    "Min": lambda algebra, *parts: reduce(algebra.minimum, parts),
-    "Abs": Algebra.absolute,
+BINARY = {
+    "Add": "add",
+    "Mul": "mul",
+    "Pow": "pow",
+    "PowByNatural": "pow",
+    "FloatPow": "pow",
+    "FloorDiv": "floordiv",
+    "CleanDiv": "floordiv",
+    "IntTrueDiv": "truediv",
+    "FloatTrueDiv": "truediv",
+    "Mod": "mod",
+    "PythonMod": "mod",
+    "Max": "max",
+    "Min": "min",
+    "BitwiseFn_bitwise_and": "and",
+    "BitwiseFn_bitwise_or": "or",
+    "BitwiseFn_bitwise_xor": "xor",
 }
-COMBINATIONS = {"And": "and", "Or": "or"}
+"""Operations on two numbers, or on more from left to right."""
+OTHERS: dict[str, Callable[..., SymNode]] = {
+    "Abs": SymNode.abs,
+    "Not": SymNode.sym_not,
+    "And": lambda *parts: parts[0].shape_env.numbers.join("and", *parts),
+    "Or": lambda *parts: parts[0].shape_env.numbers.join("or", *parts),
+    "ToFloat": SymNode.sym_float,
+    "TruncToInt": SymNode.trunc,
+    "FloorToInt": SymNode.floor,
+    "floor": SymNode.floor,
+    "CeilToInt": SymNode.ceil,
+    "ceiling": SymNode.ceil,
+    "RoundToInt": SymNode.round,
+    "RoundDecimal": lambda number, digits: number.round(digits.value),
+}
 
 
 def is_sympy(value: object) -> bool:
     return hasattr(value, "free_symbols") and hasattr(value, "func")
 
 
-def from_sympy(algebra: Algebra, value: Any) -> int | bool | Expr | Condition:
-    """`value` as an expression of this algebra. Raises `ValueError` for unknown symbols and functions."""
+def from_sympy(numbers: Arithmetic, value: Any) -> Operand:
+    """`value` in terms of these numbers. Raises `ValueError` for unknown symbols and functions."""
+    result: Operand = _read(numbers, value).value
+    return result
+
+
+def _read(numbers: Arithmetic, value: Any) -> SymNode:
     kind = value.func.__name__
     if value.is_Symbol:
-        if value.name not in algebra.symbols:
+        if value.name not in numbers.algebra.symbols:
             raise ValueError(f"{value} is no symbol of this ShapeEnv")
-        return algebra.symbols[value.name]
+        return numbers.node(numbers.algebra.symbols[value.name], int)
     if getattr(value, "is_Integer", False):
-        return int(value)
+        return numbers.node(int(value), int)
+    if getattr(value, "is_Float", False):
+        return numbers.node(float(value), float)
     if kind in ("BooleanTrue", "BooleanFalse"):
-        return kind == "BooleanTrue"
-    parts: list[Any] = [from_sympy(algebra, part) for part in value.args]
-    if kind in OPERATIONS:
-        return OPERATIONS[kind](algebra, *parts)
+        return numbers.node(kind == "BooleanTrue", bool)
+    if kind == "Piecewise":
+        return _read_choices(numbers, value.args)
+    parts = [_read(numbers, part) for part in value.args]
+    if (function := kind.removeprefix("OpaqueUnaryFn_")) in FUNCTIONS:
+        return numbers.apply_function(function, parts[0])
+    if kind in BINARY:
+        return reduce(lambda left, right: numbers.apply(BINARY[kind], left, right), parts)
     if kind in RELATIONS:
-        return RELATIONS[kind](*parts)
-    if kind in COMBINATIONS:
-        return conditions.join(COMBINATIONS[kind], parts)
-    if kind == "Not":
-        return conditions.negate(parts[0])
+        return numbers.compare(RELATIONS[kind], *parts)
+    if kind in OTHERS:
+        return OTHERS[kind](*parts)
     raise ValueError(f"{value} has {kind} in it, which sizes are not computed with")
+
+
+def _read_choices(numbers: Arithmetic, choices: Sequence[Any]) -> SymNode:
+    """Pairs of a number and its condition, of which the first that holds decides; the last always holds."""
+    result = _read(numbers, choices[-1][0])
+    for then, condition in reversed(choices[:-1]):
+        result = numbers.choose(_read(numbers, condition), _read(numbers, then), result)
+    return result

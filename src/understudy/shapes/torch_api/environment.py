@@ -28,7 +28,7 @@ from understudy.shapes.checking import (
     origins,
 )
 from understudy.shapes.guards import Guard, InputSize, InputSizes, Specialisation
-from understudy.shapes.node import SymNode, value_of
+from understudy.shapes.node import SymNode, adopt, value_of
 from understudy.shapes.sympy_reader import from_sympy, is_sympy
 
 if TYPE_CHECKING:
@@ -80,11 +80,17 @@ class TorchFacade:
             return expression
         found = self._from_sympy.get(expression)
         if found is None:
-            found = from_sympy(self.env.algebra, expression) if is_sympy(expression) else expression
+            found = from_sympy(self.env.numbers, expression) if is_sympy(expression) else expression
         return found
 
-    def replace(self, value: object) -> Any:
-        return self.env.simplify(value)
+    def replace(self, value: Any) -> Any:
+        """The value with symbols replaced that were merged or specialised; of a node, as an object of sympy."""
+        if type(value) is SymNode:
+            return self.to_sympy(self.decisions.simplify(value.value))
+        if not is_sympy(value):
+            return self.decisions.simplify(value)
+        ours = [symbol for symbol in value.free_symbols if symbol.name in self.env.algebra.symbols]
+        return value.xreplace({symbol: self.to_sympy(self.decisions.simplify(self.from_sympy(symbol))) for symbol in ours})
 
     def merge_symbols(self, value: Any) -> Any:
         """The value with specialised and merged symbols replaced."""
@@ -246,22 +252,41 @@ class TorchFacade:
         """The other spelling."""
         return self.env.specialisations
 
+    # --- called by nodes of torch's own class, which a program has made of symbols of this environment --------
+
+    _translation_validation_enabled = False
+
+    @property
+    def _replacements_version_counter(self) -> int:
+        """Changes with what is known. Never 0: torch's nodes would not ask for the sympy expression of a symbol."""
+        return 1 + len(self.env.guards) + len(self.env.runtime_asserts) + len(self.env.unbacked_renamings)
+
+    def _create_fx_call_function(self, op: object, args: object) -> tuple[None, bool]:
+        """Nothing is validated by a solver, for which operations would be nodes of a graph."""
+        return None, False
+
+    def _simplify_floor_div(self, expression: object) -> object:
+        return expression
+
     # --- called by torch's shape functions ---------------------------------------------------------------------
 
     def evaluate_sym_node(
         self, sym_node: SymNode, size_oblivious: bool = False, fallback_value: bool | None = None
     ) -> Any:
-        if sym_node.kind is bool:
-            return self.decisions.decide(sym_node.value, fallback=False if size_oblivious else fallback_value)
-        return self.decisions.specialise(sym_node.value)
+        node = adopt(sym_node)
+        if node.kind is bool:
+            return self.decisions.decide(node.value, fallback=False if size_oblivious else fallback_value)
+        return self.decisions.specialise(node.value)
 
     def evaluate_expr(self, orig_expr: object, hint: object = None, *args: object, **kwargs: object) -> Any:
         value = self.from_sympy(orig_expr)
         is_number = isinstance(value, (int, float, Expr, FloatExpr)) and not isinstance(value, bool)
         return self.decisions.specialise(value) if is_number else self.decisions.decide(value)
 
-    def _maybe_evaluate_static(self, expression: object, **ignored: object) -> bool | None:
+    def _maybe_evaluate_static(self, expression: object, *, compute_hint: bool = False, **ignored: object) -> Any:
         value = self.from_sympy(expression)
+        if compute_hint:
+            return self.decisions.get_hint(value)
         return None if isinstance(value, (Expr, FloatExpr)) else self.decisions.find_truth(value)
 
     def guarding_hint_or_throw(self, expr: object) -> Any:
