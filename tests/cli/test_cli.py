@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +22,22 @@ def test_devices_as_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert "h100     NVIDIA H100 80GB HBM3     79.11     0.67         9.0  132  3,350     67.0      989        900" in lines
     assert lines[-1] == "Simulated software: CUDA 13.0, cuDNN 9.20.0, NCCL 2.29.7, driver 580.65.06."
     assert max(map(len, lines)) <= 120
+
+
+def test_any_locale_and_interrupts() -> None:
+    """What the locale has no code for is a question mark; an interrupt while torch is imported is no traceback."""
+    start = [sys.executable, "-m", "understudy"]
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii:strict"}
+    ended = subprocess.run([*start, "patches"], capture_output=True, env=environment)
+    assert (ended.returncode, ended.stderr) == (0, b"") and b"?" in ended.stdout
+
+    def interrupt(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("understudy.cli.devices._list_devices", interrupt)
+        patched.setattr("understudy.cli._parse", interrupt)
+        assert main(["devices"]) == 130
 
 
 def test_devices_as_json(capsys: pytest.CaptureFixture[str]) -> None:

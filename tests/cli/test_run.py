@@ -66,9 +66,9 @@ def test_exit_codes(script: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "--quiet", "--device", "t4", "--budget", "1MiB", script]) == 3
     said = capsys.readouterr().out
     assert said.startswith("does not fit on T4 with a budget of 1.00 MiB: ") and "GiB over the budget, peak in" in said
-    assert main(["run", "--quiet", "--device", "t4", script, "--width", "40000"]) == 3
+    assert main(["run", "--device", "t4", script, "--width", "40000"]) == 3
     said = capsys.readouterr().out
-    assert "does not fit on T4" in said and "train.py" in said
+    assert "does not fit on T4" in said and "train.py" in said and "gets it with --oom raise" in said
     assert main(["run", "--quiet", "--device", "t4", "--margin", "0.99", script]) == 0
 
 
@@ -204,6 +204,15 @@ def test_standard_input_is_the_scripts(script: str) -> None:
     )
     assert ended.stdout.splitlines()[0] == "read a line"
     assert ended.returncode == 0, ended.stderr
+
+
+def test_a_card_of_a_file(script: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("cards.toml").write_text("[small]\nmemory = 1.5\n")
+    Path("none.toml").write_text("")
+    assert main(["run", "--quiet", "--device", "cards.toml", script]) == 0
+    assert "of 1.5 GiB" in capsys.readouterr().out
+    assert main(["run", "--device", "none.toml", script]) == 2
+    assert capsys.readouterr().err == "understudy run: none.toml: has 0 cards\n"
 
 
 def test_names_of_files_do_no_harm(script: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

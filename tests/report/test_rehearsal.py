@@ -78,6 +78,22 @@ def test_the_place_of_the_peak() -> None:
     assert (largest.category, largest.module, largest.bytes) == ("activations", "1", 4 * 64 * 50_000)
 
 
+def test_results_that_outlive_a_step_are_activations() -> None:
+    def program() -> None:
+        model = torch.nn.Linear(8, 50_000)
+        optimizer = torch.optim.Adam(model.parameters())
+        for _ in range(2):
+            for _ in range(2):  # accumulated; each output is freed in the next forward pass
+                output = model(torch.randn(64, 8))
+                output.square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    line = understudy.rehearse(program).timeline
+    first = [i for i, phase in enumerate(line.phases) if phase == "optimizer" and line.steps[i] == 0]
+    assert first and {line.bytes["activations"][i] for i in first} == {4 * 64 * 50_000}
+
+
 def test_backward_is_told_by_module() -> None:
     found = understudy.rehearse(PROGRAMS["adam"])
     macs = {row.path: row.macs for row in found.modules}

@@ -27,12 +27,13 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
 
 from understudy import __version__
-from understudy.cli.commands import USAGE, Command, Parser
+from understudy.cli.commands import INTERRUPTED, USAGE, Command, Parser
 from understudy.errors import UnderstudyError
 
 COMMANDS = (
@@ -70,6 +71,7 @@ def find_command(name: str, module: str) -> Command:
 def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     name = "understudy"
+    _allow_every_character()
     try:
         if words and words[0] in ("--complete", "--show-completion", "--install-completion"):
             code = _answer_completion(words)
@@ -88,7 +90,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The reader of a pipe has gone (`| head`). What Python would still flush at its end goes nowhere.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except KeyboardInterrupt:
+        print(f"{name}: interrupted", file=sys.stderr)
+        return INTERRUPTED
     return code
+
+
+def _allow_every_character() -> None:
+    """Reports have signs and names of users; what the locale has no code for is shown as a question mark."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="replace")
 
 
 def _answer_completion(words: list[str]) -> int:

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-USAGE = 2
-"""The exit code for wrong input."""
+USAGE, INTERRUPTED = 2, 130
+"""Exit codes: wrong input; Ctrl-C."""
 
 
 @dataclass(frozen=True, slots=True)

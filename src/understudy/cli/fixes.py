@@ -58,7 +58,7 @@ def read_sources(script: str) -> dict[str, str]:
         path = waiting.pop(0)
         try:
             text = path.read_text(encoding="utf-8")
-            tree = ast.parse(text)
+            tree = ast.parse(text, path.name)
         except OSError as error:
             raise UnderstudyError(f"{path}: {error.strerror or error}") from None
         except (SyntaxError, ValueError) as error:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -27,6 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from understudy.cli.commands import INTERRUPTED
 from understudy.errors import UnderstudyError
 from understudy.report.rehearsal import DOES_NOT_FIT, Rehearsal
 
@@ -120,6 +122,7 @@ def _run_in_fork(words: list[str], environment: Mapping[str, str], output: Path)
 def _run_as_child(words: list[str], environment: Mapping[str, str], output: str) -> None:
     from understudy.cli import main  # why: it imports this module's users
 
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.stdout.flush()
     sys.stderr.flush()
     file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -176,7 +179,7 @@ def _mirror_folder(home: Path, changed: Mapping[tuple[str, ...], str], folder: P
 def make_executor(workers: int, dask: str | None = None) -> Executor:
     """A pool of processes, or the workers of a Dask cluster."""
     if dask is None:
-        return ProcessPoolExecutor(workers)
+        return ProcessPoolExecutor(workers, initializer=_end_when_interrupted)
     try:
         from distributed import Client  # why: an extra that few have
     except ImportError:
@@ -187,6 +190,17 @@ def make_executor(workers: int, dask: str | None = None) -> Executor:
     except (OSError, ValueError, TimeoutError) as error:
         raise UnderstudyError(f"--dask {dask}: no cluster answers ({type(error).__name__})") from None
     return _ClusterExecutor(client)
+
+
+def _end_when_interrupted() -> None:
+    """Called in each worker of a pool. An interrupt ends its rehearsal as well, without a traceback."""
+
+    def end(*signal_and_frame: object) -> None:
+        for child in multiprocessing.active_children():
+            child.kill()
+        os._exit(INTERRUPTED)
+
+    signal.signal(signal.SIGINT, end)
 
 
 class Workers:
@@ -211,8 +225,16 @@ class Workers:
     def __enter__(self) -> Workers:
         return self
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, kind: object, *exception: object) -> None:
+        if kind is not None and self._dask is None:
+            self._interrupt()
         self.end()
+
+    def _interrupt(self) -> None:
+        """A terminal interrupts the workers of a pool as well, `kill -INT` does not."""
+        for worker in multiprocessing.active_children():
+            if worker.pid is not None:
+                os.kill(worker.pid, signal.SIGINT)
 
 
 class _ClusterExecutor(Executor):

@@ -16,7 +16,7 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from understudy.cli.commands import Command
+from understudy.cli.commands import INTERRUPTED, Command
 from understudy.cli.reports import FORMATS, write_files
 from understudy.cli.tables import parse_size, print_table
 from understudy.errors import UnderstudyError
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from understudy.report.runs import Recorder
     from understudy.simulation.scripts import ScriptResult
 
-FAILED, DOES_NOT_FIT, INTERRUPTED = 1, 3, 130
+FAILED, DOES_NOT_FIT = 1, 3
 ANSWERS = ("plausible", "worst", "error", "symbol")
 
 
@@ -114,8 +114,9 @@ def _check_options(options: argparse.Namespace) -> list[tuple[Card | None, int]]
             raise UsageError("-m needs the name of a module")
         _check_module(options.program[1])
     elif not os.path.isfile(options.program[0]):
-        what = "it is a folder" if os.path.isdir(options.program[0]) else "there is no such file"
-        raise UsageError(f"can't run {options.program[0]!r}: {what}{_suggest_file(options.program[0])}")
+        path = options.program[0]
+        what = "it is a folder" if os.path.isdir(path) else f"there is no such file{_suggest_file(path)}"
+        raise UsageError(f"can't run {path!r}: {what}")
     if options.answers not in ANSWERS:
         raise UsageError(f"--answers {options.answers!r}: there are {', '.join(ANSWERS)}")
     for name in ("json", "snapshot", "requests", *FORMATS):

@@ -77,11 +77,12 @@ def _find_line_place(frame: FrameType) -> LinePlace:
 
 
 class StepPhase(NamedTuple):
-    """Of a run: steps that are done, the phase, how often a module was called from outside."""
+    """Of a run: steps that are done, the phase, calls of modules from outside, backward passes that have begun."""
 
     step: int
     phase: str
     root_calls: int
+    backward_passes: int
 
 
 class ModulePlace:
@@ -109,7 +110,8 @@ class Places(Restoring):
 
     # Not in the instance's dict: with more than 30 attributes in it, Python no longer reads any of them by its position.
     __slots__ = (
-        "_asked", "_backward_line", "_backward_passes", "_birthplace", "_by_module", "_hooks", "_idle", "_in_optimizer",
+        "_asked", "_backward_line", "_backward_passes", "_begun_passes", "_birthplace", "_by_module", "_hooks", "_idle",
+        "_in_optimizer",
         "_latest", "_located", "_marked", "_marks", "_only_model", "_optimizer_place", "_outer_lines", "_steps", "by_path",
         "module", "moment", "on_backward_end", "on_moment_end", "on_optimizer", "on_real_tensor", "on_root_call", "outside",
         "phase", "root_calls", "roots", "step", "torch_optimizer_line",
@@ -132,7 +134,7 @@ class Places(Restoring):
         self.on_real_tensor: Callable[[torch.Tensor], None] | None = None
         self.on_moment_end: Callable[[StepPhase], None] | None = None
         self.phase = SETUP
-        self.moment = StepPhase(0, SETUP, 0)
+        self.moment = StepPhase(0, SETUP, 0, 0)
         self._idle = SETUP
         self._in_optimizer = False
         self.torch_optimizer_line: LinePlace | None = None
@@ -143,6 +145,7 @@ class Places(Restoring):
         """The number of the call that memory was born in last."""
         self._birthplace: tuple[StepPhase, ModulePlace, LinePlace | None] = (self.moment, self.outside, None)
         self._backward_passes = 0
+        self._begun_passes = 0
         self._backward_line: LinePlace | None = None
         """The line outside of the innermost backward pass, once it was looked for from autograd's engine."""
         self._asked = 0
@@ -179,13 +182,14 @@ class Places(Restoring):
         if self.on_moment_end is not None:
             self.on_moment_end(self.moment)
         self.phase = self._find_phase()
-        self.moment = StepPhase(self.step, self.phase, self.root_calls)
+        self.moment = StepPhase(self.step, self.phase, self.root_calls, self._begun_passes)
         line = self.torch_optimizer_line if self.phase is OPTIMIZER else None
         self._optimizer_place = None if line is None else (self.moment, self.module, line)
 
     def begin_backward(self) -> None:
         self._outer_lines[id(sys._getframe(1))] = None
         self._backward_passes += 1
+        self._begun_passes += 1
         self._backward_line = None
         self._asked = 0
         self._begin_moment()

@@ -85,6 +85,7 @@ def summarise(
     oom = _make_out_of_memory_record((device_memory and device_memory.first_oom) or raised, measurement.places)
     error = round(peak.reserved_bytes * options.margin) if device_memory else 0
     verdict = _decide_verdict(peak, device, oom, error, bool(facts.failure))
+    notes = _list_assumptions(device, options, goes_on=oom is not None and raised is None)
     phases = _make_phase_rows(measurement, totals)
     macs = sum(row.macs for row in phases)
     return Rehearsal(
@@ -112,7 +113,7 @@ def summarise(
         timeline=_make_timeline(measurement, totals),
         answers=facts.answers,
         writes=facts.writes,
-        assumptions=[*facts.assumptions, *_list_assumptions(device, options)],
+        assumptions=[*facts.assumptions, *notes],
         software=_list_software(device),
         host_peak_bytes=memory.host.peak,
     )
@@ -151,7 +152,8 @@ def find_category(record: MemoryRecord, measurement: Measurement) -> str:
         return "optimizer_state"  # of an optimizer written by hand
     if born.phase in (SETUP, BETWEEN):
         return "inputs"
-    if born.phase == FORWARD and (died is None or died.phase != FORWARD or not measurement.has_backward):
+    is_kept = died is None or died.phase != FORWARD or died.backward_passes > born.backward_passes
+    if born.phase == FORWARD and (is_kept or not measurement.has_backward):
         return "activations"
     return "temporaries"
 
@@ -508,12 +510,16 @@ def _add_point(line: Timeline, live: dict[str, int], latest: MemoryRecord) -> No
         line.bytes[name].append(size)
 
 
-def _list_assumptions(device: Device, options: VerdictOptions) -> list[str]:
+GOES_ON = "after the first out of memory the run went on without a limit; a script that catches it gets it with --oom raise"
+
+
+def _list_assumptions(device: Device, options: VerdictOptions, goes_on: bool) -> list[str]:
     if device.kind == "cpu":
         return ["memory of tensors on the CPU, without rounding or cache; Python and libraries are not in it"]
     return [
         f"memory outside of the allocator (context, kernels, libraries): {device.context_bytes / GiB:.2f} GiB",
         f"stated error of reserved memory: {options.margin:.1%} of it",
+        *((GOES_ON,) if goes_on else ()),
     ]
 
 

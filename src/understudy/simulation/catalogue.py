@@ -174,13 +174,27 @@ def find_card(name: str, more: Iterable[Card] = ()) -> Card:
 
 
 def parse_devices(text: str, more: Iterable[Card] = ()) -> tuple[Card, int]:
-    """A card and how many of it: "h100", "8xh100", "2 x RTX 4090"."""
+    """A card and how many of it: "h100", "8xh100", "2 x RTX 4090"; "cards.toml" or "cards.toml:2 x my-card" of a file."""
+    path, is_file, name = text.partition(".toml")
+    if is_file:
+        return _parse_devices_of_file(f"{path}.toml", name.removeprefix(":"))
     found = re.fullmatch(r"\s*(?:(\d+)\s*[xX×*]\s*)?(.*?)\s*", text)
     assert found is not None
     count = int(found[1] or 1)
     if not 1 <= count <= 1024:
         raise UnknownDeviceError(text, ())
     return find_card(found[2], more), count
+
+
+def _parse_devices_of_file(path: str, name: str) -> tuple[Card, int]:
+    cards = read_cards(path)
+    if name:
+        return parse_devices(name, cards)
+    if len(cards) != 1:
+        names = "".join(f", {card.key}" for card in cards)
+        hint = f": name one of them, as in {path}:{cards[0].key}" if cards else ""
+        raise CatalogueError(f"has {len(cards)} cards{names}{hint}", path)
+    return cards[0], 1
 
 
 _DECORATION = re.compile(r"nvidia|geforce|rtx|tesla|amd|instinct|radeon|sxm\d?|pcie|hbm\d?e?|gpu|[^a-z0-9]")

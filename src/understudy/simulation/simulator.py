@@ -21,7 +21,7 @@ from understudy.fake.kernels.autocast import clear_cast_cache
 from understudy.patching import SIMULATION, combine
 from understudy.simulation import cuda_patches as _cuda_patches  # noqa: F401  (registers them)
 from understudy.simulation import program_patches as _program_patches  # noqa: F401  (registers them)
-from understudy.simulation.catalogue import Card, parse_devices, read_cards
+from understudy.simulation.catalogue import Card, parse_devices
 from understudy.simulation.cuda_objects import CudaGenerator
 from understudy.simulation.machine import ACTIVE, Machine, SimulationError
 from understudy.simulation.memory import OnOOM
@@ -121,13 +121,4 @@ def find_device(device: str | Path | Card) -> tuple[Card, int]:
     """The card that is meant, and how many of it."""
     if isinstance(device, Card):
         return device, 1
-    path, _, name = str(device).partition(".toml")
-    if str(device) == path:
-        return parse_devices(path)
-    cards = read_cards(f"{path}.toml")
-    if name.startswith(":"):
-        return parse_devices(name[1:], cards)
-    if len(cards) != 1:
-        names = ", ".join(card.key for card in cards)
-        raise ValueError(f"{device} has {len(cards)} cards, {names}: name one of them, as in {path}.toml:{cards[0].key}")
-    return cards[0], 1
+    return parse_devices(str(device))
