@@ -328,6 +328,14 @@ def multinomial(
     return weights.like((*weights.shape[:-1], num_samples), dtype=torch.int64)
 
 
+@rule("dropout")
+def dropout(a: TensorSpec, p: float, train: bool) -> Same:
+    """Arrives whole in inference mode. Where nothing is dropped, it gives its input, of which torch's own decomposition
+    makes a copy."""
+    check_probability(p)
+    return NotImplemented if train and p != 0 and not a.is_empty else Same(0)
+
+
 @whole_result("dropout")
 def whole_dropout(a: TensorSpec, p: float, train: bool) -> Any:
     """Where something is dropped, C++ multiplies by a mask of the same layout."""

@@ -1,4 +1,4 @@
-"""`reshape` and `broadcast_tensors`, which reach the dispatcher whole only in inference mode; and copying variants of views."""
+"""`reshape` and `broadcast_tensors`, which reach the dispatcher whole only in inference mode; copying variants of views."""
 
 from __future__ import annotations
 
