@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 import weakref
 
 import torch
@@ -23,6 +24,19 @@ def test_nothing_is_kept_alive() -> None:
         del x
         recorder.mode.tell_events()
         assert reference() is None and totals.live == 0
+
+
+def test_records_do_not_make_the_collector_run_more_often() -> None:
+    before = gc.get_threshold()
+    with Recorder():
+        assert gc.get_threshold()[0] > before[0] and gc.get_threshold()[1:] == before[1:]
+    assert gc.get_threshold() == before
+    try:
+        with Recorder():
+            gc.set_threshold(900)  # what the program has chosen
+        assert gc.get_threshold()[0] == 900
+    finally:
+        gc.set_threshold(*before)
 
 
 def test_views_and_writes_in_place_are_not_counted_twice() -> None:

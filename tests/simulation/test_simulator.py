@@ -169,6 +169,19 @@ def test_snapshots(two_cards: Machine, tmp_path: Path) -> None:
     del x
 
 
+def test_workspaces_of_streams_that_come_later() -> None:
+    """Once the default stream has its workspaces, products are no longer followed; another stream needs one of its own."""
+    with understudy.simulate("h100"):
+        weight = torch.ones(64, 64, device="cuda", requires_grad=True)
+        for _ in range(2):
+            (weight @ weight).sum().backward()
+        before = torch.cuda.memory_allocated()
+        with torch.cuda.stream(torch.cuda.Stream()):
+            made = weight.detach() @ weight.detach()
+        assert torch.cuda.memory_allocated() == before + made.nbytes + 32 * MiB
+
+
+
 @pytest.mark.parametrize(("card", "size"), [("h100", 32 * MiB), ("a100-80", 8_519_680), ("t4", 8_519_680)])
 def test_workspaces_of_forward_and_backward(card: str, size: int) -> None:
     with understudy.simulate(card):

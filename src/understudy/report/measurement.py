@@ -8,6 +8,8 @@ through the events again when all is known (`summary`).
 
 from __future__ import annotations
 
+import gc
+import weakref
 from array import array
 from collections import Counter
 from collections.abc import Iterator
@@ -28,6 +30,8 @@ from understudy.spec.call import flat
 BLOCK = 512
 """What the allocator of a card rounds up to."""
 NO_DEVICE = torch.device("meta")
+RECORDS_TO_OBJECTS = 4
+"""About so many records are kept for each object that a training step leaves for Python's collector to look at."""
 INPUT_PHASES = (SETUP, AFTER_BACKWARD, BETWEEN)
 """In which batches are made; after a backward pass, those of gradient accumulation."""
 
@@ -89,11 +93,13 @@ class Measurement(Listener):
         self.phases: dict[tuple[int, str], PhaseTotals] = {}
         self.has_backward = False
         self.parameter_shapes: set[tuple[int, ...]] = set()
+        self._parameters_of: weakref.WeakKeyDictionary[torch.optim.Optimizer, list[int]] = weakref.WeakKeyDictionary()
+        """The identities of the parameters that an optimizer had at its last step."""
 
     @contextmanager
     def listen(self) -> Iterator[None]:
         """What happens inside is measured."""
-        with self.places:
+        with self.places, collect_as_in_the_program():
             self.mode.places = self.places
             self.mode.add_listener(self)
             unheard: list[MemoryRecord] = [record for record in self.mode.storages.values() if record.totals is None]
@@ -277,8 +283,10 @@ class Measurement(Listener):
             state = [(p, value) for p in parameters for value in optimizer.state.get(p, {}).values()]
             self._name_all("optimizer_state", [(p, tensor) for p, value in state for tensor in _tensors_in(value)])
         else:
-            self.parameter_shapes.update(map(_shape_of, parameters))
-            self._name_all("parameters", [(p, p) for p in parameters])
+            if self._parameters_of.get(optimizer) != (identities := list(map(id, parameters))):
+                self._parameters_of[optimizer] = identities
+                self.parameter_shapes.update(map(_shape_of, parameters))
+                self._name_all("parameters", [(p, p) for p in parameters])
             self._name_all("gradients", [(p, _gradient_of(p)) for p in parameters])
 
     def _name_all(self, category: str, tensors: list[tuple[torch.Tensor, object]]) -> None:
@@ -299,6 +307,20 @@ class Measurement(Listener):
             for parameter in module._parameters.values()
             if parameter is not None
         }
+
+
+@contextmanager
+def collect_as_in_the_program() -> Iterator[None]:
+    """The collector runs after a number of new objects. Records count as well: it would run several times as often as in the
+    program, and free tensors in reference cycles earlier."""
+    before = gc.get_threshold()
+    changed = (before[0] * (1 + RECORDS_TO_OBJECTS), *before[1:])
+    gc.set_threshold(*changed)
+    try:
+        yield
+    finally:
+        if gc.get_threshold() == changed:  # the program has not chosen others
+            gc.set_threshold(*before)
 
 
 def _tensors_in(value: object) -> list[Any]:

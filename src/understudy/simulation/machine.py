@@ -151,7 +151,9 @@ class Machine:
 
     def set_stream(self, index: int, stream: int) -> None:
         self._streams[index] = stream
-        self.mode.stream_of = self._stream_of
+        if self.mode.stream_of is None:
+            self.mode.stream_of = self._stream_of
+            self.mode.ask_again()
 
     def _stream_of(self, device: torch.device) -> int:
         return self._streams.get(device.index or 0, 0) if device.type == "cuda" else 0

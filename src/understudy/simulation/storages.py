@@ -161,9 +161,20 @@ class ObservedMode(FakeTensorMode):
         self._before_operator = find_methods(self._listeners, "before_operator")
         self._devices.clear()
         self._device = None
+        self.ask_again()
+
+    def ask_again(self) -> None:
+        """Listeners may follow calls in another way than before: they are asked again about each plan."""
         for endings in self._endings.values():
             endings.clear()
         self._by_key.clear()
+
+    def stop_following(self, follower: AfterCall) -> None:
+        """What a listener gave for calls has no more to do after any of them."""
+        for endings in self._endings.values():
+            for serial, (may_give_birth, label, ends) in list(endings.items()):
+                if follower in ends:
+                    endings[serial] = may_give_birth, label, tuple(end for end in ends if end is not follower)
 
     def change_situation(self, situation: object) -> None:
         """From now on, listeners may follow calls in another way: they are asked again about each plan."""

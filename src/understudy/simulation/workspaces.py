@@ -55,6 +55,7 @@ class Workspaces(Listener):
         self.size = workspace_size(machine.card)
         self._taken: set[tuple[int, int, bool]] = set()
         """Device, stream, and whether it belongs to backward passes."""
+        self._followers: dict[torch.device, AfterCall] = {}
 
     def follow_plan(
         self, func: _torch.OpOverload, args: tuple[object, ...], kwargs: dict[str, Any], result: object
@@ -63,16 +64,23 @@ class Workspaces(Listener):
             return None
         tensor = next((fake for fake in flat(FakeTensor, args, kwargs)), None)
         device: torch.device | None = None if tensor is None else tensor._spec.device
-        if device is None or device.type != "cuda" or device.index is None:
+        if device is None or device.type != "cuda" or device.index is None or self._has_all(device.index):
             return None
-        return functools.partial(self._take, func, device)
+        return self._followers.setdefault(device, functools.partial(self._take, device))
 
-    def _take(self, func: _torch.OpOverload, device: torch.device, *call: object) -> None:
-        stream = self._machine.current_stream(device.index)
-        place = (device.index, stream, _torch.is_in_backward())
+    def _has_all(self, index: int) -> bool:
+        """Whether no product on this device can need one more, as long as there is no other stream."""
+        is_taken = all((index, 0, is_backward) in self._taken for is_backward in (False, True))
+        return is_taken and self._machine.mode.stream_of is None
+
+    def _take(self, device: torch.device, *call: object) -> None:
+        mode = self._machine.mode
+        place = (device.index, self._machine.current_stream(device.index), _torch.is_in_backward())
         if place not in self._taken:
             self._taken.add(place)  # once: where there is no room for it, the operator is refused once
-            self._machine.mode.add_scratch(self.size, device, func, WORKSPACES)
+            mode.add_scratch(self.size, device, mode.operator, WORKSPACES)
+        if self._has_all(device.index):
+            mode.stop_following(self._followers[device])
 
 
 # --- kernels
