@@ -170,6 +170,16 @@ def test_a_seed_in_a_program_on_stand_ins_leaves_the_process_alone() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
+def test_a_copy_of_a_generator_goes_on_from_its_state() -> None:
+    def f(x: Tensor) -> Any:
+        generator = torch.Generator().manual_seed(3)
+        first = torch.rand(2, generator=generator)
+        other = generator.clone_state()
+        return x + first, torch.rand(2, generator=generator), torch.rand(2, generator=other)
+
+    check(f, torch.randn(2))
+
+
 def test_passes_of_torch_keep_changes_of_state() -> None:
     def f(x: Tensor) -> Any:
         torch.manual_seed(4)

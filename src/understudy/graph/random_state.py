@@ -143,6 +143,11 @@ class RecordedGenerator(NATIVE, metaclass=GeneratorType):
         state: torch.Tensor = self._call_recorded("get_state")[1]
         return state
 
+    def clone_state(self) -> NATIVE:
+        """Another generator, in the same state: it is recorded in these steps."""
+        made: NATIVE = RecordedGenerator(self.device)
+        return made.set_state(self.get_state())
+
     def _change(self, method: str, argument: object) -> RecordedGenerator:
         """Call a method that returns the generator: its node is the generator's from now on, so that what draws from
         the generator uses the call, and no pass removes it."""
