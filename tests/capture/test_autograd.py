@@ -284,6 +284,23 @@ def test_gradients_through_autocast() -> None:
     check(f, torch.randn(3, 4), leaf(4, 2))
 
 
+def test_autocast_inside_of_kernels() -> None:
+    """`pinv` and `bilinear` call products inside, which autocast casts; outside of its regions they are one node."""
+
+    def f(x: Tensor, weight: Tensor) -> Any:
+        def compute() -> Any:
+            return torch.linalg.pinv(x), torch.linalg.pinv(x[1:] + x[1:].mT, hermitian=True), F.bilinear(x, x, weight)
+
+        plain = compute()
+        with torch.autocast("cpu", torch.bfloat16):
+            cast = compute()
+        return plain, [result.detach() for result in cast], torch.autograd.grad(cast[-1].float().sum(), weight)
+
+    graphs = check(f, torch.randn(4, 3), leaf(5, 3, 3))
+    assert targets(graphs["fake"]).count("linalg_pinv.atol_rtol_tensor") == 2
+    check(f, torch.randn(4, 3), leaf(5, 3, 3), pre_dispatch=True)
+
+
 def test_autocast_around_the_trace() -> None:
     linear = nn.Linear(4, 2)
     x = torch.randn(3, 4)

@@ -240,6 +240,19 @@ class Amplified(torch.autograd.Function):
         return grad @ x.t() + x.t() @ grad
 
 
+@pytest.mark.parametrize("is_inference", [False, True])
+def test_casts_inside_of_kernels(is_inference: bool) -> None:
+    def program() -> Any:
+        x = torch.randn(4, 3)
+        with torch.inference_mode(is_inference):
+            plain = torch.linalg.pinv(x), F.bilinear(x, x, torch.randn(5, 3, 3))
+            with torch.autocast("cpu", torch.bfloat16):
+                cast = torch.linalg.pinv(x), F.bilinear(x, x, torch.randn(5, 3, 3))
+            return *plain, *cast, torch.linalg.pinv(x)
+
+    assert_like_eager(lambda device: program(), "cpu")
+
+
 def test_custom_functions() -> None:
     with FakeTensorMode():
         a = x("cuda", requires_grad=True)

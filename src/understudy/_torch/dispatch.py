@@ -120,13 +120,16 @@ _AUTOGRAD_KEYS |= DispatchKeySet(DispatchKey.AutogradNestedTensor)
 
 
 def inside_composite(op: OpOverload) -> Any:
-    """A context as eager has it inside of a composite operator. In inference mode, a mode that is given the whole operator
-    is called where C++ tracks no views, counts no writes, and does not cast; inside of it, eager does, unless the
+    """A context as eager has it inside of a composite operator. A mode that is given the whole operator is called where
+    C++ does not cast and, in inference mode, tracks no views and counts no writes; inside of it, eager does, unless the
     operator has a kernel of its own for that."""
-    if not torch.is_inference_mode_enabled():
+    open_keys = _find_open_autocast_keys(op)
+    if torch.is_inference_mode_enabled() and not tracks_own_views(op):
+        open_keys.append(_VIEW_KEYS)
+    if not open_keys:
         return nullcontext()
     include, exclude = dispatch_keys_of_thread()
-    for keys in (*([] if tracks_own_views(op) else [_VIEW_KEYS]), *_find_open_autocast_keys(op)):
+    for keys in open_keys:
         exclude = exclude - keys
     return torch._C._ForceDispatchKeyGuard(include, exclude)
 

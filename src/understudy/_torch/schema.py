@@ -98,12 +98,16 @@ def has_composite_kernel(op: OpOverload) -> bool:
 
 def decompose(op: OpOverload, *args: object, **kwargs: object) -> Any:
     """Run eager's own decomposition, which is in C++. For symbolic sizes, some operators have another one in Python."""
+    if torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), _EXPLICIT):
+        return op._op_dk(_EXPLICIT, *args, **kwargs)
     if torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), _COMPOSITE) and not _has_symbols((args, kwargs)):
         return op._op_dk(_COMPOSITE, *args, **kwargs)
     return op.decompose(*args, **kwargs)
 
 
 _COMPOSITE = DispatchKey.CompositeImplicitAutograd
+_EXPLICIT = DispatchKey.CompositeExplicitAutogradNonFunctional
+"""Of kernels that call other operators, below a derivative that is written down."""
 
 
 def _has_symbols(value: Any) -> bool:

@@ -26,6 +26,7 @@ from understudy.fake.realise import make_view
 from understudy.fake.tensor import FakeTensor
 from understudy.graph.node_values import set_val
 from understudy.ops.registry import record_of
+from understudy.ops.traits.autocast import casts_inside
 from understudy.ops.traits.caching import recorded_as, unrecorded
 from understudy.shapes.bindings import compute_unbacked_bindings, unbacked_symbols_in
 from understudy.shapes.env import ShapeEnv
@@ -42,7 +43,7 @@ AMBIENT: ContextVar[Decompositions | None] = ContextVar("decompositions", defaul
 class Route:
     """How calls of one operator are recorded. `is_direct`: the fake mode can be called directly, and the node appended."""
 
-    __slots__ = ("breaks_up", "decomposition", "is_direct", "name", "record", "target")
+    __slots__ = ("breaks_up", "breaks_up_in_autocast", "decomposition", "is_direct", "name", "record", "target")
 
     def __init__(self, op: Any, decomposition: Any, keeps_composites: bool) -> None:
         self.decomposition = decomposition
@@ -55,9 +56,12 @@ class Route:
         self.name = self.target.overloadpacket.__name__
         is_unrecorded = unrecorded.of(op) is not None
         self.breaks_up = not keeps_composites and not is_unrecorded and _torch.is_decomposed_by_autograd(op)
+        self.breaks_up_in_autocast = not keeps_composites and casts_inside.of(op) is not None
         is_special = record.is_data_dependent or record.changes_metadata or record.has_out or is_unrecorded
         # Above autograd, the call still has to run through autograd.
-        self.is_direct = decomposition is None and not (keeps_composites or self.breaks_up or is_special)
+        self.is_direct = decomposition is None and not (
+            keeps_composites or self.breaks_up or self.breaks_up_in_autocast or is_special
+        )
 
 
 @functools.lru_cache(maxsize=4096)
@@ -264,6 +268,7 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
         route = self._routes[id(func)]
         # Strided nested tensors have their own kernels for composite operators.
         breaks_up = route.breaks_up and not any(tensor.is_nested for tensor in tensors)
+        breaks_up = breaks_up or (route.breaks_up_in_autocast and _torch.enabled_autocast_keys())
         if route.decomposition is not None or breaks_up:
             answer = self._decompose(func, route, args, kwargs)
             if answer is not NotImplemented:

@@ -63,6 +63,10 @@ for _casting, _names in {
 if _torch.has_operator("linalg_matrix_sqrth"):  # since torch 2.14
     casting.register(Casting.FLOAT32, "linalg_matrix_sqrth")
 
+casts_inside: Trait[str] = Trait("what autocast casts inside of its kernel")
+"""Of kernels that call other operators. Autocast does nothing for the operator itself, so it is enabled inside."""
+casts_inside.register("the product of its factors", "linalg_pinv.atol_rtol_tensor", "_trilinear")
+
 WITHOUT_AUTOCAST = {"ipu": "what switches its autocast on is what switches these kernels on"}
 """Device types."""
 
