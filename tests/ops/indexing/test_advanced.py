@@ -149,7 +149,10 @@ def test_searches() -> None:
         check_rule(aten.isin.Tensor_Tensor, tensor, vector)
         check_rule(aten.isin.Tensor_Tensor, tensor, vector[:0])
         check_rule(aten.isin.Tensor_Scalar, tensor, 1)
-        check_rule(aten.isin.Scalar_Tensor, 1, tensor.contiguous())
+        check_rule(aten.isin.Scalar_Tensor, 1, tensor)
+        for values in (zeros(3, 2).t(), zeros(9, 2).t(), zeros(3, 4)[:, :2], zeros(3, 2).double().t()):  # some are refused
+            check_rule(aten.isin.Tensor_Tensor, tensor, values)
+            check_rule(aten.isin.Tensor_Tensor, tensor.double(), values)
         check_rule(aten.histc.default, tensor, 5)
         check_rule(aten.nonzero_static.default, tensor, size=5)
         check_rule(aten.nonzero_static.default, tensor, size=0)

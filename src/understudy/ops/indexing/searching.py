@@ -21,9 +21,12 @@ from understudy.ops.shared.dtypes import (
     UNSIGNED,
     check_cpu_dtype,
 )
+from understudy.ops.shared.layouts import view_strides
 from understudy.ops.traits.ranges import Operand, ValueRange, counts_of, followed_at_any_size, value_range
 from understudy.shapes.node import Scalar
 from understudy.spec import TensorSpec, common_device, contiguous_strides, same_shape, spec_of
+from understudy.spec.elementwise import result_type
+from understudy.spec.strides import preserved_strides
 
 Tensor = torch.Tensor
 
@@ -97,7 +100,20 @@ def isin(
     elements: TensorSpec, test_elements: TensorSpec, *, assume_unique: bool = False, invert: bool = False
 ) -> TensorSpec:
     check_cpu_dtype("isin", elements, REAL_NUMBERS)
+    _check_one_row(elements, elements.numel, test_elements)
     return elements.like(dtype=torch.bool, device=common_device((elements, test_elements)))
+
+
+def _check_one_row(elements: object, count: Any, test_elements: TensorSpec) -> None:
+    """The CPU compares each element with each test element if these are few, and views them as one row then."""
+    dtype, stride = result_type(elements, test_elements), test_elements.stride
+    if dtype is not test_elements.dtype:
+        stride = preserved_strides(test_elements.shape, stride)
+    looked_up = test_elements.like(stride=stride, dtype=dtype)
+    if test_elements.device.type != "cpu" or view_strides(looked_up, (looked_up.numel,)) is not None:
+        return
+    if count > 0 and looked_up.numel < int(10.0 * int(count) ** 0.145):
+        raise ShapeMismatch(f"isin: {test_elements} can't be viewed as one row; call .contiguous() first")
 
 
 @rule("isin.Tensor_Scalar")
@@ -111,6 +127,7 @@ def isin_scalar(
 def scalar_isin(
     element: object, test_elements: TensorSpec, *, assume_unique: bool = False, invert: bool = False
 ) -> TensorSpec:
+    _check_one_row(element, 1, test_elements)
     return test_elements.like((), dtype=torch.bool)
 
 
