@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch._higher_order_ops import scan
+from torch.autograd import forward_ad
 
 from tests.capture.captured import assert_same, check
 from understudy import (
@@ -342,6 +343,25 @@ def test_transforms(f: Any, mode: str) -> None:
 
 
 # --- around ------------------------------------------------------------------------------------------------------------------
+
+
+@each_mode
+def test_forward_mode_gradients(mode: str) -> None:
+    """The level at which tensors are dual is one of the graph."""
+
+    def f(x: torch.Tensor, tangent: torch.Tensor) -> Any:
+        with forward_ad.dual_level():
+            y = F.layer_norm(forward_ad.make_dual(x, tangent).sin(), (4,))
+            found = forward_ad.unpack_dual(y)
+        return *found, torch.func.jvp(torch.sin, (x,), (tangent,))[1]
+
+    gm = traced(f, torch.randn(3, 4), torch.randn(3, 4), mode=mode)
+    gm.graph.eliminate_dead_code()
+    gm.recompile()
+    assert targets(gm).count(forward_ad.enter_dual_level) == targets(gm).count(forward_ad.exit_dual_level) == 1
+    args = torch.randn(3, 4), torch.randn(3, 4)
+    for _ in range(2):
+        torch.testing.assert_close(gm(*args), f(*args))
 
 
 @each_mode

@@ -11,7 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 from torch.fx import Node
+from torch.fx.node import has_side_effect
 
 from understudy import _torch
 from understudy.capture.higher_order.torch_tracing import branches_below_autograd
@@ -19,6 +21,7 @@ from understudy.capture.recorder import ProxyTorchDispatchMode
 from understudy.capture.tracer import PythonKeyTracer
 from understudy.contexts import GuardedExit
 from understudy.ops.traits.writes import is_pure
+from understudy.patching import RECORDING, patch_call
 from understudy.spec.call import flat
 
 BACKWARD = frozenset({torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward})
@@ -100,6 +103,27 @@ class PreDispatchTorchFunctionMode(_torch.FunctionMode):
         node = self.tracer.append_call(function, args, {}, function.__name__)
         node.meta["val"] = None
         return node
+
+
+# --- Levels of forward-mode gradients: no mode sees where they begin and end ---------------------------------------
+
+LEVELS = {function.__name__: function for function in (forward_ad.enter_dual_level, forward_ad.exit_dual_level)}
+for function in LEVELS.values():
+    has_side_effect(function)
+
+
+@patch_call(
+    "torch.autograd.forward_ad.enter_dual_level", "torch.autograd.forward_ad.exit_dual_level", during=RECORDING
+)
+def record_dual_level(original: Callable[..., Any], **level: int) -> Any:
+    """The call is a node above autograd, where operators on dual tensors are recorded; those of a transform are not.
+    Levels don't nest: the only one is left."""
+    result = original(**level)
+    if _torch.is_recorded_above_autograd() and not _torch.has_transforms():
+        tracer = _torch.active_recorder().tracer
+        node = tracer.append_call(LEVELS[original.__name__], (), {}, original.__name__)
+        node.meta["val"] = None
+    return result
 
 
 # --- Above autograd a composite operator is one node; a backward pass needs its inner operators -------------------

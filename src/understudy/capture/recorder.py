@@ -268,7 +268,7 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
         route = self._routes[id(func)]
         # Strided nested tensors have their own kernels for composite operators.
         breaks_up = route.breaks_up and not any(tensor.is_nested for tensor in tensors)
-        breaks_up = breaks_up or (route.breaks_up_in_autocast and _torch.enabled_autocast_keys())
+        breaks_up = breaks_up or (route.breaks_up_in_autocast and _torch.enabled_autocast_keys() != 0)
         if route.decomposition is not None or breaks_up:
             answer = self._decompose(func, route, args, kwargs)
             if answer is not NotImplemented:
