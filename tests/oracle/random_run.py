@@ -416,7 +416,7 @@ def _refused_with_symbols(program: Program, step: Step, raised: BaseException, s
         run = symbolic.SymbolicRun(whole_case(program, step), **settings)
     except Exception as error:
         return _judge_error(step, error, raised, program.real, program.steps)
-    if run.env.births:  # a size that data knows is expected to fit
+    if run.env.unbacked:  # a size that data knows is expected to fit
         return Finding("data-dependent", step.op, step.variant, step.edits)
     return _judge_missed(step, program, raised)
 
@@ -449,7 +449,7 @@ def _symbolic_finding(program: Program, settings: dict[str, bool], announce: Cal
 
 def has_promises(run: symbolic.SymbolicRun) -> bool:
     """Whether something was assumed of sizes that data knows: a graph checks it when it runs, and refuses as eager does."""
-    unbacked = run.env.births.keys()
+    unbacked = run.env.unbacked.keys()
     promises = [promise for promise in run.env.runtime_asserts if not promise.is_checked_by_operator]
     return any(not unbacked.isdisjoint(promise.condition.symbols) for promise in promises)
 
@@ -461,7 +461,7 @@ def _breaks_a_promise(run: symbolic.SymbolicRun, real: list[Any]) -> bool:
     for said, found in zip(run.result, real, strict=True):
         for part, number in zip(said, found, strict=False):
             value = getattr(part, "value", part)
-            if value in run.env.births:
+            if value in run.env.unbacked:
                 sizes[value] = number
     known = [promise for promise in run.env.runtime_asserts if promise.condition.symbols <= sizes.keys()]
     return not all(promise.holds(sizes) for promise in known)

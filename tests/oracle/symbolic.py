@@ -453,7 +453,7 @@ def examine(case: Case, duck_shape: bool) -> Examined:
         return examined
     if case.op not in TRUSTING:
         _try_others(run, examined)
-    if run.env.births and examined.verdict.outcome == "ok":
+    if run.env.unbacked and examined.verdict.outcome == "ok":
         examined.verdict = Verdict("data-dependent")
     elif not examined.tried and examined.verdict.outcome == "ok":
         examined.verdict = Verdict("static", "; ".join(str(guard.condition) for guard in run.env.guards)[:300])

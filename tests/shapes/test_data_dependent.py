@@ -445,7 +445,7 @@ def test_what_eager_refuses_is_refused(program: Callable[..., Any], inputs: list
     fakes = [mode.from_tensor(t) for t in inputs]
     with pytest.raises((RuntimeError, IndexError)) as caught, mode:
         program(*fakes)
-    assert "test_data_dependent.py" in str(caught.value) and not env.births
+    assert "test_data_dependent.py" in str(caught.value) and not env.unbacked
 
 
 def test_weights_are_as_many_as_what_is_counted() -> None:

@@ -80,7 +80,7 @@ def test_pieces() -> None:
 
 def test_places_from_data_become_symbols() -> None:
     env, out = on_symbols(torch.tensor_split, torch.randn(6, 2), torch.tensor([2, 4]))
-    assert len(out) == 3 and len(env.births) >= 2
+    assert len(out) == 3 and len(env.unbacked) >= 2
     assert str(out[0].spec.shape[1]) == "columns"
 
 

@@ -280,7 +280,7 @@ class Capture:
             with self._state() as state:
                 given = self._call_arguments(inputs)
                 result = self._run_program(_torch.tree_unflatten(given, in_spec), state)
-                out_spec = self._finish(result, state)
+                out_spec = self._finish(result)
         return self._graph_module(names, in_spec, out_spec)
 
     def _close(self, inputs: list[Any]) -> None:
@@ -472,7 +472,7 @@ class Capture:
 
     # --- after -----------------------------------------------------------------------------------------------
 
-    def _finish(self, result: object, state: BorrowedModules) -> Any:
+    def _finish(self, result: object) -> Any:
         """Add the output node; returns the structure of the output."""
         # A `torch.Size` is returned as a tuple, which compares equal and needs no pytree spec.
         leaves, out_spec = _torch.tree_flatten(map_structure(tuple, torch.Size, result))

@@ -44,7 +44,7 @@ class PreDispatchTorchFunctionMode(_torch.FunctionMode):
     def __init__(self, tracer: PythonKeyTracer) -> None:
         self.tracer = tracer
         self.enter_autocast_nodes: list[Node] = []
-        self._told = torch.is_grad_enabled()
+        self._has_grad_in_graph = torch.is_grad_enabled()
         """Whether grad mode is enabled at this point of the graph, by its recorded nodes."""
         self._handlers: dict[Any, Callable[..., Any]] = {
             _torch.set_grad_enabled: self._set_grad_enabled,
@@ -78,16 +78,16 @@ class PreDispatchTorchFunctionMode(_torch.FunctionMode):
         self.tracer.keep_in_step = None
 
     def _set_grad_enabled(self, enabled: bool) -> Node:
-        if self._told is not torch.is_grad_enabled():
+        if self._has_grad_in_graph is not torch.is_grad_enabled():
             # An autograd.Function disables grad mode without a call. Changes inside it end with it.
             self.tracer.keep_in_step = self._record_grad_mode_changes
         _torch.set_grad_enabled(enabled)
-        self._told = enabled
+        self._has_grad_in_graph = enabled
         return self._record(_torch.set_grad_enabled, (enabled,))
 
     def _record_grad_mode_changes(self) -> None:
         """Record a change of grad mode that C++ made without a call."""
-        if self.tracer.keep_in_step is not None and self._told is not torch.is_grad_enabled():
+        if self.tracer.keep_in_step is not None and self._has_grad_in_graph is not torch.is_grad_enabled():
             self._set_grad_enabled(torch.is_grad_enabled())
 
     def _enter_autocast(self, *args: object) -> Node:

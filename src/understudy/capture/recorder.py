@@ -284,7 +284,7 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
             return known[0]
         if fake_mode is None:
             return self._run_for_real(func, route, args, kwargs, tensors)
-        node_args, node_kwargs = self._as_arguments(route, args, kwargs, tensors)
+        node_args, node_kwargs = self._as_arguments(route, args, kwargs)
         specs = [fake._spec for fake in tensors if type(fake) is FakeTensor] if route.record.has_out else None
         result = self._result(fake_mode, func, types, args, kwargs)
         if result is NotImplemented or (route.record.is_data_dependent and is_determined(result)):
@@ -346,7 +346,7 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
             self.decomposition_table,
         )  # fmt: skip
 
-    def _as_arguments(self, route: Route, args: Any, kwargs: Any, tensors: object) -> tuple[Any, Any]:
+    def _as_arguments(self, route: Route, args: Any, kwargs: Any) -> tuple[Any, Any]:
         tracer = self.tracer
         if route.record.changes_metadata:
             tracer.symbols.read_all()
@@ -376,7 +376,7 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
     def _run_for_real(self, func: Any, route: Route, args: Any, kwargs: Any, tensors: Any) -> Any:
         if route.record.is_data_dependent and self._error_on_data_dependent_ops and tensors:
             raise refuse_read(func, tensors)
-        node_args, node_kwargs = self._as_arguments(route, args, kwargs, tensors)
+        node_args, node_kwargs = self._as_arguments(route, args, kwargs)
         if route.record.may_write:
             self.tracer.constants.before_write(func, args, kwargs)
         known = self._values.before(func, args, kwargs, tensors)

@@ -14,6 +14,7 @@ from understudy.fake.tensor import FakeTensor
 from understudy.ops.traits.flops import work_of
 from understudy.simulation.events import Listener, specs_of_call
 from understudy.simulation.storages import ObservedMode
+from understudy.spec.call import flat
 
 NUMBER = re.compile(r"\d+")
 """Layers whose names differ in a number only are neighbours of one kind."""
@@ -126,7 +127,7 @@ class _Watch(Listener):
         layer = self.layers[module]
         if layer.calls == 1:
             layer.outputs = describe([result])
-        layer.output_bytes += sum(tensor.numel() * tensor.element_size() for tensor in tensors_in(result))
+        layer.output_bytes += sum(tensor.numel() * tensor.element_size() for tensor in flat(Tensor, (result,), {}))
         self.stack.pop()
 
     def after_operator(self, func: Any, args: tuple[object, ...], kwargs: dict[str, Any], result: object) -> None:
@@ -150,21 +151,9 @@ def _find_storage(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
-def tensors_in(value: object) -> Iterator[Tensor]:
-    """Of nested lists, tuples, dicts and the outputs of transformers, in order."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, dict):
-        for part in value.values():
-            yield from tensors_in(part)
-    elif isinstance(value, (list, tuple)):
-        for part in value:
-            yield from tensors_in(part)
-
-
 def describe(values: object) -> str:
     """The specs of the tensors, without the device where it is the CPU."""
-    return ", ".join(describe_tensor(tensor) for tensor in tensors_in(values))
+    return ", ".join(describe_tensor(tensor) for tensor in flat(Tensor, (values,), {}))
 
 
 def describe_tensor(tensor: Tensor) -> str:

@@ -63,7 +63,7 @@ def cond(pred: object, true_fn: Any, false_fn: Any, operands: Any) -> Any:
         return result
     (one, structure), (two, _) = _torch.tree_flatten(result), _torch.tree_flatten(other)
     # Where the sizes agree, the result of the first branch is returned, because it has autograd history.
-    joint = merge_branches(mode, one, two, set(mode.shape_env.births))
+    joint = merge_branches(mode, one, two, set(mode.shape_env.unbacked))
     alike = [_has_spec_of(a, b) for a, b in zip(one, joint, strict=True)]
     return result if all(alike) else _torch.tree_unflatten(list(joint), structure)
 

@@ -77,7 +77,7 @@ def item(mode: FakeTensorMode, func: Any, args: Any, kwargs: object) -> Any:
             return value.item()
     answer = answer_item(mode, fake)
     if answer is NotImplemented:
-        answer = symbolic_item(mode, func, fake)
+        answer = symbolic_item(mode, fake)
     if answer is not NotImplemented:
         return answer
     is_open = mode.allow_scalar_outputs  # symbols are allowed, but there is none for this dtype

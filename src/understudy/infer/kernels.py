@@ -132,14 +132,14 @@ def run_meta_kernel(call: Call) -> Any:
 
 def _from_offsets(call: Call, outcomes: Any) -> Any:
     """Outcomes of stand-ins that begin where their storages do, as those for tensors with symbolic sizes."""
-    if isinstance(outcomes, (tuple, list)):
-        return type(outcomes)([_from_offsets(call, part) for part in outcomes])
-    if not isinstance(outcomes, (Same, View)) or outcomes.spec is None:
-        return outcomes
-    given, spec = call.inputs[outcomes.of], outcomes.spec
-    if given.is_symbolic:
-        spec = spec.as_view(spec.shape, spec.stride, given.offset + spec.offset)
-    return Same(outcomes.of) if spec is given and isinstance(outcomes, Same) else type(outcomes)(outcomes.of, spec)
+
+    def move(outcome: Any) -> Same | View:
+        given, spec = call.inputs[outcome.of], outcome.spec
+        if spec is not None and given.is_symbolic:
+            spec = spec.as_view(spec.shape, spec.stride, given.offset + spec.offset)
+        return Same(outcome.of) if spec is given and isinstance(outcome, Same) else replace(outcome, spec=spec)
+
+    return map_structure(move, (Same, View), outcomes)
 
 
 NEEDS_INTEGERS = ("with symbolic sizes/strides", "only concrete integers", "called with NO overloaded args")
@@ -490,12 +490,8 @@ def try_call(call: Call, values: Mapping[int, torch.Tensor | None]) -> None:
 
 def _of_first_positions(outcomes: Any, inputs: Sequence[Any]) -> Any:
     """The outcomes with the first position of a tensor that is given more than once."""
-    if isinstance(outcomes, (tuple, list)):
-        return type(outcomes)([_of_first_positions(part, inputs) for part in outcomes])
-    if not isinstance(outcomes, (Same, View)):
-        return outcomes
-    first = next(position for position, tensor in enumerate(inputs) if tensor is inputs[outcomes.of])
-    return replace(outcomes, of=first)
+    first = {id(tensor): position for position, tensor in reversed(list(enumerate(inputs)))}
+    return map_structure(lambda outcome: replace(outcome, of=first[id(inputs[outcome.of])]), (Same, View), outcomes)
 
 
 def _is_taken_shared(call: Call, inputs: Sequence[Any], sizes: Sizes) -> bool:

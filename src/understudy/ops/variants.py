@@ -16,6 +16,7 @@ from understudy.ops.shared.decompositions import decomposition
 from understudy.shapes.node import Sizes
 from understudy.shapes.sizes import from_torch, has_unbacked, is_provably_equal
 from understudy.spec import Changed, New, Same, TensorSpec, normal, same_shape
+from understudy.spec.call import flat
 
 OPTIONS = ("dtype", "layout", "device", "pin_memory")
 
@@ -137,17 +138,21 @@ def _in_place_rule(functional: Rule, packet: str, may_write_expanded: bool) -> R
         outcome = normal(result)
         if not isinstance(outcome, New):
             return NotImplemented
-        if not same_shape(outcome.spec.shape, target.shape):
-            raise ShapeMismatch(
-                f"{packet}: the result has shape {list(outcome.spec.shape)}, "
-                f"which does not fit into {target}, written in place"
-            )
-        check_castable(packet, outcome.spec.dtype, target.dtype)
-        if not may_write_expanded:
-            check_no_overlap(packet, target)
-        return Same(0)
+        return write_in_place(packet, target, outcome.spec, may_be_expanded=may_write_expanded)
 
     return in_place
+
+
+def write_in_place(name: str, target: TensorSpec, result: TensorSpec, *, may_be_expanded: bool = False) -> Same:
+    """`target`, the first input, after this result was written into it."""
+    if not same_shape(result.shape, target.shape):
+        raise ShapeMismatch(
+            f"{name}: the result has shape {list(result.shape)}, which does not fit into {target}, written in place"
+        )
+    check_castable(name, result.dtype, target.dtype)
+    if not may_be_expanded:
+        check_no_overlap(name, target)
+    return Same(0)
 
 
 def check_no_overlap(what: str, target: TensorSpec) -> None:
@@ -197,15 +202,15 @@ class _OutVariant(NamedTuple):
 def _out_rule(functional: Rule, out_names: list[str], left_out: list[str], variant: _OutVariant) -> Rule:
     def out_variant(*args: object, **kwargs: Any) -> Any:
         outs = [kwargs.pop(name) for name in out_names]
-        told = {name: getattr(outs[0], name) for name in left_out if name in ("dtype", "device")}
+        of_out = {name: getattr(outs[0], name) for name in left_out if name in ("dtype", "device")}
         if variant.decides_dtype and kwargs.get("dtype") is None:
             kwargs["dtype"] = outs[0].dtype
         elif variant.takes_asked_dtype and kwargs.get("dtype") not in (None, outs[0].dtype):
             raise DtypeError(f"out=: a result of {kwargs['dtype']} was asked for, not {outs[0]}")
-        result = functional(*args, **kwargs, **told)
+        result = functional(*args, **kwargs, **of_out)
         if result is NotImplemented:
             return NotImplemented
-        first = count_tensors(args) + count_tensors(kwargs.values())
+        first = len(flat(TensorSpec, args, kwargs))
         if isinstance(outs[0], (list, tuple)):
             return _list_written(normal(result), outs[0], first, variant)
         outcomes = normal(result)
@@ -322,16 +327,6 @@ def _fits(shape: Sizes, given: Sizes) -> bool:
     if has_unbacked(*shape, *given):
         return len(shape) == len(given) and all(map(is_provably_equal, shape, given))
     return same_shape(shape, given)
-
-
-def count_tensors(args: Any) -> int:
-    count = 0
-    for arg in args:
-        if isinstance(arg, TensorSpec):
-            count += 1
-        elif isinstance(arg, (list, tuple)):
-            count += count_tensors(arg)
-    return count
 
 
 def check_castable(what: str, source: torch.dtype, target: torch.dtype) -> None:

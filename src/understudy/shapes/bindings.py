@@ -138,7 +138,7 @@ def symbols_in(value: object) -> set[Expr]:
 
 def unbacked_symbols_in(value: object) -> set[Expr]:
     """The unbacked symbols among them."""
-    return {symbol for symbol, env in _free(value) if symbol in env.births}
+    return {symbol for symbol, env in _free(value) if symbol in env.unbacked}
 
 
 def _free(value: object) -> Iterator[tuple[Expr, ShapeEnv]]:
@@ -158,7 +158,7 @@ def free_symbols(val: object) -> set[object]:
 def free_unbacked_symbols(x: object) -> set[object]:
     """The unbacked symbols among them; in sympy expressions, those with such names: `u0`, `zuf0`."""
     called_so = {symbol for symbol in _free_in_sympy(x) if UNBACKED_NAME.fullmatch(symbol.name)}
-    return {env.to_sympy(symbol) for symbol, env in _free(x) if symbol in env.births} | called_so
+    return {env.to_sympy(symbol) for symbol, env in _free(x) if symbol in env.unbacked} | called_so
 
 
 def _free_in_sympy(value: Any) -> set[Any]:
@@ -199,7 +199,7 @@ def compute_unbacked_bindings(
         shape_env.pending_fresh_unbacked_symbols.clear()
         lost = [s for s in pending if s not in found and not isinstance(shape_env.simplify(s), int)]
         if lost:
-            names = ", ".join(f"{symbol.name} (made by {shape_env.births[symbol]})" for symbol in lost)
+            names = ", ".join(f"{symbol.name} (made by {shape_env.unbacked[symbol]})" for symbol in lost)
             raise PendingUnbackedSymbolNotFound(
                 f"the result does not say what {names} is; if that is nobody's concern, make it within "
                 "shape_env.ignore_fresh_unbacked_symbols()"

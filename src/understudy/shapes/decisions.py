@@ -49,7 +49,7 @@ class Decisions:
     def __init__(self, env: ShapeEnv) -> None:
         self.env, self.numbers = env, env.numbers
         self.algebra, self.facts, self.hints = env.algebra, env.facts, env.hints
-        self.births, self.definitions, self.choices = env.births, env.definitions, env.choices
+        self.unbacked, self.definitions, self.choices = env.unbacked, env.definitions, env.choices
         self.float_facts = env.float_facts
         self.suppressions = 0
         """If above 0, nothing is recorded."""
@@ -138,7 +138,7 @@ class Decisions:
         for symbol in symbols:
             low, high = self.facts.interval(symbol)
             is_size = low is None or low >= 0 or symbol.low == LEAST
-            if symbol in self.births and is_size and (high is None or high >= 2):
+            if symbol in self.unbacked and is_size and (high is None or high >= 2):
                 if symbol not in self._ordinary_symbols:
                     self._ordinary_symbols[symbol] = self.algebra.symbol(f"{symbol.name}≥2", 2, high)
                 result[symbol] = self._ordinary_symbols[symbol]
@@ -165,7 +165,7 @@ class Decisions:
 
     def _replace_promised(self, condition: Condition) -> bool | Condition:
         """Replace unbacked sizes by what `torch._check` has promised them to equal, which may have a hint."""
-        promised = {symbol: self.facts.simplify(symbol) for symbol in condition.symbols if symbol in self.births}
+        promised = {symbol: self.facts.simplify(symbol) for symbol in condition.symbols if symbol in self.unbacked}
         promised = {symbol: value for symbol, value in promised.items() if value is not symbol}
         return condition.substitute(promised) if promised else condition
 
@@ -391,13 +391,13 @@ MANY = 64
 
 def make_error(env: ShapeEnv, asked: Question) -> GuardOnDataDependentSymNode:
     symbols = {s for symbol in asked.symbols for s in origins(symbol, env.definitions)}
-    unbacked = sorted((s for s in symbols if s in env.births), key=lambda s: s.order)
+    unbacked = sorted((s for s in symbols if s in env.unbacked), key=lambda s: s.order)
     names = find_names(env, symbols)
     is_condition = isinstance(asked, CONDITIONS)
     question = f"whether {asked}" if is_condition else f"the value of {asked}"
-    born = "; ".join(f"{symbol.name} was made by {env.births[symbol]}" for symbol in unbacked)
+    born = "; ".join(f"{symbol.name} was made by {env.unbacked[symbol]}" for symbol in unbacked)
     line = user_line()
-    if strangers := sorted(s.name for s in symbols if s not in env.births and s not in env.hints):
+    if strangers := sorted(s.name for s in symbols if s not in env.unbacked and s not in env.hints):
         return GuardOnDataDependentSymNode(
             f"the program needs to know {question}, and {', '.join(strangers)} belongs to another ShapeEnv",
             context=Context("a decision on sizes", str(asked), line, "convert all inputs with one mode"),
@@ -445,7 +445,7 @@ def advise_on_names(env: ShapeEnv, unnamed: list[Expr]) -> str:
     if not unnamed:
         return ""
     read = {
-        symbol: "(…).item()" if env.births[symbol].what.startswith(".item()") else "(…).shape[…]"
+        symbol: "(…).item()" if env.unbacked[symbol].what.startswith(".item()") else "(…).shape[…]"
         for symbol in unnamed
     }
     kept = ", ".join(f"{symbol.name} = {how}" for symbol, how in read.items())

@@ -107,7 +107,7 @@ class ShapeEnv:
         self.specialisations: list[Specialisation] = []
         self.specialised_symbols: set[Expr] = set()
         self.inputs = InputSizes()
-        self.births: dict[Expr, SymbolOrigin] = {}
+        self.unbacked: dict[Expr, SymbolOrigin] = {}
         """For each unbacked symbol: its origin."""
         self.definitions: dict[Expr, FloatExpr] = {}
         """The definitions of symbols that are computed from others."""

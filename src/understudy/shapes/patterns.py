@@ -90,7 +90,7 @@ class Patterns:
         """Extend the knowledge by new facts and symbols. Symbols computed from floats, and unbacked ones, are not
         included."""
         env = self.env
-        if env.births or env.definitions:
+        if env.unbacked or env.definitions:
             return None
         try:
             for symbol in list(env.algebra.symbols.values())[self._symbols :]:

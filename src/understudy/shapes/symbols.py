@@ -40,7 +40,7 @@ class Symbols:
     def __init__(self, env: ShapeEnv) -> None:
         self.env, self.numbers = env, env.numbers
         self.algebra, self.facts = env.algebra, env.facts
-        self.hints, self.births, self.definitions = env.hints, env.births, env.definitions
+        self.hints, self.unbacked, self.definitions = env.hints, env.unbacked, env.definitions
         self.truths, self.inputs, self.pending = env.truths, env.inputs, env.pending_fresh_unbacked_symbols
         self.by_hint: dict[int, Expr] = {}
         self.by_name: dict[str, Expr] = {}
@@ -186,7 +186,7 @@ class Symbols:
 
     def _make_unbacked(self, prefix: str, low: int | None, high: int | None, what: str) -> Expr:
         symbol = self.algebra.symbol(self._make_fresh_name(prefix), low, high)
-        self.births[symbol] = SymbolOrigin(what, user_line())
+        self.unbacked[symbol] = SymbolOrigin(what, user_line())
         if not self._ignores_fresh:
             self.pending.append(symbol)
         symbol.is_unbacked = True
@@ -216,8 +216,8 @@ class Symbols:
     def is_unbacked(self, symbol: Expr) -> bool:
         """Whether a symbol has no hint, itself or through its definition."""
         if symbol in self.definitions:
-            return any(origin in self.births for origin in origins(symbol, self.definitions))
-        return symbol in self.births
+            return any(origin in self.unbacked for origin in origins(symbol, self.definitions))
+        return symbol in self.unbacked
 
     @contextmanager
     def ignore_fresh_unbacked_symbols(self) -> Iterator[None]:
@@ -241,4 +241,4 @@ class Symbols:
 
     def list_visible(self) -> list[Expr]:
         """The symbols that users see: without hidden ones, and without those that have definitions."""
-        return [s for s in (*self.hints, *self.births) if s not in self.definitions]
+        return [s for s in (*self.hints, *self.unbacked) if s not in self.definitions]

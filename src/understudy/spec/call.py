@@ -108,7 +108,7 @@ class Call:
 
 
 def flat(kind: type | tuple[type, ...], args: Iterable[object], kwargs: dict[str, object]) -> list[Any]:
-    """All objects of this kind in the arguments, with lists flattened, in order."""
+    """All objects of this kind in the arguments, with lists, tuples and dicts flattened, in order."""
     found: list[Any] = []
     _collect(kind, args, found)
     if kwargs:
@@ -122,6 +122,8 @@ def _collect(kind: type | tuple[type, ...], values: Iterable[object], found: lis
             found.append(value)
         elif isinstance(value, (list, tuple)):
             _collect(kind, value, found)
+        elif isinstance(value, dict):
+            _collect(kind, value.values(), found)
 
 
 def flat_exact(kind: type, args: Iterable[Any], kwargs: dict[str, object]) -> list[Any]:

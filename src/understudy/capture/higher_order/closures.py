@@ -21,7 +21,7 @@ from understudy.lines import user_line
 from understudy.ops.hops import HigherOrder, higher_order
 from understudy.shapes.bindings import values_in
 from understudy.shapes.node import SymNode
-from understudy.spec.call import map_structure
+from understudy.spec.call import flat, map_structure
 
 if TYPE_CHECKING:
     from understudy.capture.make_fx import Capture
@@ -124,19 +124,9 @@ class ClosureReplacer(BranchMode):
         return func(*args, **kwargs)
 
     def replace_in(self, values: object) -> Any:
-        if not any(id(tensor) in self._operands for tensor in _tensors_in(values)):
+        if not any(id(tensor) in self._operands for tensor in flat(torch.Tensor, (values,), {})):
             return values
         return map_structure(lambda tensor: self._operands.get(id(tensor), tensor), torch.Tensor, values)
-
-
-def _tensors_in(values: Any) -> Iterator[torch.Tensor]:
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            yield value
-        elif isinstance(value, (list, tuple)):
-            yield from _tensors_in(value)
-        elif isinstance(value, dict):
-            yield from _tensors_in(value.values())
 
 
 class Branch:

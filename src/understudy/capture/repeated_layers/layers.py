@@ -45,6 +45,7 @@ from understudy.contexts import contextmanager
 from understudy.fake.mode import FakeTensorMode
 from understudy.fake.tensor import FakeTensor
 from understudy.graph.borrowed_state import parts_in
+from understudy.graph.node_values import spec_of_val
 from understudy.ops.registry import record_of
 from understudy.ops.traits.writes import written_values
 from understudy.spec.call import flat
@@ -210,7 +211,7 @@ class LayerRecording:
                 own.get(node, node.target),
                 map_aggregate(node.args, describe),
                 map_aggregate(node.kwargs, describe),
-                _specs(node.meta.get("val")),
+                spec_of_val(node.meta.get("val")),
             )
             for node in self.nodes
         ]
@@ -219,13 +220,6 @@ class LayerRecording:
             [describe(leaf) if isinstance(leaf, Node) else leaf for leaf in self.result],
             self.structure,
         ]
-
-
-def _specs(val: Any) -> Any:
-    def leaf(part: object) -> Any:
-        return part._spec if type(part) is FakeTensor else part
-
-    return map_aggregate(val, leaf)
 
 
 @dataclass(frozen=True)

@@ -241,8 +241,7 @@ def _read_lengths(mode: FakeTensorMode, lengths: object) -> Any:
 # (`FakeTensor.nonzero_memo` and its siblings).
 
 
-
-def symbolic_item(mode: FakeTensorMode, func: OpOverload, fake: FakeTensor) -> Any:
+def symbolic_item(mode: FakeTensorMode, fake: FakeTensor) -> Any:
     """`.item()`: a symbol of the tensor's kind; NotImplemented if the mode has no symbols."""
     env = mode.shape_env
     if env is None or not env.settings.allow_scalar_outputs or is_in_composite():
@@ -354,8 +353,8 @@ def index(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
     if is_put and sum(entry is not None for entry in indices) == 1:
         return NotImplemented
     has_symbols = is_put and mode.shape_env is not None
-    births = mode.shape_env.ignore_fresh_unbacked_symbols() if has_symbols else nullcontext()
-    with mode, births:
+    ignored = mode.shape_env.ignore_fresh_unbacked_symbols() if has_symbols else nullcontext()
+    with mode, ignored:
         for entry in indices:
             is_mask = entry is not None and entry.dtype in MASKS
             expanded.extend(entry.nonzero().unbind(1) if is_mask else [entry])

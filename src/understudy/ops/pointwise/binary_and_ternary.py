@@ -21,8 +21,7 @@ from understudy.ops.shared.dtypes import (
     check_one_dtype,
     kind,
 )
-from understudy.ops.shared.layouts import write_in_place
-from understudy.ops.variants import exact_out
+from understudy.ops.variants import exact_out, write_in_place
 from understudy.shapes.node import Scalar, Size
 from understudy.spec import (
     Same,

@@ -18,8 +18,7 @@ from understudy.ops.pointwise import unary as _unary  # noqa: F401  (its rules a
 from understudy.ops.pointwise.binary_and_ternary import check_number_fits
 from understudy.ops.registry import Rule, rule
 from understudy.ops.shared.dtypes import check_dtype
-from understudy.ops.shared.layouts import write_in_place
-from understudy.ops.variants import check_no_overlap
+from understudy.ops.variants import check_no_overlap, write_in_place
 from understudy.shapes.node import Scalar
 from understudy.spec import (
     Same,

@@ -23,8 +23,7 @@ from understudy.ops.shared.dtypes import (
     check_dtype,
     check_one_dtype,
 )
-from understudy.ops.shared.layouts import write_in_place
-from understudy.ops.variants import exact_out, write_out
+from understudy.ops.variants import exact_out, write_in_place, write_out
 from understudy.spec import (
     Same,
     TensorSpec,

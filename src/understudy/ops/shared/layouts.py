@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from understudy.errors import ArgumentError, ShapeMismatch
-from understudy.ops.variants import check_castable, check_no_overlap
 from understudy.shapes.node import Shape, Size
 from understudy.shapes.sizes import (
     at_least_one,
@@ -21,7 +20,7 @@ from understudy.shapes.sizes import (
     is_provably_equal,
     is_provably_less,
 )
-from understudy.spec import Same, TensorSpec, channels_last_strides, contiguous_strides, same_shape
+from understudy.spec import TensorSpec, channels_last_strides, contiguous_strides, same_shape
 from understudy.spec.alternatives import with_weakest_guard
 from understudy.spec.strides import CHANNELS_LAST_ORDER
 
@@ -74,18 +73,6 @@ def suggested_strides(shape: Sequence[Any], model: TensorSpec) -> tuple[object, 
     if len(shape) == model.ndim and looks_channels_last(model):
         return channels_last_strides(shape)
     return contiguous_strides(shape)
-
-
-def write_in_place(name: str, target: TensorSpec, result: TensorSpec, of: int = 0) -> Same:
-    """`target`, input number `of`, after this result was written into it."""
-    if not same_shape(result.shape, target.shape):
-        raise ShapeMismatch(
-            f"{name}: the result has shape {list(result.shape)}, which does not fit into {target}, "
-            "written in place"
-        )
-    check_castable(name, result.dtype, target.dtype)
-    check_no_overlap(name, target)
-    return Same(of)
 
 
 # --- Strides of views of another shape -------------------------------------------

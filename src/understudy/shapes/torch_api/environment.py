@@ -58,7 +58,7 @@ class TorchFacade:
     def __init__(self, env: ShapeEnv) -> None:
         self.env = env
         self.decisions, self.facts, self.hints = env.decisions, env.facts, env.hints
-        self.births, self.definitions = env.births, env.definitions
+        self.unbacked, self.definitions = env.unbacked, env.definitions
         self._sympy: dict[Operand, Any] = {}
         self._from_sympy: dict[Any, Operand] = {}
 
@@ -147,7 +147,7 @@ class TorchFacade:
     @property
     def size_like(self) -> set[Any]:
         """The unbacked symbols that are known to be sizes: at least 0."""
-        least = {symbol: self.facts.interval(symbol)[0] for symbol in self.births}
+        least = {symbol: self.facts.interval(symbol)[0] for symbol in self.unbacked}
         return {self.to_sympy(symbol) for symbol, number in least.items() if number is not None and number >= 0}
 
     def bind_symbols(self, placeholders: object, *args: object) -> dict[Any, int]:
@@ -173,7 +173,7 @@ class TorchFacade:
         found: dict[Any, list[Guard]] = {}
         for promise in self.env.runtime_asserts:
             symbols = {s for symbol in promise.condition.symbols for s in origins(symbol, self.definitions)}
-            unbacked = sorted((s for s in symbols if s in self.births), key=lambda s: s.order)
+            unbacked = sorted((s for s in symbols if s in self.unbacked), key=lambda s: s.order)
             found.setdefault(self.to_sympy(unbacked[-1]) if unbacked else None, []).append(promise)
         return found
 
@@ -340,7 +340,7 @@ class TorchFacade:
             self.decisions.expect(conditions.le(number, compiler_max))
 
     def is_unbacked_symint(self, symbol: object) -> bool:
-        return self.from_sympy(symbol) in self.births
+        return self.from_sympy(symbol) in self.unbacked
 
     def _constrain_range_for_size(self, symbol: object, min: int | None = None, max: int | None = None) -> None:
         size = self.from_sympy(symbol)
