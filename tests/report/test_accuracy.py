@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.nn.functional as F
 
 from tests.report.programs import PROGRAMS
 from tests.report.true_peak import true_peak
@@ -16,6 +20,60 @@ from understudy.report.runs import rehearse
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_peak_is_that_of_the_real_run(name: str) -> None:
     assert rehearse(PROGRAMS[name]).peak.allocated_bytes == true_peak(PROGRAMS[name])
+
+
+def train_heads(width: int, find_loss: Callable[[torch.Tensor], torch.Tensor], **settings: Any) -> Callable[[], None]:
+    """Two steps of attention's three projections, or of any layer of that size, with this loss."""
+
+    def program() -> None:
+        model = torch.nn.Linear(16, width)
+        optimizer = torch.optim.Adam(model.parameters(), **settings)
+        for _ in range(2):
+            find_loss(model(torch.randn(2, 40, 16))).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    return program
+
+
+def attend(x: torch.Tensor, **settings: Any) -> torch.Tensor:
+    query, key, value = x.view(2, 40, 3, 4, 8).permute(2, 0, 3, 1, 4)
+    return F.scaled_dot_product_attention(query, key, value, **settings).square().mean()
+
+
+def against(loss: Callable[..., torch.Tensor], **settings: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda x: loss(x, torch.rand(2, 40, 96), **settings)
+
+
+STEPS_OF_KERNELS = {
+    "attention": (attend, {}),
+    "causal attention": (partial(attend, is_causal=True), {}),
+    "mean": (lambda x: x.mean(1).mean(), {}),
+    "mse_loss": (against(F.mse_loss), {}),
+    "mse_loss, summed": (against(F.mse_loss, reduction="sum"), {}),
+    "smooth_l1_loss": (against(F.smooth_l1_loss), {}),
+    "huber_loss": (against(F.huber_loss), {}),
+    "huber_loss, summed": (against(F.huber_loss, reduction="sum"), {}),
+    "soft_margin_loss": (against(F.soft_margin_loss), {}),
+    "binary_cross_entropy": (lambda x: F.binary_cross_entropy(x.sigmoid(), torch.rand(2, 40, 96)), {}),
+    "hinge_embedding_loss": (against(F.hinge_embedding_loss), {}),
+    "cross_entropy of probabilities": (lambda x: F.cross_entropy(x, torch.rand(2, 40, 96)), {}),
+    "numbers of lists": (lambda x: x.square().sum(), {"foreach": True}),
+    "a product with an expanded operand": (lambda x: x.sum(), {}),
+}
+
+
+@pytest.mark.parametrize("name", STEPS_OF_KERNELS)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_tensors_that_kernels_make_on_the_way(name: str, threads: int) -> None:
+    find_loss, settings = STEPS_OF_KERNELS[name]
+    program = train_heads(96, find_loss, **settings)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        assert rehearse(program).peak.allocated_bytes == true_peak(program)
+    finally:
+        torch.set_num_threads(before)
 
 
 DECODER = Path(__file__).parents[1] / "simulation" / "scripts" / "train_decoder.py"
@@ -57,8 +115,6 @@ def test_step_of_a_wide_decoder_on_a_card(decoder: Any) -> None:
 
 
 def test_out_of_memory_tells_where() -> None:
-    import torch
-
     def program() -> None:
         model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 1 << 20)).cuda()
         model(torch.empty(1 << 20, 8, device="cuda"))

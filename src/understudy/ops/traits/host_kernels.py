@@ -19,7 +19,7 @@ from understudy._torch import OpOverload
 from understudy.errors import DtypeError
 from understudy.ops.registry import Trait, record_of
 from understudy.ops.shared.dtypes import FLOAT8, UNSIGNED
-from understudy.ops.traits.scratch import NUMBER_DTYPES
+from understudy.ops.traits.scratch import NUMBER_DTYPES, is_awkward
 from understudy.spec import TensorSpec
 from understudy.spec.call import Call
 from understudy.spec.elementwise import float_type, result_type
@@ -102,35 +102,150 @@ keeps_dtypes.mark(
 )  # fmt: skip
 
 reduces_in_result_dtype: Trait[bool] = Trait("reduces a copy of its input in the dtype of the result", of_packets=True)
-reduces_in_result_dtype.mark("sum", "nansum", "prod", "mean", "cumsum", "cumprod", "linalg_vector_norm", "any", "all")
+reduces_in_result_dtype.mark("sum", "nansum", "prod", "cumsum", "cumprod", "linalg_vector_norm", "any", "all")
 
 
 steps_of: Trait[Callable[..., tuple[int, ...]]] = Trait("tensors that its CPU kernel makes on the way", of_packets=True)
-WRAPPED_AND_CAST = 12
-"""Bytes of a number that is wrapped, and cast to float32."""
+"""Called with the results, then the arguments of the call. All of them are alive at a time, beside the results."""
+
+
+def _size_of_number(number: object, dtype: torch.dtype) -> int:
+    """A number that a kernel computes with is wrapped, and cast."""
+    wrapped = NUMBER_DTYPES[type(number)]
+    return wrapped.itemsize + (0 if wrapped is dtype else dtype.itemsize)
+
+
+def _size_of_mean(reduction: int, dtype: torch.dtype) -> int:
+    """A mean is a sum, divided by the number of elements."""
+    return _size_of_number(1, dtype) if reduction == 1 else 0
+
+
+@steps_of("mean")
+def _of_mean(results: Results, x: TensorSpec, *rest: object, **settings: object) -> tuple[int, ...]:
+    """The sum is there before it is divided: a copy in another dtype is gone by then."""
+    dtype = results[0].dtype
+    return (max(0 if x.dtype is dtype else x.numel * dtype.itemsize, _size_of_mean(1, dtype)),)
+
+
+@steps_of("mse_loss", "smooth_l1_loss")
+def _of_loss(
+    results: Results, x: TensorSpec, target: TensorSpec, reduction: int = 1, *rest: object, **settings: object
+) -> tuple[int, ...]:
+    """What is summed up, beside the result, which keeps its size."""
+    if results[0].ndim == x.ndim:
+        return ()
+    dtype = results[0].dtype
+    return max(x.numel, target.numel) * dtype.itemsize, _size_of_mean(reduction, dtype)
+
+
+@steps_of("huber_loss")
+def _of_huber_loss(
+    results: Results, x: TensorSpec, target: TensorSpec, reduction: int = 1, *rest: object, **settings: object
+) -> tuple[int, ...]:
+    """As above; the result is new, and comes last."""
+    steps = _of_loss(results, x, target, reduction)
+    return (*steps, results[0].itemsize) if steps else ()
+
+
+@steps_of("binary_cross_entropy")
+def _of_loss_in_place(
+    results: Results, x: TensorSpec, target: TensorSpec, weight: TensorSpec | None = None, reduction: int = 1
+) -> tuple[int, ...]:
+    """The sum, beside what it is written to."""
+    return (x.itemsize, _size_of_mean(reduction, x.dtype)) if reduction else ()
+
+
+@steps_of("soft_margin_loss")
+def _of_soft_margin_loss(results: Results, x: TensorSpec, target: TensorSpec, reduction: int = 1) -> tuple[int, ...]:
+    return _of_loss_in_place(results, x, target, None, reduction)
+
+
+@steps_of("soft_margin_loss_backward")
+def _of_soft_margin_loss_backward(results: Results, grad: TensorSpec, x: TensorSpec, *rest: object) -> tuple[int, ...]:
+    """Three tensors, before the result."""
+    return (2 * x.numel * x.itemsize,)
 
 
 @steps_of("binary_cross_entropy_with_logits")
 def _of_loss_of_logits(
-    result: TensorSpec, x: TensorSpec, target: TensorSpec, weight: TensorSpec | None = None,
+    results: Results, x: TensorSpec, target: TensorSpec, weight: TensorSpec | None = None,
     pos_weight: TensorSpec | None = None, reduction: int = 1,
 ) -> tuple[int, ...]:  # fmt: skip
     """Before the result is there: the logarithms of sigmoids, and what they are computed with; the weights of positive
     examples, or what is summed up, and the sum."""
-    size, is_mean = x.numel * x.itemsize, reduction == 1
+    size, result = x.numel * x.itemsize, results[0]
     if pos_weight is not None:
-        return size, pos_weight.numel * pos_weight.itemsize, size, WRAPPED_AND_CAST
-    return (size, size) if result.ndim else (size, size, result.itemsize + WRAPPED_AND_CAST * is_mean)
+        return size, pos_weight.numel * pos_weight.itemsize, size, _size_of_mean(1, x.dtype)
+    return (size, size) if result.ndim else (size, size, result.itemsize + _size_of_mean(reduction, x.dtype))
+
+
+@steps_of(*(f"_foreach_{name}{suffix}" for name in ("add", "sub", "mul", "div") for suffix in ("", "_")))
+def _of_list(results: Results, tensors: Sequence[TensorSpec], other: object, **settings: object) -> tuple[int, ...]:
+    """One tensor after the other, each with its number."""
+    numbers = other if isinstance(other, (list, tuple)) else [other] * len(tensors)
+    sizes = [
+        _size_of_number(number, spec.dtype)
+        for spec, number in zip(tensors, numbers, strict=True)
+        if type(number) in NUMBER_DTYPES
+    ]
+    return (max(sizes),) if sizes else ()
+
+
+@steps_of("mm")
+def _of_product(results: Results, a: TensorSpec, b: TensorSpec, *rest: object, **settings: object) -> tuple[int, ...]:
+    return tuple(spec.numel * spec.itemsize for spec in (a, b) if is_awkward(spec))
+
+
+@steps_of("addmm", "addmm_")
+def _of_product_with_bias(
+    results: Results, bias: TensorSpec, a: TensorSpec, b: TensorSpec, **settings: object
+) -> tuple[int, ...]:
+    return _of_product(results, a, b)
+
+
+KEY_BLOCK = 512
+
+
+def _find_blocks(query: TensorSpec, key: TensorSpec) -> tuple[int, int, int]:
+    """Of CPU attention: queries and keys that a thread takes at a time; bytes of an element that it computes with."""
+    length = int(query.shape[-2])
+    queries = min(256 if length >= 768 else 64 if length >= 192 else 32, length)
+    return queries, min(KEY_BLOCK, int(key.shape[-2])), max(4, query.itemsize)
+
+
+@steps_of("_scaled_dot_product_flash_attention_for_cpu")
+def _of_attention(
+    results: Results, query: TensorSpec, key: TensorSpec, *rest: object, **settings: object
+) -> tuple[int, ...]:
+    """For each thread: weights of a block, and once more in a half type; the largest and the sum of each row; results."""
+    queries, keys, itemsize = _find_blocks(query, key)
+    halves = 2 * queries * keys if query.itemsize == 2 else 0
+    return (torch.get_num_threads() * (itemsize * queries * (keys + 2 + query.shape[-1]) + halves),)
+
+
+@steps_of("_scaled_dot_product_flash_attention_for_cpu_backward")
+def _of_attention_backward(
+    results: Results, grad: TensorSpec, query: TensorSpec, key: TensorSpec, *rest: object, **settings: object
+) -> tuple[int, ...]:
+    """The gradient laid out by rows; weights and their gradients for each thread; the sums of a block's rows."""
+    queries, keys, itemsize = _find_blocks(query, key)
+    halves = 2 if query.itemsize == 2 else 0
+    (batch, heads, length, width), (by_batch, by_head, by_row, by_column) = grad.shape, grad.stride
+    by_rows = grad.like((batch, length, heads, width), stride=(by_batch, by_row, by_head, by_column))
+    copied = 0 if by_rows.is_contiguous else grad.numel * grad.itemsize
+    return copied, torch.get_num_threads() * 2 * queries * keys * (itemsize + halves), queries * itemsize
 
 
 def casts_of(call: Call, results: Results) -> tuple[int, ...]:
     """Of a call whose tensors are all on the CPU; also what a kernel of several steps makes on the way."""
-    if not results or any(spec.sparse is not None or spec.dtype.is_complex for spec in (*call.inputs, *results)):
+    if any(spec.sparse is not None or spec.dtype.is_complex for spec in (*call.inputs, *results)):
+        return ()
+    if (formula := steps_of.of(call.op)) is not None:
+        return formula(results, *call.args, **call.kwargs)
+    if not results:
         return ()
     if record_of(call.op).is_pointwise:
         return () if keeps_dtypes.of(call.op) else tuple(_cast_operands(call, results[0]))
-    if (formula := steps_of.of(call.op)) is not None:
-        return formula(results[0], *call.args, **call.kwargs)
     if reduces_in_result_dtype.of(call.op) and call.inputs[0].dtype is not results[0].dtype:
         return (call.inputs[0].numel * results[0].itemsize,)
     return ()
@@ -173,7 +288,8 @@ wraps_number: Trait[int] = Trait("makes a tensor of the number in this position"
 _SECOND = (
     "eq", "ne", "lt", "le", "gt", "ge", "eq_", "ne_", "lt_", "le_", "gt_", "ge_", "remainder", "remainder_", "fmod", "fmod_",
     "bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_and_", "bitwise_or_", "bitwise_xor_", "__lshift__", "__rshift__",
-    "__ilshift__", "__irshift__", "rsub", "copysign", "copysign_",
+    "__ilshift__", "__irshift__", "rsub", "copysign", "copysign_", "add", "add_", "sub", "sub_", "mul", "mul_", "div",
+    "div_",
 )  # fmt: skip
 wraps_number.register(1, *(f"{name}.Scalar" for name in _SECOND), "xlogy.Scalar_Other", "bitwise_left_shift.Tensor_Scalar")
 wraps_number.register(0, "pow.Scalar")

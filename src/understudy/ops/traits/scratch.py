@@ -274,7 +274,8 @@ def _dims_that_stay(x: TensorSpec, result: TensorSpec, call: Call) -> tuple[int,
 # --- products: operands in an order that cuBLAS does not take are copied
 
 
-def _is_awkward(spec: TensorSpec) -> bool:
+def is_awkward(spec: TensorSpec) -> bool:
+    """Whether a product copies this operand first, as one that was expanded."""
     rows, columns = spec.shape[-2:]
     step, inner = spec.stride[-2:]
     if spec.ndim == 3 and spec.is_contiguous and step and inner:
@@ -286,7 +287,7 @@ def _is_awkward(spec: TensorSpec) -> bool:
 def of_product(
     facts: DeviceFacts, made: Results, a: TensorSpec, b: TensorSpec, *rest: object, **settings: object
 ) -> Scratch:
-    return Scratch(tuple(size for spec in (a, b) for size in copy_if(spec.numel > 0 and _is_awkward(spec), spec)))
+    return Scratch(tuple(size for spec in (a, b) for size in copy_if(spec.numel > 0 and is_awkward(spec), spec)))
 
 
 @scratch("addmm", "baddbmm", "_addmm_activation", "addmm_", "baddbmm_")
