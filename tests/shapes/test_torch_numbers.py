@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from typing import Any
 
 import pytest
@@ -259,3 +260,15 @@ def test_torch_nodes_without_hint() -> None:
     assert statically_known_true(u >= 3) and free_unbacked_symbols(again) == free_unbacked_symbols(u)
     with pytest.raises(GuardOnDataDependentSymNode):
         bool(again == 4)
+
+
+@pytest.mark.parametrize("is_torch_node", [False, True])
+@pytest.mark.parametrize("compare", [operator.gt, operator.lt, operator.ge, operator.le, operator.eq, operator.ne])
+def test_floats_with_a_hint_are_not_rounded(compare: Any, is_torch_node: bool) -> None:
+    for number in (2, 2.4, 2.5, 3):
+        env = ShapeEnv()
+        symbol = env.create_symbol(2.5, source=ConstantSource("f"), dynamic_dim=DimDynamic.DYNAMIC)
+        node = TorchSymNode(symbol, env, float, hint=2.5) if is_torch_node else env.create_symfloatnode(symbol).node
+        value = torch.SymFloat(node)
+        assert bool(compare(value, number)) is compare(2.5, number)
+        assert len(env.guards) == 1 and math.floor(value) == 2 and float(value * 2 + 1) == 6.0

@@ -579,8 +579,10 @@ def value_of(number: object) -> Any:
 
 def adopt(node: Any) -> Any:
     """The node itself; of torch's own nodes that a program has made of symbols of ours, the node of the same value."""
+    if type(node) is SymNode:
+        return node
     env: Any = getattr(node, "shape_env", None)
-    if type(node) is SymNode or not hasattr(env, "from_sympy"):
+    if not hasattr(env, "from_sympy"):
         return node
     value = env.from_sympy(node.expr)
     is_written_as_integer = node.pytype is float and isinstance(value, (int, Expr))

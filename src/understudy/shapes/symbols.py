@@ -50,7 +50,7 @@ class Symbols:
         self._reported: set[Specialisation] = set()
 
     def create_symbol(
-        self, example: int, source: object = None, dynamic_dim: object = None, constraint_dim: object = None,
+        self, example: float, source: object = None, dynamic_dim: object = None, constraint_dim: object = None,
         positive: bool | None = True, do_not_specialize_zero_one: bool = False, symbolic_context: object = None, *,
         name: str | None = None, low: int | None = None, high: int | None = None, duck: bool | None = None,
         keep_dynamic: bool = False,
@@ -61,6 +61,8 @@ class Symbols:
         Symbols with the same `name` are the same; without a name, they are called after their source.
         `dynamic_dim` is a `DimDynamic`, `constraint_dim` its range. Without `positive` the number may be negative.
         """
+        if isinstance(example, float):
+            return self._create_float(example)
         keep_dynamic = keep_dynamic or do_not_specialize_zero_one
         if not positive and low is None:
             low = LEAST
@@ -73,12 +75,7 @@ class Symbols:
         if name is not None and name in self.by_name:
             return self._reuse(name, example, source)
         if self.env.settings.specialize_zero_one and example in (0, 1) and not keep_dynamic:
-            what = str(source) if source is not None else "a size"
-            reason = "sizes of 0 and 1 stay numbers: specialize_zero_one"
-            specialisation = Specialisation(what, example, user_line(), reason)
-            if specialisation not in self._reported:
-                self._reported.add(specialisation)
-                self.env.specialisations.append(specialisation)
+            self._report_number(example, source)
             return example
         shared = self.env.settings.duck_shape if duck is None else duck
         if shared and name is None and example in self.by_hint:
@@ -98,6 +95,20 @@ class Symbols:
         if shared and name is None:
             self.by_hint[example] = symbol
         return self.numbers.node(symbol, int)
+
+    def _report_number(self, example: int, source: object) -> None:
+        what = str(source) if source is not None else "a size"
+        reason = "sizes of 0 and 1 stay numbers: specialize_zero_one"
+        specialisation = Specialisation(what, example, user_line(), reason)
+        if specialisation not in self._reported:
+            self._reported.add(specialisation)
+            self.env.specialisations.append(specialisation)
+
+    def _create_float(self, example: float) -> SymNode:
+        """A float with this hint. Its symbol stands for no integer: comparisons of integers would round."""
+        symbol = self.algebra.symbol(self._make_fresh_name("zf"), None, None)
+        self.hints[symbol] = cast(Any, example)  # all other hints are integers
+        return self.numbers.node(self.numbers.make_float("value", symbol), float)
 
     def _reuse(self, name: str, example: int, source: object) -> SymNode:
         """The symbol of a name that was used before."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
-from understudy.shapes.algebra.floats import FUNCTIONS
+from understudy.shapes.algebra.floats import FLOAT_NAME, FUNCTIONS
 from understudy.shapes.node import SymNode
 
 if TYPE_CHECKING:
@@ -71,7 +71,10 @@ def _read(numbers: Arithmetic, value: Any) -> SymNode:
     if value.is_Symbol:
         if value.name not in numbers.algebra.symbols:
             raise ValueError(f"{value} is no symbol of this ShapeEnv")
-        return numbers.node(numbers.algebra.symbols[value.name], int)
+        symbol = numbers.algebra.symbols[value.name]
+        if FLOAT_NAME.fullmatch(value.name):
+            return numbers.node(numbers.make_float("value", symbol), float)
+        return numbers.node(symbol, int)
     if getattr(value, "is_Integer", False):
         return numbers.node(int(value), int)
     if getattr(value, "is_Float", False):

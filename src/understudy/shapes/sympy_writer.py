@@ -9,7 +9,7 @@ import sympy
 
 from understudy import _torch
 from understudy.shapes.algebra.expr import Expr
-from understudy.shapes.algebra.floats import FUNCTIONS
+from understudy.shapes.algebra.floats import FLOAT_NAME, FUNCTIONS
 from understudy.shapes.algebra.writers import CONVERSIONS, Term, Writable, Writer
 
 if TYPE_CHECKING:
@@ -95,6 +95,8 @@ class SympyWriter(Writer[Any]):
 
 
 def _symbol(symbol: Expr) -> Any:
+    if FLOAT_NAME.fullmatch(symbol.name):
+        return sympy.Symbol(symbol.name, real=True)
     # Not declared positive: sympy would simplify away the range checks that torch's passes make for unbacked symbols.
     low = None if symbol.is_unbacked else symbol.low
     if low is not None and low > 0:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import operator
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, TypeAlias, Union
 
@@ -44,6 +45,8 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "ite": lambda condition, then, otherwise: then if condition else otherwise,
     **{name: getattr(math, name) for name in FUNCTIONS},
 }  # fmt: skip
+FLOAT_NAME = re.compile(r"zu?f\d+")
+"""The names of symbols whose values are floats, as torch gives them; other symbols are integers."""
 SMALL = 1 << 20
 """Quotients with numerators and denominators up to this are exact: a size times such a number has fewer than 53 bits."""
 
