@@ -29,7 +29,7 @@ from understudy.ops.shared.dtypes import (
     check_one_dtype,
     refuse_cpu,
 )
-from understudy.ops.shared.layouts import view_strides
+from understudy.ops.shared.layouts import expand_strides, view_strides
 from understudy.ops.traits.caching import ViewOfNew, whole_result
 from understudy.ops.variants import check_no_overlap
 from understudy.shapes.bindings import guard_or_false
@@ -212,25 +212,12 @@ def addr(bias: TensorSpec, a: TensorSpec, b: TensorSpec, *, beta: object = 1, al
     _check_rank("addr", b, 1)
     shape = (a.shape[0], b.shape[0])
     check_expandable(bias.shape, shape, "addr")
-    column = a.as_view((shape[0], 1), (a.stride[0], 1))
+    expanded, column = bias.as_view(*expand_strides(bias, shape)), a.as_view((shape[0], 1), (a.stride[0], 1))
     dtype = result_type(bias, a, b)
     if dtype is not torch.bool and (isinstance(beta, bool) or isinstance(alpha, bool)):
         raise DtypeError(f"addr: bool factors are for results of bools, not of {dtype}")
     check_cpu_dtype("addr", bias.like(dtype=dtype), NUMBERS | BOOL)
-    return a.like(shape, stride=elementwise_strides(shape, (_expand(bias, shape), column, b)), dtype=dtype)
-
-
-def _expand(spec: TensorSpec, shape: Shape) -> TensorSpec:
-    """As `expand`: new dimensions of size 1 get the packed stride."""
-    lead = len(shape) - spec.ndim
-    stride: list[Any] = []
-    for dim in reversed(range(len(shape))):
-        if dim >= lead:
-            size, step = spec.shape[dim - lead], spec.stride[dim - lead]
-        else:
-            size, step = 1, shape[dim + 1] * stride[-1] if stride else 1
-        stride.append(step if size == shape[dim] else 0)
-    return spec.as_view(shape, stride[::-1])
+    return a.like(shape, stride=elementwise_strides(shape, (expanded, column, b)), dtype=dtype)
 
 
 # --- composites, which arrive whole in inference mode
