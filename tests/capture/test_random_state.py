@@ -170,6 +170,21 @@ def test_a_seed_in_a_program_on_stand_ins_leaves_the_process_alone() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
+@pytest.mark.parametrize("mode", ["fake", "symbolic"])
+def test_a_default_dtype_in_a_program_on_stand_ins_leaves_the_process_alone(mode: str) -> None:
+    def f(x: Tensor) -> Any:
+        torch.set_default_dtype(torch.float64)
+        return x + torch.ones(2)
+
+    graph = make_fx(f, tracing_mode=mode)(torch.ones(2))
+    assert torch.get_default_dtype() is torch.float32
+    try:
+        assert graph(torch.ones(2)).dtype is torch.float64
+        assert torch.get_default_dtype() is torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def test_a_copy_of_a_generator_goes_on_from_its_state() -> None:
     def f(x: Tensor) -> Any:
         generator = torch.Generator().manual_seed(3)

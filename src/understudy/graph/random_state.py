@@ -25,21 +25,23 @@ Function = Callable[..., object]
 
 
 class KeptRandomState:
-    """The random state of the process before a trace on stand-ins has changed it."""
+    """The random state of the process, and its default dtype, before a trace on stand-ins has changed them."""
 
     def __init__(self) -> None:
-        self._state: torch.Tensor | None = None
+        self._kept: tuple[torch.Tensor, torch.dtype] | None = None
 
     def keep(self) -> None:
-        if self._state is None:
-            self._state = torch_get_rng_state()
+        if self._kept is None:
+            self._kept = torch_get_rng_state(), torch.get_default_dtype()
 
     def restore(self) -> None:
         """Called at the end of a trace. An interrupt may cause a second call."""
-        if self._state is not None:
+        if self._kept is not None:
+            state, dtype = self._kept
             with _torch.no_modes():
-                torch_set_rng_state(self._state)
-            self._state = None
+                torch_set_rng_state(state)
+                torch_set_default_dtype(dtype)
+            self._kept = None
 
 
 class StateTracer(Protocol):
@@ -92,7 +94,7 @@ def record_changes_of_state(original: Callable[..., object], *args: object, **kw
     target = TARGETS[original.__name__]
     result: object = None
     with _torch.no_modes():
-        if tracer.random_state is not None and target in CHANGES_OF_GENERATOR:
+        if tracer.random_state is not None and target in SIDE_EFFECTS:
             tracer.random_state.keep()
         if not _has_values_of_trace(args):
             result = original(*args, **kwargs)
