@@ -147,6 +147,19 @@ def test_a_stand_in_whose_storage_was_handed_out(program: Callable[[Any], Any]) 
     assert seen[0] == seen[1]
 
 
+def test_deterministic_algorithms_fill_no_memory() -> None:
+    torch.use_deterministic_algorithms(True)
+    try:
+        with FakeTensorMode():
+            x = torch.randn(4, 3)
+            assert torch.add(x, 1, out=torch.empty(0)).shape == (4, 3)
+            assert torch.sort(x, out=(torch.empty(0), torch.empty(0, dtype=torch.int64))).values.shape == (4, 3)
+            assert torch.empty(0).resize_(5).shape == x.clone().resize_(5).shape == (5,)
+        assert torch.utils.deterministic.fill_uninitialized_memory
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
 def test_storages_are_resized() -> None:
     with FakeTensorMode():
         x, known = torch.randn(8), torch.zeros(4)

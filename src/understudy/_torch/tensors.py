@@ -67,7 +67,7 @@ def hand_out_storage(tensor: Tensor) -> torch.UntypedStorage:
 
 class AllowMemoryAccess:
     """Clears the mark of a storage while C++ changes the metadata of tensors on it, which asks for the memory without
-    reading it."""
+    reading it. With deterministic algorithms, C++ would also fill the memory that is new."""
 
     def __init__(self, storage: torch.UntypedStorage) -> None:
         place = _place_of_read_flag()
@@ -76,12 +76,18 @@ class AllowMemoryAccess:
 
     def __enter__(self) -> None:
         self._before = self._flag.value
+        is_deterministic = torch._C._get_deterministic_algorithms()
+        self._fills = is_deterministic and torch._C._get_deterministic_fill_uninitialized_memory()
         if self._before:
             self._flag.value = False
+        if self._fills:
+            torch._C._set_deterministic_fill_uninitialized_memory(False)
 
     def __exit__(self, *exception: object) -> None:
         if self._before:
             self._flag.value = True
+        if self._fills:
+            torch._C._set_deterministic_fill_uninitialized_memory(True)
 
 
 def resize_handed_out(kind: type[Tensor], storage: torch.UntypedStorage, size: int) -> None:

@@ -26,7 +26,7 @@ from understudy.fake.realise import make_view
 from understudy.fake.tensor import FakeTensor
 from understudy.graph.node_values import set_val
 from understudy.ops.registry import record_of
-from understudy.ops.traits.autocast import casts_inside
+from understudy.ops.traits.autocast import caller_in_kernel, is_cast_in_kernel
 from understudy.ops.traits.caching import recorded_as, unrecorded
 from understudy.shapes.bindings import compute_unbacked_bindings, unbacked_symbols_in
 from understudy.shapes.env import ShapeEnv
@@ -56,7 +56,7 @@ class Route:
         self.name = self.target.overloadpacket.__name__
         is_unrecorded = unrecorded.of(op) is not None
         self.breaks_up = not keeps_composites and not is_unrecorded and _torch.is_decomposed_by_autograd(op)
-        self.breaks_up_in_autocast = not keeps_composites and casts_inside.of(op) is not None
+        self.breaks_up_in_autocast = not keeps_composites and caller_in_kernel.of(op) is not None
         is_special = record.is_data_dependent or record.changes_metadata or record.has_out or is_unrecorded
         # Above autograd, the call still has to run through autograd.
         self.is_direct = decomposition is None and not (
@@ -268,7 +268,8 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
         route = self._routes[id(func)]
         # Strided nested tensors have their own kernels for composite operators.
         breaks_up = route.breaks_up and not any(tensor.is_nested for tensor in tensors)
-        breaks_up = breaks_up or (route.breaks_up_in_autocast and _torch.enabled_autocast_keys() != 0)
+        if route.breaks_up_in_autocast and _torch.enabled_autocast_keys():
+            breaks_up = is_cast_in_kernel(func, {tensor.device.type for tensor in tensors})
         if route.decomposition is not None or breaks_up:
             answer = self._decompose(func, route, args, kwargs)
             if answer is not NotImplemented:

@@ -26,7 +26,7 @@ from understudy.infer.kernels import (
 )
 from understudy.ops.registry import record_of
 from understudy.ops.shared.dtypes import INTEGERS
-from understudy.ops.traits.autocast import casts_inside
+from understudy.ops.traits.autocast import is_cast_in_kernel
 from understudy.ops.traits.ranges import extremes, has_ranges
 from understudy.ops.traits.values import IndexBound, bounds_of, deciding_inputs, unread_inputs
 from understudy.ops.traits.writes import (
@@ -370,7 +370,7 @@ class Plan:
                 plan.kind = DECOMPOSED  # with symbols, another capture that replays the plan would have others
             elif plan.kind <= OTHER and _is_cast_inside(call) and not (plan.kind == FIRST_ITSELF and not written):
                 plan.kind = COMPOSITE
-        elif casts_inside.of(call.op) is not None:
+        elif is_cast_in_kernel(call.op, [spec.device.type for spec in call.inputs]):
             plan.kind = COMPOSITE
         return plan
 

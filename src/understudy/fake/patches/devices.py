@@ -20,6 +20,7 @@ from understudy.spec import TensorSpec
 from understudy.spec.call import flat
 from understudy.spec.error_context import unsized_sparse_error
 
+_LOW_DTYPES = (torch.bfloat16, torch.float16)
 Function = Callable[..., Any]
 
 
@@ -57,6 +58,17 @@ def _answer_in_mode(original: Function, answer: bool) -> Function:
         return answer if active_fake_mode() is not None else original(*args, **kwargs)
 
     return ask
+
+
+@patch_call("torch.pinverse", during=ANY_MODE)
+def compute_without_autocast(original: Function, input: Any, *args: object, **kwargs: object) -> Any:
+    """The CPU's autocast computes all of it in float32. No mode is told that C++ has disabled autocast inside, and a mode
+    would have the products inside cast."""
+    is_cast = isinstance(input, torch.Tensor) and input.device.type == "cpu" and torch.is_autocast_enabled("cpu")
+    if not is_cast:
+        return original(input, *args, **kwargs)
+    with torch.autocast("cpu", enabled=False):
+        return original(input.float() if input.dtype in _LOW_DTYPES else input, *args, **kwargs)
 
 
 @patch_call("torch.clear_autocast_cache", during=ANY_MODE)

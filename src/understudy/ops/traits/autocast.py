@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum, auto
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from understudy import _torch
+from understudy._torch import OpOverload
 from understudy.ops.registry import Trait
 
 
@@ -63,9 +64,19 @@ for _casting, _names in {
 if _torch.has_operator("linalg_matrix_sqrth"):  # since torch 2.14
     casting.register(Casting.FLOAT32, "linalg_matrix_sqrth")
 
-casts_inside: Trait[str] = Trait("what autocast casts inside of its kernel")
-"""Of kernels that call other operators. Autocast does nothing for the operator itself, so it is enabled inside."""
-casts_inside.register("the product of its factors", "linalg_pinv.atol_rtol_tensor", "_trilinear")
+caller_in_kernel: Trait[str] = Trait("the composite operator that calls it; its kernel calls others")
+"""Where autocast does not cast the whole composite operator, it is enabled inside of the kernel."""
+caller_in_kernel.register("linalg_pinv", "linalg_pinv.atol_rtol_tensor")
+caller_in_kernel.register("bilinear", "_trilinear")
+
+
+def is_cast_in_kernel(op: OpOverload, device_types: Iterable[str]) -> bool:
+    """Whether autocast, if enabled, casts the operators that the kernel of `op` calls."""
+    caller = caller_in_kernel.of(op)
+    if caller is None:
+        return False
+    return not any(_torch.has_autocast_kernel(_torch.operator_named(caller), device_type) for device_type in device_types)
+
 
 WITHOUT_AUTOCAST = {"ipu": "what switches its autocast on is what switches these kernels on"}
 """Device types."""
