@@ -366,3 +366,15 @@ def test_attention_without_elements_has_strides_of_its_own() -> None:
         F.scaled_dot_product_attention(x, x, x)
     assert not env.check(torch.randn(1, 1, 5, 6))
     assert all(env.check(torch.randn(shape)) for shape in ((0, 1, 3, 4), (2, 1, 0, 4), (2, 1, 3, 0)))
+
+
+@pytest.mark.parametrize("function", [torch.corrcoef, torch.pinverse, torch.linalg.pinv])
+def test_plans_inferred_under_autocast_serve_without_it(function: Callable[..., torch.Tensor]) -> None:
+    FakeTensorMode.cache_clear()
+    mode, real = FakeTensorMode(), torch.randn(5, 5)
+    x = mode.from_tensor(real)
+    for is_cast in (True, False, True):
+        with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16, enabled=is_cast):
+            expected = function(real).dtype
+            with mode:
+                assert function(x).dtype is expected

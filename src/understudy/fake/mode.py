@@ -26,7 +26,13 @@ from understudy.fake.templates import make_symbolic
 from understudy.fake.tensor import FakeTensor
 from understudy.fake.tensor_calls import TENSOR_SOURCES
 from understudy.fake.values import data_dependent, determined, ranges
-from understudy.fake.values.answers import AnswerPolicy, Answers, make_policy, refuse_in_composite
+from understudy.fake.values.answers import (
+    AnswerPolicy,
+    Answers,
+    is_in_composite,
+    make_policy,
+    refuse_in_composite,
+)
 from understudy.fake.values.determined import DeterminedContents, LiteralStorage, StoragePart
 from understudy.fake.values.sizes_in_tensors import enable_symbolic_indexing
 from understudy.infer.cache import PLAIN_TYPES, Cache, DispatchCacheInfo, UnusualArgument, add_value
@@ -326,7 +332,7 @@ class FakeTensorMode(_torch.TorchDispatchMode):
             made = make_new(self, plan.spec)
             made._determined = determined.start_extremes(func, args, plan.spec)
             return made
-        if plan.kind == DECOMPOSED or (plan.kind == COMPOSITE and _torch.enabled_autocast_keys()):
+        if plan.kind == DECOMPOSED or (plan.kind == COMPOSITE and _torch.enabled_autocast_keys() and not is_in_composite()):
             return self.decompose(func, args, kwargs)
         inputs = flat_exact(FakeTensor, args, kwargs)
         if not has_determined and plan.kind < TRACKED:
