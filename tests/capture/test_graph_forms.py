@@ -134,6 +134,19 @@ def test_a_branch_that_writes_to_its_operand_under_functionalization(writes_firs
         make_fx(torch.func.functionalize(f), tracing_mode="symbolic")(torch.ones(4, 5))
 
 
+@pytest.mark.parametrize("tracing_mode", ["real", "fake", "symbolic"])
+def test_a_branch_that_returns_a_view_of_what_it_wrote_under_functionalization(tracing_mode: Any) -> None:
+    def write(x: Tensor) -> Tensor:
+        copy = x.clone()
+        copy.add_(1)
+        return copy.view(-1)
+
+    f = torch.func.functionalize(lambda x: torch.cond(x.sum() > 0, write, lambda x: x.clone().view(-1), (x,)))
+    gm = make_fx(f, tracing_mode=tracing_mode)(torch.ones(2, 2))
+    torch.testing.assert_close(gm(torch.ones(2, 2)), torch.full((4,), 2.0))
+    torch.testing.assert_close(gm(-torch.ones(2, 2)), -torch.ones(4))
+
+
 def test_nodes_in_branches_keep_what_the_nodes_of_a_graph_said() -> None:
     def f(x: Tensor) -> Tensor:
         return torch.cond(x.sum() > 0, lambda x: x.sin() + 1, lambda x: x.cos(), (x,))

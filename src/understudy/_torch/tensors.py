@@ -37,6 +37,7 @@ native_storage, native_clone = torch._C.TensorBase.untyped_storage, torch._C.Ten
 NoTorchFunction = torch._C.DisableTorchFunctionSubclass
 NoFunctionModes: Any = torch._C.DisableTorchFunction
 """Inside, every `__torch_function__` is skipped, including those of modes."""
+is_function_mode_active: Callable[[], bool] = torch._C._is_torch_function_mode_enabled
 
 
 def storage_id(tensor: Tensor) -> int:

@@ -23,7 +23,7 @@ from understudy.spec.tensor_spec import is_contiguous
 
 make_wrapper = _torch.make_wrapper
 give_storage = _torch.give_storage
-take_metadata = _torch.set_native_data
+take_metadata, is_function_mode_active = _torch.set_native_data, _torch.is_function_mode_active
 NoDispatch = _torch.NoDispatch
 in_inference_mode = torch.is_inference_mode_enabled
 NO_STORAGE: Any = make_wrapper(FakeTensor, (0,))
@@ -80,6 +80,9 @@ def is_contiguous_as_written(spec: TensorSpec) -> bool:
 def make_symbolic(spec: TensorSpec, base: FakeTensor | None = None, expects_operators: bool = True) -> FakeTensor:
     """A stand-in with symbolic sizes, on the storage of `base` or on a new one. `expects_operators`: whether C++ is
     likely to ask for its layout."""
+    if is_function_mode_active():  # where C++ calls operators by itself, as backward passes do
+        with _torch.NoFunctionModes():  # it would be given stand-ins that are half made
+            return make_symbolic(spec, base, expects_operators)
     prepared: TemplatePool = spec.prepared or TemplatePool(spec)
     templates = prepared.templates[in_inference_mode()]
     template = templates.pop() if templates else make_template(spec, prepared)
