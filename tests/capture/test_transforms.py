@@ -25,6 +25,7 @@ from torch.func import (
 from torch.nn import functional as F
 
 from tests.capture.captured import captured, check, targets
+from understudy import make_fx
 
 
 def wave(x: Tensor) -> Tensor:
@@ -183,3 +184,32 @@ def test_a_second_derivative_that_is_written_to_in_place() -> None:
     others = ((torch.randn(5),),)
     check(second(lambda y: (y * 2).mul_(3)), torch.randn(3), others=others)
     check(second(lambda y: (y * 2).mul_(3).add_(y).view(-1).mul_(y)), torch.randn(3), others=others)
+
+
+WRITES_TRIED_ON_META_TENSORS: dict[str, Callable[[Tensor], Tensor]] = {
+    "cumsum": lambda x: x.cumsum_(0),
+    "renorm": lambda x: x.renorm_(2, 0, 1.0),
+    "tril": lambda x: x.tril_(),
+    "clamp": lambda x: x.clamp_(0, 0.5),
+    "index_fill": lambda x: x.index_fill_(0, torch.tensor([1]), 2.0),
+    "hardtanh": lambda x: F.hardtanh(x, inplace=True),
+    "sinc": lambda x: x.sinc_(),
+    "xlogy": lambda x: x.xlogy_(x[:1].expand(x.shape)),
+    "nan_to_num": lambda x: x.nan_to_num_(),
+}
+
+
+@pytest.mark.parametrize("name", WRITES_TRIED_ON_META_TENSORS)
+def test_writes_under_functionalize_keep_symbols(name: str) -> None:
+    """C++ tries them on meta tensors, where torch's own functions expand with plain sizes."""
+    write = WRITES_TRIED_ON_META_TENSORS[name]
+    f = functionalize(lambda x: write(x.clone()))
+    gm = make_fx(f, tracing_mode="symbolic")(torch.rand(4, 6))
+    assert not gm.shape_env.specialisations
+    other = torch.rand(5, 3)
+    torch.testing.assert_close(gm(other), f(other))
+
+
+def test_random_writes_under_functionalize_keep_symbols() -> None:
+    gm = make_fx(functionalize(lambda x: F.gumbel_softmax(x)), tracing_mode="symbolic")(torch.rand(4, 6))
+    assert gm(torch.rand(5, 3)).shape == (5, 3) and not gm.shape_env.specialisations

@@ -18,7 +18,7 @@ import torch
 from understudy import _torch
 from understudy.contexts import contextmanager
 from understudy.ops.shared.batching import batching_rule, random_batching_rule
-from understudy.ops.shared.decompositions import has_symbolic_sizes, under_transforms
+from understudy.ops.shared.decompositions import has_symbolic_sizes, on_meta_tensors, under_transforms
 from understudy.spec.call import flat
 
 log = logging.getLogger(__name__)
@@ -40,12 +40,17 @@ def _by_decomposition(name: str, function: Function) -> Function:
     return rule
 
 
+def _without_keys(function: Function) -> Function:
+    return lambda keys, *args, **kwargs: function(*args, **kwargs)
+
+
 RULES: dict[str, dict[str, Function]] = {
     "FuncTorchBatched": dict(batching_rule.items()),
     "FuncTorchVmapMode": dict(random_batching_rule.items()),
     "FuncTorchDynamicLayerFrontMode": {
         name: _by_decomposition(name, function) for name, function in under_transforms.items()
     },
+    "Meta": {name: _without_keys(function) for name, function in on_meta_tensors.items()},
 }
 """By dispatch key and the name of the operator."""
 

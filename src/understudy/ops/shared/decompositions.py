@@ -21,6 +21,8 @@ decomposition: Trait[Function] = Trait("decomposition for symbolic sizes")
 """A function may return `NotImplemented` to leave a call to C++."""
 
 under_transforms: Trait[Function] = Trait("decomposition for symbolic sizes under a transform of torch.func")
+on_meta_tensors: Trait[Function] = Trait("kernel for meta tensors with symbolic sizes")
+"""C++'s functionalisation tries each write on meta tensors first; torch's functions for these call further operators."""
 
 
 def decomposition_at_any_level(*ops: str) -> Callable[[Registered], Registered]:

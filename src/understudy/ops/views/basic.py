@@ -9,7 +9,7 @@ import torch
 
 from understudy.errors import ArgumentError, DimensionError, DtypeError, ShapeMismatch
 from understudy.ops.registry import rule
-from understudy.ops.shared.decompositions import decomposition
+from understudy.ops.shared.decompositions import decomposition, on_meta_tensors
 from understudy.ops.shared.dims import (
     complete_shape,
     replace_size,
@@ -24,11 +24,13 @@ from understudy.ops.shared.layouts import expand_strides, view_strides
 from understudy.shapes.node import Shape, Size, Sizes
 from understudy.shapes.sizes import (
     expect_in_bounds,
+    from_torch,
     has_unbacked,
     is_provably_less,
     is_symbolic,
     larger,
     smaller,
+    to_torch,
     wrap_index,
 )
 from understudy.spec import TensorSpec, View, complex_type, real_type
@@ -58,6 +60,13 @@ def reshape_alias(spec: TensorSpec, size: Sequence[object], stride: Sequence[obj
 @rule("expand", "broadcast_to")
 def expand(spec: TensorSpec, size: Sequence[object], *, implicit: bool = False) -> View:
     return View(0, spec.as_view(*expand_strides(spec, size)))
+
+
+@on_meta_tensors("expand")
+def expand_meta_tensor(x: torch.Tensor, size: Sequence[object], *, implicit: bool = False) -> torch.Tensor:
+    spec = TensorSpec(tuple(map(from_torch, x.shape)), tuple(map(from_torch, x.stride())), dtype=x.dtype, device=x.device)
+    shape, stride = expand_strides(spec, [*map(from_torch, size)])
+    return x.as_strided([*map(to_torch, shape)], [*map(to_torch, stride)])
 
 
 @rule("permute")
