@@ -76,6 +76,55 @@ def test_tensors_that_kernels_make_on_the_way(name: str, threads: int) -> None:
         torch.set_num_threads(before)
 
 
+def train_convolutions(*parts: torch.nn.Module) -> None:
+    model = torch.nn.Sequential(*parts)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for _ in range(2):
+        model(torch.randn(8, 3, 64, 64)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def train_classifier() -> None:
+    nn = torch.nn
+    train_convolutions(
+        nn.Conv2d(3, 32, 7, 2, 3), nn.BatchNorm2d(32), nn.ReLU(True), nn.MaxPool2d(3, 2, 1), nn.Conv2d(32, 64, 3, 1, 1),
+        nn.ReLU(), nn.Conv2d(64, 128, 3, 2, 1, bias=False), nn.Conv2d(128, 256, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+    )  # fmt: skip
+
+
+def train_autoencoder() -> None:
+    nn = torch.nn
+    train_convolutions(
+        nn.Conv2d(3, 64, 3, padding=1), nn.GroupNorm(8, 64), nn.SiLU(), nn.Conv2d(64, 128, 3, 2, 1), nn.SiLU(),
+        nn.ConvTranspose2d(128, 64, 4, 2, 1), nn.Conv2d(64, 3, 3, padding=1),
+    )  # fmt: skip
+
+
+@pytest.mark.skipif(torch.backends.cpu.get_cpu_capability() != "AVX512", reason="the layouts are those of AVX-512")
+@pytest.mark.parametrize("program", [train_classifier, train_autoencoder])
+def test_convolutions_of_onednn(program: Callable[[], None]) -> None:
+    """Copies of images and weights with channels in blocks; what threads add up in is not counted."""
+    found, true = rehearse(program).peak.allocated_bytes, true_peak(program, uses_onednn=True)
+    assert 0 <= true - found <= 0.03 * true
+
+
+@pytest.mark.parametrize("settings", [{}, {"num_layers": 2, "bidirectional": True}, {"hidden_size": 64}, {"input_size": 30}])
+def test_layers_of_onednn(settings: Any) -> None:
+    """Its workspace, which is kept for the backward pass, copies of weights, and scratch memory."""
+
+    def program() -> None:
+        sizes = {"input_size": 16, "hidden_size": 40, **settings}
+        model = torch.nn.LSTM(**sizes)
+        optimizer = torch.optim.AdamW(model.parameters())
+        for _ in range(2):
+            model(torch.randn(10, 4, sizes["input_size"]))[0].square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    assert rehearse(program).peak.allocated_bytes == true_peak(program, uses_onednn=True)
+
+
 DECODER = Path(__file__).parents[1] / "simulation" / "scripts" / "train_decoder.py"
 SMALL = "--device cpu --width 64 --layers 2 --heads 4 --inner 256 --vocabulary 100 --batch 2 --length 16"
 MiB = 1 << 20

@@ -1,6 +1,6 @@
 """The true peak of a program on the CPU: a replay of every allocation and free that torch's profiler has seen.
 
-oneDNN is off: on processors with instructions for bfloat16 its matrix products take scratch memory, an amount that depends on
+oneDNN is off, unless it is asked for: on processors with instructions for bfloat16 its matrix products take scratch memory, an amount that depends on
 the processor and on the number of threads, and that no operator shows."""
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 
-def true_peak(program: Callable[[], object]) -> int:
-    without_onednn = torch.backends.mkldnn.flags(enabled=False)
-    with without_onednn, profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+def true_peak(program: Callable[[], object], uses_onednn: bool = False) -> int:
+    onednn = torch.backends.mkldnn.flags(enabled=uses_onednn)
+    with onednn, profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
         program()
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
         recorded.export_chrome_trace(file.name)

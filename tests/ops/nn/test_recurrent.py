@@ -36,6 +36,23 @@ def test_onednn_layers() -> None:
         assert normal(answer(backward, *specs)) == expected
 
 
+@pytest.mark.parametrize("sizes", [(1, 1, 16, 32), (10, 4, 64, 32), (10, 4, 20, 30), (10, 8, 16, 64), (7, 3, 128, 256)])
+@pytest.mark.parametrize("train", [True, False])
+def test_the_size_of_onednns_workspace(sizes: tuple[int, int, int, int], train: bool) -> None:
+    length, batch, features, hidden = sizes
+
+    def program() -> Any:
+        weights = [torch.zeros(4 * hidden, n) for n in (features, hidden)] + [torch.zeros(4 * hidden)] * 2
+        state, x = torch.zeros(1, batch, hidden), torch.zeros(length, batch, features)
+        return torch.ops.aten.mkldnn_rnn_layer(
+            x, *weights, state, state, False, [], 2, hidden, 1, True, False, False, train
+        )[3]
+
+    with FakeTensorMode():
+        fake = program()
+    assert fake.shape == program().shape
+
+
 def test_cells_on_cuda() -> None:
     gates, state = (spec_of(filled(shape)).on(torch.device("cuda:0")) for shape in ((2, 16), (2, 4)))
     results: tuple[TensorSpec, ...] = answer(aten._thnn_fused_lstm_cell.default, gates, gates, state)

@@ -13,6 +13,7 @@ from understudy.errors import ShapeMismatch
 from understudy.ops.registry import rule
 from understudy.ops.shared.dtypes import refuse_cpu
 from understudy.ops.traits.caching import uncacheable
+from understudy.ops.traits.host_kernels import steps_of
 from understudy.shapes.node import Size
 from understudy.spec import TensorSpec, spec_of
 from understudy.spec.call import flat
@@ -28,13 +29,40 @@ def mkldnn_layer(
     hx: TensorSpec, cx: TensorSpec, reverse: bool, batch_sizes: list[object], mode: int,
     hidden_size: Size, *settings: object,
 ) -> tuple[Maybe, ...]:  # fmt: skip
-    """On (length, batch, features). Only oneDNN knows the size of the workspace (the last result); it is empty here,
-    and is read only by the backward of this layer. Where no gradients are recorded, there is none."""
+    """On (length, batch, features). The last result is a workspace, which only the backward of this layer reads: empty where
+    sizes are symbols. Where no gradients are recorded, there is none."""
     if x.ndim != 3:
         raise ShapeMismatch(f"mkldnn_rnn_layer: expected (length, batch, features), got {x}")
     result = x.like((x.shape[0], x.shape[1], hidden_size))
-    workspace = x.like((0,), dtype=torch.uint8) if torch.is_grad_enabled() else None
+    workspace = None
+    if torch.is_grad_enabled():
+        sizes = (*x.shape, hidden_size)
+        size = _count_workspace_bytes(*sizes) if all(type(size) is int for size in sizes) else 0
+        workspace = x.like((size,), dtype=torch.uint8)
     return result, x.like(hx.shape), x.like(cx.shape), workspace
+
+
+PAGE, LINE = 4096, 16
+"""oneDNN begins each part of a workspace on a page, and each row of numbers on a line of the processor's cache."""
+
+
+def _count_workspace_bytes(length: Any, batch: Any, features: Any, hidden: Any) -> int:
+    """Gates and outputs of each step; of input and layer, the states of each step and the one before, and those of the
+    cells. As oneDNN gives it for float32."""
+    states = 2 * (length + 1) * batch
+    parts = [length * batch * _align_row(4 * hidden), length * batch * _align_row(hidden)]
+    parts += 3 * [states * _align_row(max(features, hidden))] + 2 * [states * hidden]
+    return _count_page_bytes(*parts)
+
+
+def _count_page_bytes(*parts: int) -> int:
+    return sum(-(-4 * numbers // PAGE) * PAGE for numbers in parts)
+
+
+def _align_row(width: int) -> int:
+    """Rows of a multiple of 256 numbers would share lines of the cache."""
+    aligned = -(-width // LINE) * LINE
+    return aligned if aligned % 256 else aligned + LINE
 
 
 uncacheable.register("depends on whether gradients are recorded", "mkldnn_rnn_layer")
@@ -46,6 +74,40 @@ def mkldnn_layer_backward(
     hx: TensorSpec, cx: TensorSpec, *rest: object,
 ) -> tuple[TensorSpec, ...]:  # fmt: skip
     return tuple(spec.like(dtype=torch.float32) for spec in (x, weight1, weight2, weight3, weight4, hx, cx))
+
+
+@steps_of("mkldnn_rnn_layer")
+def _of_layer(
+    results: Sequence[TensorSpec], x: TensorSpec, weight1: TensorSpec, weight2: TensorSpec, *rest: object
+) -> tuple[int, ...]:
+    """The sum of the biases; weights in another order; gates of all steps, states of one, and what points to them."""
+    length, batch, features = map(int, x.shape)
+    gates, hidden = map(int, weight2.shape)
+    row = _align_row(gates)
+    state = batch * _align_row(hidden)
+    return 4 * gates, 4 * (features + hidden) * row, _count_page_bytes(length * batch * row, state, state, gates) + POINTERS
+
+
+POINTERS = 568
+
+
+@steps_of("mkldnn_rnn_layer_backward")
+def _of_layer_backward(
+    results: Sequence[TensorSpec], x: TensorSpec, weight1: TensorSpec, weight2: TensorSpec, weight3: TensorSpec,
+    weight4: TensorSpec, hx: TensorSpec, cx: TensorSpec, output: Maybe, hy: Maybe, cy: Maybe, grad: Maybe, grad_hy: Maybe,
+    grad_cy: Maybe, *rest: object,
+) -> tuple[int, ...]:  # fmt: skip
+    """As forward, for gradients of weights; gradients of results, laid out by rows, or zeros; weights whose rows are not
+    aligned."""
+    given = ((grad, output), (grad_hy, hy), (grad_cy, cy))
+    made = [
+        like.numel * like.itemsize
+        for spec, like in given
+        if like is not None and (spec is None or not spec.is_contiguous)
+    ]
+    rows = [tuple(map(int, weight.shape)) for weight in (weight1, weight2)]
+    aligned = [4 * count * _align_row(width) for count, width in rows if _align_row(width) != width]
+    return (*made, *aligned, *_of_layer(results, x, weight1, weight2))
 
 
 @rule("_thnn_fused_lstm_cell")
