@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._higher_order_ops import scan
 from torch.autograd import forward_ad
+from torch.utils.checkpoint import checkpoint
 
 from tests.capture.captured import assert_same, check
 from understudy import (
@@ -315,6 +316,21 @@ def test_a_backward_pass_of_attention_under_autocast(dropout: float, mode: str) 
         torch.manual_seed(1)
         found.append((program(*args), torch.is_autocast_enabled("cpu")))
     torch.testing.assert_close(*found, rtol=0, atol=0)
+
+
+@each_mode
+def test_a_backward_pass_that_runs_a_region_again_under_autocast(mode: str) -> None:
+    """A checkpoint is computed again with the autocast that it had, inside of a region with another one."""
+
+    def f(x: torch.Tensor, w: torch.Tensor) -> Any:
+        with torch.autocast("cpu", torch.bfloat16):
+            with torch.autocast("cpu", enabled=False):
+                y = checkpoint(lambda x: (x @ w).sin() @ w, x, use_reentrant=False)
+            return torch.autograd.grad(y.square().sum(), [x, w])
+
+    gm = traced(f, torch.randn(3, 3, requires_grad=True), torch.randn(3, 3, requires_grad=True), mode=mode)
+    args = torch.randn(3, 3, requires_grad=True), torch.randn(3, 3, requires_grad=True)
+    torch.testing.assert_close(gm(*args), f(*args), rtol=0, atol=0)
 
 
 def test_parts_go_where_no_backward_pass_reads_them() -> None:

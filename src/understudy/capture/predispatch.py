@@ -7,7 +7,7 @@ inner operators are recorded as well, for a backward pass inside the traced func
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -30,6 +30,14 @@ BACKWARD = frozenset({torch.autograd.grad, torch.autograd.backward, torch.Tensor
 
 AutocastArguments = tuple[str, torch.dtype, bool, bool]
 """Of `enter_autocast`: the type of device, the dtype, whether it is enabled, whether casts are kept."""
+
+
+def disabled_autocast(device_types: Iterable[str]) -> list[AutocastArguments]:
+    """What disables the autocast that is enabled now."""
+    return [
+        (device, torch.get_autocast_dtype(device), False, torch.is_autocast_cache_enabled())
+        for device in sorted(device_types) if torch.is_autocast_enabled(device)
+    ]  # fmt: skip
 
 
 class PreDispatchTorchFunctionMode(_torch.FunctionMode):
@@ -66,8 +74,12 @@ class PreDispatchTorchFunctionMode(_torch.FunctionMode):
         if handler is not None:
             return handler(*args, **(kwargs or {}))
         if func in BACKWARD and _torch.is_recorded_above_autograd():
+            regions = [self._record(_torch.enter_autocast, arguments) for arguments in self._find_autocast()]
             with _torch.active_recorder().below_autograd(), branches_below_autograd():
-                return func(*args, **(kwargs or {}))
+                result = func(*args, **(kwargs or {}))
+            for region in reversed(regions):
+                self._record(_torch.exit_autocast, (region,))
+            return result
         return func(*args, **kwargs) if kwargs else func(*args)
 
     @GuardedExit
@@ -95,6 +107,10 @@ class PreDispatchTorchFunctionMode(_torch.FunctionMode):
         node = self._record(_torch.enter_autocast, args)
         self.enter_autocast_nodes.append(node)
         return node
+
+    def _find_autocast(self) -> list[AutocastArguments]:
+        """What disables the autocast that is enabled at this point of the graph: below autograd, it has cast already."""
+        return disabled_autocast({str(node.args[0]) for node in self.enter_autocast_nodes})
 
     def _exit_autocast(self, *args: object) -> Node:
         return self._record(_torch.exit_autocast, (self.enter_autocast_nodes.pop(),))
@@ -160,11 +176,7 @@ class CompositeParts:
         self._results = [
             (tensor, self._tracer.find_node(tensor)) for tensor in flat(torch.Tensor, (result,), {})
         ]
-        devices = {tensor.device.type for tensor, _ in self._results}
-        self._autocast = [
-            (device, torch.get_autocast_dtype(device), False, torch.is_autocast_cache_enabled())
-            for device in sorted(devices) if torch.is_autocast_enabled(device)
-        ]  # fmt: skip
+        self._autocast = disabled_autocast({tensor.device.type for tensor, _ in self._results})
 
     def belong_to(self, whole: Node) -> None:
         """Set the operator's own node, which represents its results from now on."""
