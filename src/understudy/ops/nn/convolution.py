@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Sequence
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +21,7 @@ from understudy.ops.shared.layouts import (
     looks_channels_last,
     with_height,
 )
+from understudy.ops.traits.host_kernels import Results, steps_of
 from understudy.shapes.node import Shape, Size, Sizes
 from understudy.spec import (
     TensorSpec,
@@ -413,3 +415,89 @@ def _among_channels(tensor: torch.Tensor) -> torch.Tensor:
 def _from_channels(tensor: torch.Tensor, size: Any) -> torch.Tensor:
     count, channels, *rest = tensor.shape
     return tensor.reshape(count, size, channels // size, *rest).transpose(0, 1)
+
+
+# --- memory of oneDNN's kernels: copies of images and weights with channels in blocks
+#
+# Blocked x, w and result, then the plain result. Images whose channels are the last dimension are taken as they are. What
+# threads add up in is not counted, and half types are left out: both are the choice of the kernel for a processor.
+
+BLOCKS = {"AVX512": 16, "AVX2": 8}
+"""Channels of a block, by the instructions of this processor."""
+FEW_CHANNELS, HALF_BLOCK = 3, 8
+"""Images of so few channels are taken as they are; images of less than a block are filled up to this."""
+
+
+def _is_laid_out_in_blocks(x: TensorSpec, weight: TensorSpec, window: Window) -> bool:
+    if not torch.backends.mkldnn.enabled or torch.backends.cpu.get_cpu_capability() not in BLOCKS:
+        return False
+    is_plain = x.dtype is torch.float32 and not x.is_empty and not _in_channels_last(x, weight, window)
+    return is_plain and uses_onednn(x, weight, window)
+
+
+def _block() -> int:
+    return BLOCKS[torch.backends.cpu.get_cpu_capability()]
+
+
+def _fill(shape: Sequence[Any], channels: Sequence[int] = (), block: int = 0) -> int:
+    """Bytes of a float32 tensor, with its dimensions of channels filled up to blocks."""
+    block = block or _block()
+    sizes = [int(size) for size in shape]
+    return 4 * prod(-(-size // block) * block if dim in channels else size for dim, size in enumerate(sizes))
+
+
+def _is_narrow(shape: Sequence[Any]) -> bool:
+    """Of an image: less channels than a block."""
+    return bool(shape[1] < _block())
+
+
+def _fill_image(shape: Sequence[Any]) -> int:
+    """The copy of an image that the gradient of the weight is computed with."""
+    if shape[1] <= FEW_CHANNELS:
+        return 0
+    return _fill(shape, (1,), HALF_BLOCK if _is_narrow(shape) else 0)
+
+
+@steps_of("convolution")
+def of_convolution(
+    results: Results, x: TensorSpec, weight: TensorSpec, bias: TensorSpec | None, *settings: Any
+) -> tuple[int, ...]:
+    """A transposed one is computed as a gradient, and copied once more."""
+    window = Window.of(weight, *settings)
+    if not _is_laid_out_in_blocks(x, weight, window):
+        return ()
+    transposed, groups = window.transposed, window.groups
+    plain, is_plain = _fill(results[0].shape), not transposed and _is_narrow(x.shape)
+    weights = _fill(weight.shape, () if groups > 1 else (0,) if is_plain else (0, 1))
+    image = 0 if is_plain else _fill(x.shape, (1,))
+    if transposed:
+        return (max(image + weights, 2 * plain),)
+    blocked = _fill(results[0].shape, (1,))
+    return (max(image + weights + blocked - plain, blocked),)
+
+
+@steps_of("convolution_backward")
+def of_convolution_backward(
+    results: Results, grad: TensorSpec, x: TensorSpec, weight: TensorSpec, bias_sizes: Sizes | None, *settings: Any
+) -> tuple[int, ...]:
+    """First the gradient of the input, then that of the weight, each in blocks and then plain."""
+    output_mask = settings[-1]
+    window = Window.of(weight, *settings[:-1])
+    if not _is_laid_out_in_blocks(x, weight, window):
+        return ()
+    transposed, groups = window.transposed, window.groups
+    image, result = (grad, x) if transposed else (x, grad)
+    made_input, made_weight, made_bias = (
+        _fill(shape) if is_wanted else 0
+        for shape, is_wanted in zip((x.shape, weight.shape, bias_sizes or ()), output_mask, strict=True)
+    )
+    of_image, of_result = _fill_image(image.shape), _fill(result.shape, (1,))
+    moments = [0]
+    if made_input:
+        read = (0 if _is_narrow(grad.shape) else of_image) if transposed else of_result
+        blocked = of_result if transposed else _fill(x.shape, (1,) if of_image else ())
+        moments += [read + _fill(weight.shape, (0, 1) if groups == 1 else ()) + blocked, made_input + blocked]
+    if made_weight:
+        blocked = _fill(weight.shape, (0, 1) if groups == 1 and not _is_narrow(image.shape) else ())
+        moments += [made_input + max(of_image + of_result + blocked, made_weight + blocked + made_bias) + made_bias]
+    return (max(0, max(moments) - made_input - made_weight - made_bias),)

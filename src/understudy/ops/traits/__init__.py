@@ -9,6 +9,5 @@
     scratch      temporary memory of kernels and libraries; how reductions spread over blocks
     cuda_kernels temporary memory of attention and of sorts
     host_kernels CPU kernels: dtypes that few take, operands that they copy, Python numbers
-    onednn_kernels  copies that convolutions make on the CPU
     flops        the work of a call: multiply-adds, operations, bytes moved
 """
