@@ -196,6 +196,9 @@ WRITES_TRIED_ON_META_TENSORS: dict[str, Callable[[Tensor], Tensor]] = {
     "sinc": lambda x: x.sinc_(),
     "xlogy": lambda x: x.xlogy_(x[:1].expand(x.shape)),
     "nan_to_num": lambda x: x.nan_to_num_(),
+    "copysign": lambda x: x.copysign_(-x),
+    "floor_divide": lambda x: x.floor_divide_(0.25),
+    "heaviside": lambda x: x.heaviside_(x),
 }
 
 

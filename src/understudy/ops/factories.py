@@ -12,6 +12,7 @@ from understudy import _torch
 from understudy.errors import ArgumentError, DtypeError, ShapeMismatch
 from understudy.ops.registry import rule
 from understudy.ops.shared.batching import BatchLevel, at_one_level, batching_rule
+from understudy.ops.shared.decompositions import describe_meta_tensor, on_meta_tensors
 from understudy.ops.shared.dtypes import (
     COMPLEX,
     FLOATS,
@@ -22,7 +23,7 @@ from understudy.ops.shared.dtypes import (
 )
 from understudy.ops.variants import check_no_overlap
 from understudy.shapes.node import Scalar, Shape, Size, Sizes
-from understudy.shapes.sizes import is_provably_equal
+from understudy.shapes.sizes import is_provably_equal, to_torch
 from understudy.spec import (
     Same,
     TensorSpec,
@@ -373,6 +374,15 @@ def like(
     if layout is not None and layout is not torch.strided:
         return NotImplemented
     return a.like(stride=copy_strides(a, memory_format), dtype=dtype, device=device)
+
+
+@on_meta_tensors("_to_copy")
+def copy_meta_tensor(x: torch.Tensor, *, device: Device | None = None, **options: Any) -> torch.Tensor:
+    if device is not None and device.type != "meta":
+        raise NotImplementedError("a meta tensor has no data that could be copied to another device")
+    spec = like(describe_meta_tensor(x), **options)
+    sizes = [[*map(to_torch, numbers)] for numbers in (spec.shape, spec.stride)]
+    return torch.empty_strided(*sizes, dtype=spec.dtype, device=spec.device)
 
 
 @rule("full_like")

@@ -25,6 +25,11 @@ on_meta_tensors: Trait[Function] = Trait("kernel for meta tensors with symbolic 
 """C++'s functionalisation tries each write on meta tensors first; torch's functions for these call further operators."""
 
 
+def describe_meta_tensor(x: torch.Tensor) -> TensorSpec:
+    shape, stride = tuple(map(from_torch, x.shape)), tuple(map(from_torch, x.stride()))
+    return TensorSpec(shape, stride, dtype=x.dtype, device=x.device)
+
+
 def decomposition_at_any_level(*ops: str) -> Callable[[Registered], Registered]:
     """Registers a function as both: outside of transforms and under them."""
     return lambda function: under_transforms(*ops)(decomposition(*ops)(function))

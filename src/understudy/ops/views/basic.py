@@ -9,7 +9,7 @@ import torch
 
 from understudy.errors import ArgumentError, DimensionError, DtypeError, ShapeMismatch
 from understudy.ops.registry import rule
-from understudy.ops.shared.decompositions import decomposition, on_meta_tensors
+from understudy.ops.shared.decompositions import decomposition, describe_meta_tensor, on_meta_tensors
 from understudy.ops.shared.dims import (
     complete_shape,
     replace_size,
@@ -64,8 +64,7 @@ def expand(spec: TensorSpec, size: Sequence[object], *, implicit: bool = False) 
 
 @on_meta_tensors("expand")
 def expand_meta_tensor(x: torch.Tensor, size: Sequence[object], *, implicit: bool = False) -> torch.Tensor:
-    spec = TensorSpec(tuple(map(from_torch, x.shape)), tuple(map(from_torch, x.stride())), dtype=x.dtype, device=x.device)
-    shape, stride = expand_strides(spec, [*map(from_torch, size)])
+    shape, stride = expand_strides(describe_meta_tensor(x), [*map(from_torch, size)])
     return x.as_strided([*map(to_torch, shape)], [*map(to_torch, stride)])
 
 
