@@ -76,6 +76,21 @@ def test_tensors_that_kernels_make_on_the_way(name: str, threads: int) -> None:
         torch.set_num_threads(before)
 
 
+def test_results_that_are_given() -> None:
+    """`out=` has the formulas of the plain operators."""
+
+    def program() -> None:
+        x, y, out, bias = torch.rand(4, 8), torch.rand(4, 8), torch.empty(4, 8), torch.rand(4)
+        for name in ("mse_loss", "smooth_l1_loss", "huber_loss", "soft_margin_loss", "binary_cross_entropy"):
+            getattr(torch.ops.aten, name)(x, y, reduction=0, out=out)
+        torch.ops.aten.mean.out(x, [0], out=torch.empty(8))
+        torch.ops.aten.mm.out(x, y.t(), out=torch.empty(4, 4))
+        image, weight = torch.rand(2, 4, 9, 9), torch.rand(4, 4, 3, 3)
+        torch.ops.aten.convolution.out(image, weight, bias, [1, 1], [0, 0], [1, 1], False, [0, 0], 1, out=torch.empty(2, 4, 7, 7))
+
+    assert rehearse(program).verdict == "fits"
+
+
 def train_convolutions(*parts: torch.nn.Module) -> None:
     model = torch.nn.Sequential(*parts)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)

@@ -460,7 +460,7 @@ def _fill_image(shape: Sequence[Any]) -> int:
 
 @steps_of("convolution")
 def of_convolution(
-    results: Results, x: TensorSpec, weight: TensorSpec, bias: TensorSpec | None, *settings: Any
+    results: Results, x: TensorSpec, weight: TensorSpec, bias: TensorSpec | None, *settings: Any, **out: object
 ) -> tuple[int, ...]:
     """A transposed one is computed as a gradient, and copied once more."""
     window = Window.of(weight, *settings)
@@ -478,8 +478,9 @@ def of_convolution(
 
 @steps_of("convolution_backward")
 def of_convolution_backward(
-    results: Results, grad: TensorSpec, x: TensorSpec, weight: TensorSpec, bias_sizes: Sizes | None, *settings: Any
-) -> tuple[int, ...]:
+    results: Results, grad: TensorSpec, x: TensorSpec, weight: TensorSpec, bias_sizes: Sizes | None, *settings: Any,
+    **out: object,
+) -> tuple[int, ...]:  # fmt: skip
     """First the gradient of the input, then that of the weight, each in blocks and then plain."""
     output_mask = settings[-1]
     window = Window.of(weight, *settings[:-1])

@@ -78,8 +78,9 @@ def mkldnn_layer_backward(
 
 @steps_of("mkldnn_rnn_layer")
 def _of_layer(
-    results: Sequence[TensorSpec], x: TensorSpec, weight1: TensorSpec, weight2: TensorSpec, *rest: object
-) -> tuple[int, ...]:
+    results: Sequence[TensorSpec], x: TensorSpec, weight1: TensorSpec, weight2: TensorSpec, *rest: object,
+    **out: object,
+) -> tuple[int, ...]:  # fmt: skip
     """The sum of the biases; weights in another order; gates of all steps, states of one, and what points to them."""
     length, batch, features = map(int, x.shape)
     gates, hidden = map(int, weight2.shape)
@@ -95,7 +96,7 @@ POINTERS = 568
 def _of_layer_backward(
     results: Sequence[TensorSpec], x: TensorSpec, weight1: TensorSpec, weight2: TensorSpec, weight3: TensorSpec,
     weight4: TensorSpec, hx: TensorSpec, cx: TensorSpec, output: Maybe, hy: Maybe, cy: Maybe, grad: Maybe, grad_hy: Maybe,
-    grad_cy: Maybe, *rest: object,
+    grad_cy: Maybe, *rest: object, **out: object,
 ) -> tuple[int, ...]:  # fmt: skip
     """As forward, for gradients of weights; gradients of results, laid out by rows, or zeros; weights whose rows are not
     aligned."""

@@ -149,19 +149,24 @@ def _of_huber_loss(
 
 @steps_of("binary_cross_entropy")
 def _of_loss_in_place(
-    results: Results, x: TensorSpec, target: TensorSpec, weight: TensorSpec | None = None, reduction: int = 1
-) -> tuple[int, ...]:
+    results: Results, x: TensorSpec, target: TensorSpec, weight: TensorSpec | None = None, reduction: int = 1,
+    **settings: object,
+) -> tuple[int, ...]:  # fmt: skip
     """The sum, beside what it is written to."""
     return (x.itemsize, _size_of_mean(reduction, x.dtype)) if reduction else ()
 
 
 @steps_of("soft_margin_loss")
-def _of_soft_margin_loss(results: Results, x: TensorSpec, target: TensorSpec, reduction: int = 1) -> tuple[int, ...]:
+def _of_soft_margin_loss(
+    results: Results, x: TensorSpec, target: TensorSpec, reduction: int = 1, **settings: object
+) -> tuple[int, ...]:
     return _of_loss_in_place(results, x, target, None, reduction)
 
 
 @steps_of("soft_margin_loss_backward")
-def _of_soft_margin_loss_backward(results: Results, grad: TensorSpec, x: TensorSpec, *rest: object) -> tuple[int, ...]:
+def _of_soft_margin_loss_backward(
+    results: Results, grad: TensorSpec, x: TensorSpec, *rest: object, **settings: object
+) -> tuple[int, ...]:
     """Three tensors, before the result."""
     return (2 * x.numel * x.itemsize,)
 
@@ -169,7 +174,7 @@ def _of_soft_margin_loss_backward(results: Results, grad: TensorSpec, x: TensorS
 @steps_of("binary_cross_entropy_with_logits")
 def _of_loss_of_logits(
     results: Results, x: TensorSpec, target: TensorSpec, weight: TensorSpec | None = None,
-    pos_weight: TensorSpec | None = None, reduction: int = 1,
+    pos_weight: TensorSpec | None = None, reduction: int = 1, **settings: object,
 ) -> tuple[int, ...]:  # fmt: skip
     """Before the result is there: the logarithms of sigmoids, and what they are computed with; the weights of positive
     examples, or what is summed up, and the sum."""
