@@ -228,6 +228,14 @@ def test_dropout_that_is_off_returns_its_input_under_autocast(sizes: str) -> Non
         assert F.dropout(x, 0.5, training=False) is x
 
 
+def test_literals_on_the_meta_device() -> None:
+    with FakeTensorMode(), torch.inference_mode():
+        x = torch.tensor([1.0], device="meta")
+        assert x.is_meta and (x + torch.ones(1, device="meta")).is_meta and x.new_tensor([2.0]).is_meta
+        with torch.device("meta"):
+            assert torch.tensor(2).is_meta
+
+
 WRITES: dict[str, Callable[[torch.Tensor], object]] = {
     "square_": lambda x: x.square_(),
     "true_divide_": lambda x: x.true_divide_(2),

@@ -230,6 +230,15 @@ def lift(mode: FakeTensorMode, func: object, args: Any, kwargs: object) -> Any:
     return fake
 
 
+@real_handler("aten::detach_")
+def detach_literal_on_meta(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
+    """`torch.tensor([1], device="meta")` is a real tensor, whose graph C++ drops. In inference mode, the mode is told."""
+    if args[0].device.type != "meta":
+        return NotImplemented
+    with _torch.PastDispatch():
+        return func(*args, **kwargs)
+
+
 def by_lifted_numbers(mode: FakeTensorMode, func: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
     """A call with numbers in the place of all its tensors: the same call with CPU tensors.
 
