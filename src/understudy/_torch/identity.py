@@ -78,13 +78,15 @@ def key_class(name: str) -> Any:
 # --- classes checked by isinstance ------------------------------------------------------------------------------
 
 
-def asks_for_own_class(frame: object) -> bool:
+def asks_for_own_class(frame: Any) -> bool:
     """Whether this frame is `nn.Module._apply` checking the class of a tensor, before it may set a stand-in's data,
     `torch.utils.swap_tensors`, which swaps what the class has slots for, or torch's `make_fx`, which makes an object of
     the class that it asks for."""
     if is_module_conversion(frame):
         return is_stand_in(frame.f_locals["tensor"])
     code = frame.f_code
+    if code.co_name == _QUESTION:  # asks for others, since torch 2.14
+        return frame.f_back is not None and frame.f_back.f_code.co_name == _SNAPSHOT
     if code.co_name == _SNAPSHOT:
         return frame.f_globals["__name__"] == _TRACER
     return code is _APPLY or code is _SWAP
@@ -98,4 +100,4 @@ def is_module_conversion(frame: object) -> bool:
 _APPLY = torch.nn.Module._apply.__code__
 _SWAP = torch.utils.swap_tensors.__code__
 _APPLY_INNER = "compute_should_use_set_data"
-_SNAPSHOT, _TRACER = "snapshot_fake", "torch.fx.experimental.proxy_tensor"
+_SNAPSHOT, _TRACER, _QUESTION = "snapshot_fake", "torch.fx.experimental.proxy_tensor", "is_fake_tensor"
