@@ -125,6 +125,7 @@ class ShapeEnv:
         self._compose()
 
     def _compose(self) -> None:
+        self._symop_cache: dict[Any, Any] = {}  # where nodes of torch's own class keep what they compute, since 2.15
         self.numbers = Arithmetic(self)
         self.decisions = Decisions(self)
         self.symbols = Symbols(self)

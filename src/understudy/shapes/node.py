@@ -173,6 +173,9 @@ class SymNode:
         """Sympy's question, which torch's own nodes ask."""
         return self.is_plain
 
+    is_Number = is_number  # asked since torch 2.14
+    is_Boolean = False
+
     def unwrap(self) -> Any:
         """The plain number if it is one, else the node."""
         return self.value if self.is_plain else self
