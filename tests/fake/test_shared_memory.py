@@ -190,3 +190,17 @@ def test_symbolic_sizes_are_taken_as_plain_ones(write: Callable[[torch.Tensor], 
     x = mode.from_tensor(torch.ones(4, 4), source="x")
     with mode:
         assert tuple(map(int, write(x).shape)) == write(torch.ones(4, 4)).shape
+
+
+def test_views_of_zeros_that_autograd_makes_share_their_memory() -> None:
+    """The gradient of `sgn` is a tensor with torch's ZeroTensor key, for which C++ skips operators."""
+
+    def program() -> tuple[bool, bool]:
+        x = torch.ones(4, 6, requires_grad=True)
+        (zeros,) = torch.autograd.grad(x.sgn().sum(), x)
+        view = zeros.chunk(2)[-1].t()
+        return zeros._is_zerotensor(), view.untyped_storage()._cdata == zeros.untyped_storage()._cdata
+
+    assert program() == (True, True)
+    with FakeTensorMode():
+        assert program() == (True, True)

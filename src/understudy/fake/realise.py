@@ -89,7 +89,9 @@ def make_view(mode: FakeTensorMode, base: FakeTensor, spec: TensorSpec, expects_
         _torch.set_neg(fake, True)
     if base._determined is not None:
         if base._determined.is_zeros and not spec.is_symbolic:
-            return make_zeros(mode, spec, base._determined)
+            fake = make_zeros(mode, spec, base._determined)
+            give_storage(fake, base)
+            return fake
         fake._determined = base._determined
     if base._range is not None:
         fake._range = base._range
