@@ -40,6 +40,7 @@ from understudy.simulation.allocator_parts import (
     OutOfMemory,
     Pool,
     counter_pair,
+    flatten_figures,
     make_pools,
     separate_active_counters,
 )
@@ -517,19 +518,20 @@ class Allocator:
 
     def statistics(self) -> dict[str, int]:
         """The names and meanings of `torch.cuda.memory_stats`."""
+        return dict(sorted(flatten_figures(self.nested_statistics())))
+
+    def nested_statistics(self) -> dict[str, Any]:
+        """The same as torch's C++ gives them: figure, pool, kind."""
         self._note_peaks()
-        found: dict[str, int] = {}
+        found: dict[str, Any] = {}
         for name in COUNTERS:
-            small, large = self._counters()[name]
-            pools = {"small_pool": small.figures(), "large_pool": large.figures()}
-            pools["all"] = {kind: sum(figures[kind] for figures in pools.values()) for kind in small.figures()}
-            pools["all"]["peak"] = small.both.peak
-            found |= {f"{name}.{pool}.{kind}": n for pool, figures in pools.items() for kind, n in figures.items()}
-        for name, (counter, _) in self._oversize.items():
-            found |= {f"{name}.{kind}": n for kind, n in counter.figures().items()}
-        found |= self._events
+            counter: Counter = getattr(self._small, name)
+            small, large = counter.figures(), counter.other.figures()
+            both = {kind: number + large[kind] for kind, number in small.items()} | {"peak": counter.both.peak}
+            found[name] = {"small_pool": small, "large_pool": large, "all": both}
+        found |= {name: counter.figures() for name, (counter, _) in self._oversize.items()} | self._events
         found["max_split_size"] = -1 if self._max_split == UNLIMITED else self._max_split
-        return dict(sorted(found.items()))
+        return found
 
     def peaks(self) -> dict[str, int]:
         """The most that each figure of both pools has been, also before the program has reset its own."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import difflib
 import re
 from bisect import bisect_left, insort
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -301,12 +301,23 @@ def note_peaks(counters: tuple[Counter, ...]) -> None:
             counter.peak = value
         if other_value > other.peak:
             other.peak = other_value
-        if total > both.peak:
+        if total >= both.peak:
             both.peak = total
+            counter.limit, other.limit = counter.added, other.added
+            continue
         share = (both.peak - total) // 2
         left, other_left = counter.peak - value, other.peak - other_value
         counter.limit = counter.added + (left if left < share else share)
         other.limit = other.added + (other_left if other_left < share else share)
+
+
+def flatten_figures(nested: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, int]]:
+    """Of figures by pool and kind: "figure.pool.kind" and the number."""
+    for name, value in nested.items():
+        if isinstance(value, dict):
+            yield from flatten_figures(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
 
 
 def counter_pair(*copied: Counter) -> tuple[Counter, Counter]:

@@ -21,7 +21,7 @@ from understudy.patching import SIMULATION, patch
 from understudy.simulation import cuda_objects as objects
 from understudy.simulation.catalogue import read_software
 from understudy.simulation.cuda_objects import CUDA_DEVICE_TYPE, DeviceProperties, device_index
-from understudy.simulation.machine import machine, nest_statistics
+from understudy.simulation.machine import machine
 
 Function = Callable[..., object]
 Answering = TypeVar("Answering", bound=Function)
@@ -220,7 +220,7 @@ def get_sync_debug_mode() -> int:
 @driver("_cuda_memoryStats")
 def memory_statistics(device: int) -> dict[str, Any]:
     """The figures of the simulated allocator."""
-    return nest_statistics(machine().device(device).allocator.statistics())
+    return machine().device(device).allocator.nested_statistics()
 
 
 @driver("_cuda_resetPeakMemoryStats")

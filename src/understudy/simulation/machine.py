@@ -192,15 +192,3 @@ def machine() -> Machine:
     """The one that is simulated: for patches, which are in force only then."""
     assert ACTIVE.machine is not None
     return ACTIVE.machine
-
-
-def nest_statistics(flat: dict[str, int]) -> dict[str, Any]:
-    """The statistics of an allocator, as torch's C++ gives them: "a.b.c" becomes [a][b][c]."""
-    result: dict[str, Any] = {}
-    for name, value in flat.items():
-        *path, last = name.split(".")
-        inner = result
-        for part in path:
-            inner = inner.setdefault(part, {})
-        inner[last] = value
-    return result
