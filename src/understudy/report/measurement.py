@@ -93,8 +93,8 @@ class Measurement(Listener):
         self.phases: dict[tuple[int, str], PhaseTotals] = {}
         self.has_backward = False
         self.parameter_shapes: set[tuple[int, ...]] = set()
-        self._named: weakref.WeakKeyDictionary[torch.optim.Optimizer, dict[str, list[int]]] = weakref.WeakKeyDictionary()
-        """The identities of parameters and state that an optimizer had at its last step, by category."""
+        self._parameters_of: weakref.WeakKeyDictionary[torch.optim.Optimizer, list[int]] = weakref.WeakKeyDictionary()
+        """The identities of the parameters that an optimizer had at its last step."""
 
     @contextmanager
     def listen(self) -> Iterator[None]:
@@ -281,21 +281,13 @@ class Measurement(Listener):
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         if is_done:
             state = [(p, value) for p in parameters for value in optimizer.state.get(p, {}).values()]
-            if self._has_others(optimizer, "optimizer_state", [value for _, value in state]):
-                self._name_all("optimizer_state", [(p, tensor) for p, value in state for tensor in _tensors_in(value)])
+            self._name_all("optimizer_state", [(p, tensor) for p, value in state for tensor in _tensors_in(value)])
         else:
-            if self._has_others(optimizer, "parameters", parameters):
+            if self._parameters_of.get(optimizer) != (identities := list(map(id, parameters))):
+                self._parameters_of[optimizer] = identities
                 self.parameter_shapes.update(map(_shape_of, parameters))
                 self._name_all("parameters", [(p, p) for p in parameters])
             self._name_all("gradients", [(p, _gradient_of(p)) for p in parameters])
-
-    def _has_others(self, optimizer: torch.optim.Optimizer, category: str, objects: list[Any]) -> bool:
-        """Whether an optimizer has other objects than at its last step."""
-        named, identities = self._named.setdefault(optimizer, {}), list(map(id, objects))
-        if named.get(category) == identities:
-            return False
-        named[category] = identities
-        return True
 
     def _name_all(self, category: str, tensors: list[tuple[torch.Tensor, object]]) -> None:
         """Tensors that belong to parameters."""
