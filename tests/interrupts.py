@@ -191,6 +191,7 @@ def settings() -> dict[str, Any]:
             python_dispatch._is_in_torch_dispatch_mode, python_dispatch._is_in_any_mode_without_ignore_compile_internals,
         ],
         "garbage collector": gc.isenabled(),
+        "handlers of signals": [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGALRM, signal.SIGTERM)],
         "python dispatcher": torch._C._get_dispatch_mode is not None and _python_dispatcher(),
         "gradients": _gradient_of_square(),
         "module call": id(nn.Module.__call__), "module getattr": id(nn.Module.__getattr__),
@@ -280,8 +281,11 @@ def run_interrupted(program: Program, after: float) -> bool:
 
 WHERE: list[str] = []
 """Where the last signal came."""
-OF_TORCH = ("torch/amp/autocast_mode.py", "torch/autograd/grad_mode.py", "in _pop_mode_temporarily", "with _pop_mode_temporarily")
-"""Context managers of torch's own, which lose what they changed if a signal comes while they are entered or left."""
+OF_TORCH = (
+    "torch/amp/autocast_mode.py", "torch/autograd/grad_mode.py", "in _use_grad", "in _pop_mode_temporarily",
+    "with _pop_mode_temporarily",
+)  # fmt: skip
+"""Functions of torch that lose what they changed if a signal comes while they are entered or left."""
 
 
 def shoot(name: str, count: int, seed: int) -> None:
@@ -297,9 +301,9 @@ def shoot(name: str, count: int, seed: int) -> None:
     program()
     lasts = time.perf_counter() - begin
     chance = random.Random(seed)
-    before = everything()
     shots = 0
     with handled():
+        before = everything()
         while shots < count:
             try:
                 came = run_interrupted(program, chance.uniform(1e-5, lasts))

@@ -262,10 +262,11 @@ def test_another_thread_builds_real_layers() -> None:
 
 def test_everything_is_as_before_when_the_last_mode_is_left() -> None:
     places: list[tuple[Any, str]] = [(nn.Linear, "__init__"), (torch.no_grad, "__enter__"), (torch.no_grad, "__exit__")]
-    patched = [getattr(*place) for place in places]
 
     def look() -> list[object]:
-        return [getattr(*place) for place in places]
+        return [vars(owner)[name] for owner, name in places]
+
+    patched = look()
 
     mode = torch._C._unset_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
     torch._C._set_dispatch_mode(mode)
@@ -282,6 +283,16 @@ def test_everything_is_as_before_when_the_last_mode_is_left() -> None:
 
 
 # --- gradients that are off already -----------------------------------------------------------------------------------------
+
+
+def test_no_grad_is_torchs_own_where_gradients_are_on() -> None:
+    """An interrupt at the first line of a function of ours would leave them off."""
+    own = [torch.no_grad.__enter__, torch.no_grad.__exit__]
+    assert vars(torch.no_grad)["__exit__"] is not own[1]
+    outer, inner = torch.no_grad(), torch.no_grad()
+    assert [outer.__enter__.__func__, outer.__exit__.__func__] == own
+    with outer:
+        assert outer.__exit__.__func__ is own[1] and inner.__exit__.__func__ is not own[1]
 
 
 def test_no_grad_inside_of_no_grad() -> None:

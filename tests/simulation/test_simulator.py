@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import threading
@@ -23,6 +24,7 @@ from tests import interrupts
 from tests.fake.test_inference_mode import VIEWS, WRITES
 from understudy import FakeTensor
 from understudy.patching import ENGINE
+from understudy.simulation.allocator_parts import Arena
 from understudy.simulation.catalogue import Card, UnknownDeviceError, find_card
 from understudy.simulation.events import Listener
 from understudy.simulation.machine import ACTIVE, InvalidDeviceError, Machine, SimulationError
@@ -742,6 +744,42 @@ def test_interrupts_at_random_moments_leave_nothing(program: str) -> None:
     """Real signals, in a process of their own. What torch's own `no_grad` and `autocast` lose is not ours."""
     found, places = interrupts.measure(program, 100)
     assert found["signals"] >= 100 and not found["left something"], "\n".join(places)
+
+
+def test_signals_wait_while_the_allocator_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that catches each interrupt goes on with the right figures."""
+    take, kept, caught = Arena.take, [], 0
+
+    def take_under_fire(*args: Any) -> tuple[int, int]:
+        address_and_size = take(*args)
+        signal.raise_signal(signal.SIGALRM)  # the block is taken, and not yet one of those that are allocated
+        return address_and_size
+
+    monkeypatch.setattr(Arena, "take", take_under_fire)
+    with interrupts.handled(), understudy.simulate("h100"):
+        for _ in range(50):
+            try:
+                kept.append(torch.empty(1000, device="cuda"))
+                torch.cuda.memory_allocated()
+            except interrupts.Interrupt:
+                caught += 1
+        assert caught == 50 and len(kept) > 40
+        assert torch.cuda.memory_allocated() == len(kept) * 4096
+        del kept[::2]
+        assert torch.cuda.memory_allocated() == len(kept) * 4096
+
+
+def test_handlers_of_signals_are_those_of_the_program() -> None:
+    def mine(number: int, frame: object) -> None: ...
+
+    before = signal.getsignal(signal.SIGUSR1), signal.getsignal(signal.SIGINT)
+    try:
+        with understudy.simulate("h100"):
+            assert (signal.getsignal(signal.SIGUSR1), signal.getsignal(signal.SIGINT)) == before
+            assert signal.signal(signal.SIGUSR1, mine) == before[0] and signal.getsignal(signal.SIGUSR1) is mine
+        assert signal.getsignal(signal.SIGUSR1) is mine and signal.getsignal(signal.SIGINT) is before[1]
+    finally:
+        signal.signal(signal.SIGUSR1, before[0])
 
 
 def test_devices_by_their_number() -> None:

@@ -5,6 +5,7 @@
     block_history    its trace and blocks, as torch's memory snapshots have them
     catalogue        the cards that can be simulated, each figure with its source
     snapshots        memory snapshots of real runs: read, walked through, replayed under other settings
+    signals          handlers of signals wait while memory is accounted for
     events           records of memory, listeners, and the queue of births and deaths that they are told of
     storages         every storage from birth to death, and every operator: a mode that tells listeners
     plain_writes     what autograd writes in place where no mode is active

@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ import torch
 from understudy import _torch
 from understudy.fake.tensor import FakeTensor
 from understudy.simulation.allocator_parts import UNLIMITED
+from understudy.simulation.signals import ACCOUNTING
 from understudy.spec import TensorSpec
 from understudy.spec.call import Call, flat, map_structure
 
@@ -173,8 +173,6 @@ class EventQueue:
         """Bytes that may be born before the events are told; negative: they are told as they come."""
         self.rest = LEAST_REST
         """What each birth takes of the room beside the double of its size."""
-        self.lock = threading.RLock()
-        """For telling them, and for what follows from it."""
         self._is_telling = False
         self._listeners: tuple[Listener, ...] = ()
         self._on_events: tuple[Callable[..., BaseException | None], ...] = ()
@@ -185,21 +183,26 @@ class EventQueue:
             self.tell()
 
     def tell(self) -> None:
-        """A finalizer may come here in the middle of it: what it brings waits for its turn."""
-        with self.lock:
+        if refusals := self.tell_listeners():
+            raise refusals.pop(0)
+
+    def tell_listeners(self) -> list[BaseException]:
+        """Returns the errors of births that are refused. Who raises one takes it out of the list: a frame that referred to
+        it would keep all frames of the program alive, and their tensors.
+
+        A finalizer may come here in the middle of it: what it brings waits for its turn."""
+        with ACCOUNTING:
             if self._is_telling:
-                return
+                return []
             self._is_telling = True
             try:
                 events = self.waiting[:]
                 del self.waiting[: len(events)]
-                errors = list(filter(None, [tell(events) for tell in self._on_events]))
+                return list(filter(None, [tell(events) for tell in self._on_events]))
             finally:
                 self._is_telling = False
                 self.rest = max([LEAST_REST, *[listener.rest for listener in self._listeners]])
                 self.room = min([MOST_EVENTS * self.rest, *[listener.room for listener in self._listeners]])
-        if errors:  # an error that this frame referred to would keep all frames of the program alive, and their tensors
-            raise errors.pop(0)
 
     def change_listeners(self, listeners: tuple[Listener, ...]) -> None:
         self.tell()

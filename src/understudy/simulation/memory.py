@@ -32,6 +32,7 @@ from understudy.simulation.allocator import Allocator, AllocatorSettings, OutOfM
 from understudy.simulation.allocator_parts import UNLIMITED, MemoryState, MiB
 from understudy.simulation.catalogue import Card
 from understudy.simulation.events import EventQueue, Listener, MemoryRecord, StorageRecord
+from understudy.simulation.signals import ACCOUNTING
 from understudy.simulation.storages import ObservedMode
 
 OnOOM = Literal["raise", "record"]
@@ -122,12 +123,12 @@ class DeviceMemory:
 
     def allocate(self, nbytes: int, stream: int = 0) -> int:
         """The address of a block, at once. Negative where only the endless allocator has it."""
-        with self.events.lock:
+        with ACCOUNTING:
             self._settle()
             return self.take(nbytes, stream)
 
     def free(self, address: int) -> None:
-        with self.events.lock:
+        with ACCOUNTING:
             self._settle()
             self.give_back(address)
 
@@ -157,7 +158,7 @@ class DeviceMemory:
         self._endless.free(self._endless_addresses.pop(address, address))
 
     def record_stream(self, storage: StorageRecord, stream: int) -> None:
-        with self.events.lock:
+        with ACCOUNTING:
             self._settle()
             address = storage.address
             if address > 0 and (self._first_oom is None or self._endless is None):
@@ -193,7 +194,7 @@ class DeviceMemory:
         return max(0, total - outside - self.allocator.reserved), total
 
     def empty_cache(self) -> None:
-        with self.events.lock:
+        with ACCOUNTING:
             for allocator in self.allocators():
                 allocator.empty_cache()
 

@@ -262,7 +262,6 @@ class ObservedMode(FakeTensorMode):
 
     def _announce(self, record: MemoryRecord) -> None:
         """Called by who makes a record, which is called by an operator: `places` counts on that."""
-        events = self.events
         try:
             if record.device is not self._device:  # most memory is of one device
                 self._meet_device(record.device)
@@ -272,15 +271,21 @@ class ObservedMode(FakeTensorMode):
             if self._on_birth:
                 for tell in self._on_birth:
                     tell(record)
-            events.waiting.append(record)
-            events.room = room = events.room - 2 * record.nbytes - events.rest
-            if room < 0:
-                events.tell()
-        except BaseException:  # a listener has refused it
-            if isinstance(record, StorageRecord):
-                self.storages.pop(record.key, None)
-            self._end_failed()
+        except BaseException:
+            self._forget(record)
             raise
+        events = self.events
+        events.waiting.append(record)  # from here on, its death will be told, too
+        events.room = room = events.room - 2 * record.nbytes - events.rest
+        if room < 0 and (refusals := events.tell_listeners()):
+            self._forget(record)
+            raise refusals.pop(0)
+
+    def _forget(self, record: MemoryRecord) -> None:
+        """A listener has refused it."""
+        if isinstance(record, StorageRecord):
+            self.storages.pop(record.key, None)
+        self._end_failed()
 
     def _end_failed(self) -> None:
         """Of an operator that fails."""

@@ -9,7 +9,7 @@ import sys
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
-from types import BuiltinFunctionType, FunctionType, WrapperDescriptorType
+from types import BuiltinFunctionType, FunctionType, MethodType, WrapperDescriptorType
 from typing import Any, NamedTuple
 
 import torch
@@ -346,33 +346,44 @@ def describe(tensor: torch.Tensor) -> LayerTensor | None:
     return LayerTensor(spec, arguments, "_is_param" in vars(tensor), tensor._version, contents)
 
 
+class WhereGradientsAreOn:
+    """A method of `no_grad`, called only where there is something to switch: `skip` is called elsewhere.
+
+    A `with` statement reads both methods before it enters. So where gradients are on it calls torch's own, and an interrupt
+    finds no more moments than without us in which they are off and nobody will switch them on.
+    """
+
+    def __init__(self, original: Function, skip: Function) -> None:
+        self.original, self.skip = original, skip
+
+    def __get__(self, manager: Any, owner: type | None = None) -> Any:
+        if manager is None:
+            return self.original
+        if is_grad_enabled() or getattr(manager, "prev", True) or _torch.has_other_function_modes():
+            return MethodType(self.original, manager)
+        return MethodType(self.skip, manager)
+
+
 @patch("torch.no_grad.__enter__", during=LAYERS)
-def enter_no_grad(original: Function) -> Function:
+def enter_no_grad(original: Function) -> Any:
     """Initialisation is full of functions in `torch.no_grad()` that call each other. To switch gradients off where they
     are off takes longer than to initialise a fake, above all in `with torch.device(...)`, which hears of each switch."""
-    is_torchs = is_own(original)
 
-    @functools.wraps(original)
-    def __enter__(self: Any) -> None:
-        if not is_torchs or is_grad_enabled() or _torch.has_other_function_modes():
-            original(self)
-        else:
-            self.prev = False
+    def skip(self: Any) -> None:
+        """`prev` is False, as gradients are."""
 
-    return __enter__
+    return WhereGradientsAreOn(original, skip) if is_own(original) else original
 
 
 @patch("torch.no_grad.__exit__", during=LAYERS)
-def leave_no_grad(original: Function) -> Function:
+def leave_no_grad(original: Function) -> Any:
     """As for `__enter__`."""
-    is_torchs = is_own(original)
 
-    @functools.wraps(original)
-    def __exit__(self: Any, *exception: object) -> None:
-        if not is_torchs or self.prev or is_grad_enabled() or _torch.has_other_function_modes():
+    def skip(self: Any, *exception: object) -> None:
+        if is_grad_enabled():  # switched on inside of the block
             original(self, *exception)
 
-    return __exit__
+    return WhereGradientsAreOn(original, skip) if is_own(original) else original
 
 
 # --- The samples of a `DataLoader`, and their order, are drawn for real -------------------------------------
