@@ -68,20 +68,21 @@ def frames_to_show() -> tuple[FrameType | None, FrameType | None]:
     return library, None
 
 
-def is_in_assert() -> bool:
-    """Whether the user's innermost statement is an `assert` that fails unless the current condition is true."""
+def find_asserted_truth() -> bool | None:
+    """What the current condition must be, if the user's innermost statement is an `assert` that fails otherwise."""
     frame = next(user_frames(), None)
     if frame is None:
-        return False
+        return None
     following = [step for step in dis.get_instructions(frame.f_code) if step.opname not in _PADDING]
     steps = iter([step for step in following if step.offset >= frame.f_lasti])
     jump = next((step for step in steps if step.opname != "TO_BOOL"), None)
-    if jump is None or "JUMP" not in jump.opname:
-        return False
-    if jump.opname.endswith("IF_TRUE"):
-        return _raises_assertion(next(steps, None))
-    is_false = jump.opname.endswith("IF_FALSE")  # the first part of `assert a and b`
-    return is_false and any(_raises_assertion(step) for step in following if step.offset == jump.argval)
+    if jump is None or "JUMP" not in jump.opname or not jump.opname.endswith(("IF_TRUE", "IF_FALSE")):
+        return None
+    jumps_if = jump.opname.endswith("IF_TRUE")
+    if _raises_assertion(next(steps, None)):
+        return jumps_if
+    # The first part of `assert a and b` jumps to the failure.
+    return not jumps_if if any(_raises_assertion(step) for step in following if step.offset == jump.argval) else None
 
 
 _PADDING = ("CACHE", "EXTENDED_ARG", "NOP", "NOT_TAKEN")

@@ -12,6 +12,7 @@ from torch.fx import GraphModule, Interpreter
 from torch.fx.passes.runtime_assert import insert_deferred_runtime_asserts as torchs_pass
 
 from tests.capture.captured import targets
+from tests.exporting.programs import Asserts, AssertsOfTensors
 from understudy import (
     FakeTensorMode,
     FakeTensorProp,
@@ -155,6 +156,37 @@ def test_torchs_own_pass(f: Any) -> None:
 def test_graphs_with_promises_are_propagated() -> None:
     gm = traced(first_rows)
     FakeTensorProp(gm, FakeTensorMode(shape_env=ShapeEnv())).propagate(torch.ones(4), torch.tensor(4))
+
+
+@each_mode
+@pytest.mark.parametrize("pre_dispatch", [False, True])
+def test_an_assert_statement_is_a_promise(mode: str, pre_dispatch: bool) -> None:
+    """It decides nothing that the graph could not check."""
+    x = torch.ones(4)
+    gm = make_fx(Asserts(), tracing_mode=mode, pre_dispatch=pre_dispatch)(x, torch.tensor(2))
+    assert torch.equal(gm(x, torch.tensor(4)), x * 2)
+    with pytest.raises(RuntimeError, match=r"takes for granted, at .*assert n.item\(\)"):
+        gm(x, torch.tensor(5))
+    gm = make_fx(AssertsOfTensors(), tracing_mode=mode, pre_dispatch=pre_dispatch)(x)
+    assert asserts(gm) == 4 and torch.equal(gm(x), x * 2)
+    for number in (200, torch.nan, -200, 7):
+        with pytest.raises(RuntimeError, match=r"takes for granted, at .*assert "):
+            gm(torch.full((4,), number))
+
+
+@each_mode
+def test_a_bool_that_must_not_be_true(mode: str) -> None:
+    """The error of a data-dependent bool suggests to write this."""
+
+    def f(x: Tensor, count: Tensor) -> Tensor:
+        is_many = (count > 5).item()
+        torch._check(torch.sym_not(is_many))
+        return x * 2
+
+    gm = traced(f, mode)
+    assert torch.equal(gm(torch.ones(4), torch.tensor(5)), torch.full((4,), 2.0))
+    with pytest.raises(RuntimeError, match="not u0 == 0, which this graph takes for granted"):
+        gm(torch.ones(4), torch.tensor(6))
 
 
 @each_mode

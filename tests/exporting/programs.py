@@ -395,3 +395,13 @@ class Asserts(nn.Module):
         assert n.item() <= x.shape[0], "too many"
         assert n.item() >= 1 and n.item() != 3
         return x * 2
+
+
+class AssertsOfTensors(nn.Module):
+    """Conditions that are tensors, negated ones, and several in one statement."""
+
+    def forward(self, x: Any) -> Any:
+        assert x.max() < 100
+        assert not x.isnan().any(), "numbers"
+        assert (x > -100).all() and not (x == 7).any().item()
+        return x * 2

@@ -12,7 +12,7 @@ from torch import nn
 from torch.export import Dim
 
 import understudy
-from tests.exporting.programs import Asserts, split_off
+from tests.exporting.programs import Asserts, AssertsOfTensors, split_off
 from understudy import ConstraintViolationError, check_inputs, dims, export, guards_of
 
 
@@ -173,6 +173,15 @@ def test_assert_statements_about_data_are_runtime_asserts() -> None:
             run(torch.ones(6), torch.tensor(number))
     with pytest.raises(RuntimeError, match="data-dependent"):
         export(Asks(), (x, torch.tensor(2)), dynamic_shapes=asked)
+
+
+def test_assert_statements_about_tensors_are_runtime_asserts() -> None:
+    """`bool(x)` reads a value inside of an operator that is one above autograd."""
+    run = export(AssertsOfTensors(), (torch.ones(3),)).module()
+    assert torch.equal(run(torch.ones(3)), torch.full((3,), 2.0))
+    for number in (200, torch.nan, -200, 7):
+        with pytest.raises(RuntimeError, match=r"u[0-9].*assert "):
+            run(torch.full((3,), number))
 
 
 def test_assertions_stay_in_the_program() -> None:

@@ -305,7 +305,7 @@ class Capture:
         mode = self.fake_mode or _torch.active_fake_mode()
         if type(mode) is FakeTensorMode:
             return mode
-        return FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True, allow_non_fake_inputs=True)
+        return FakeTensorMode(shape_env=ShapeEnv(trace_asserts=True), static_shapes=True, allow_non_fake_inputs=True)
 
     def subgraph(
         self, f: Callable[..., object], args: tuple[object, ...], table: Mapping[Any, Callable[..., Any]] | None = None
@@ -330,7 +330,7 @@ class Capture:
             is_static = self.options.tracing_mode == "fake"
             symbols = [leaf.node for leaf in leaves if isinstance(leaf, SYMBOLIC) and type(leaf.node) is SymNode]
             made = FakeTensorMode(
-                shape_env=symbols[0].shape_env if symbols else ShapeEnv(), static_shapes=is_static,
+                shape_env=symbols[0].shape_env if symbols else ShapeEnv(trace_asserts=True), static_shapes=is_static,
                 allow_non_fake_inputs=self.options.allow_non_fake_inputs,
                 allow_fallback_kernels=True,
             )  # fmt: skip

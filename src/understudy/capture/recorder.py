@@ -25,7 +25,7 @@ from understudy.fake.mode import FakeTensorMode
 from understudy.fake.realise import make_view
 from understudy.fake.tensor import FakeTensor
 from understudy.graph.node_values import set_val
-from understudy.ops.registry import record_of
+from understudy.ops.registry import reads_value, record_of
 from understudy.ops.traits.autocast import caller_in_kernel, is_cast_in_kernel
 from understudy.ops.traits.caching import recorded_as, unrecorded
 from understudy.shapes.bindings import compute_unbacked_bindings, unbacked_symbols_in
@@ -55,6 +55,8 @@ class Route:
         self.target = recorded_as.of(op) or op
         self.name = self.target.overloadpacket.__name__
         is_unrecorded = unrecorded.of(op) is not None
+        if reads_value.of(op) is not None:  # its result is a decision: what it reads is in the graph, not itself
+            keeps_composites = False
         self.breaks_up = not keeps_composites and not is_unrecorded and _torch.is_decomposed_by_autograd(op)
         self.breaks_up_in_autocast = not keeps_composites and caller_in_kernel.of(op) is not None
         is_special = record.is_data_dependent or record.changes_metadata or record.has_out or is_unrecorded

@@ -21,6 +21,7 @@ from torch.fx import Node
 
 from understudy import _torch
 from understudy.errors import UntrackedValueError
+from understudy.shapes.algebra import conditions
 from understudy.shapes.algebra.conditions import Condition
 from understudy.shapes.algebra.expr import Expr
 from understudy.shapes.algebra.floats import FUNCTIONS, FloatExpr, Operand
@@ -318,6 +319,9 @@ class SymbolNodes(Writer[Any]):
         symbol = env.truths.get(condition)
         if symbol is not None and (known := self._nodes.get(env.node(symbol, int))) is not None:
             return self._make(operator.eq, (known, 1), number)
+        opposite = conditions.negate(condition)
+        if opposite in env.truths and (known := self._nodes.get(env.node(opposite, bool))) is not None:
+            return self._make(torch.sym_not, (known,), number)
         asked = env.numbers.find_question(condition)
         if asked is None:
             return None

@@ -13,7 +13,7 @@ import torch
 
 from understudy.contexts import contextmanager
 from understudy.errors import Context, GuardOnDataDependentSymNode, GuardsFrozen
-from understudy.lines import is_asked_by_operator, is_in_assert, user_frames, user_line
+from understudy.lines import find_asserted_truth, is_asked_by_operator, user_frames, user_line
 from understudy.shapes.algebra import conditions
 from understudy.shapes.algebra.conditions import Condition, separate
 from understudy.shapes.algebra.expr import Expr
@@ -156,9 +156,11 @@ class Decisions:
         if answer is None:
             if fallback is not None:
                 return fallback
-            if self.env.settings.trace_asserts and is_in_assert():
-                return self.expect(condition)
             assert not isinstance(condition, bool)  # handled before
+            asserted = find_asserted_truth() if self.env.settings.trace_asserts else None
+            if asserted is not None:
+                self.expect(condition if asserted else self.numbers.negate_condition(condition))
+                return asserted
             raise self.make_error(condition)
         self._assume(condition if answer else self.numbers.negate_condition(condition))
         return bool(answer)
