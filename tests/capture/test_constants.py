@@ -169,6 +169,16 @@ def test_a_stand_in_of_the_surrounding_mode_is_a_constant(mode: str) -> None:
         assert graph(torch.randn(2)).shape == (2,) and graph._tensor_constant0 is y
 
 
+@pytest.mark.parametrize("mode", ["real", "fake"])
+def test_a_stand_in_of_the_inputs_mode_is_a_constant_that_is_written(mode: str) -> None:
+    with FakeTensorMode() as fakes:
+        count, x = torch.tensor(3), torch.randn(2)
+    graph = make_fx(lambda x: x * count.add_(1), tracing_mode=mode)(x)
+    assert graph._tensor_constant0 is count and "add_" in graph.code
+    with fakes:
+        assert count.item() == 4
+
+
 def test_a_stand_in_from_outside_is_refused() -> None:
     with FakeTensorMode():
         k = torch.randn(2)

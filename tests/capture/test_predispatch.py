@@ -150,6 +150,25 @@ def test_grad_mode_is_in_the_graph(mode: str) -> None:
 
 
 @each_mode
+def test_inference_mode_is_a_region_without_gradients(mode: str) -> None:
+    def f(x: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.inference_mode():
+            x.add_(1)  # a leaf
+            doubled = x * 2
+        return x * 3, doubled
+
+    def leaf() -> Tensor:
+        return torch.arange(3.0).requires_grad_()
+
+    graph = make_fx(f, tracing_mode=mode, pre_dispatch=True)(leaf())
+    x, y = leaf(), leaf()
+    (tripled, doubled), expected = graph(x), f(y)
+    assert [tripled.requires_grad, doubled.requires_grad] == [result.requires_grad for result in expected] == [True, False]
+    for got, want in zip((x, tripled, doubled), (y, *expected), strict=True):
+        assert torch.equal(got, want)
+
+
+@each_mode
 def test_names_count_the_calls_that_are_there(mode: str) -> None:
     def f(x: Any) -> Any:
         y = x.sin()

@@ -248,8 +248,8 @@ def test_casts_inside_of_kernels(is_inference: bool) -> None:
             plain = torch.linalg.pinv(x), F.bilinear(x, x, torch.randn(5, 3, 3))
             with torch.autocast("cpu", torch.bfloat16):
                 cast = torch.linalg.pinv(x), F.bilinear(x, x, torch.randn(5, 3, 3))
-                in_float32 = torch.pinverse(x)
-            return *plain, *cast, in_float32, torch.linalg.pinv(x)
+                in_float32 = torch.pinverse(x), x.pinverse(), x.bfloat16().pinverse()
+            return *plain, *cast, *in_float32, torch.linalg.pinv(x)
 
     assert_like_eager(lambda device: program(), "cpu")
 

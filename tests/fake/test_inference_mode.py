@@ -188,6 +188,31 @@ def test_views_of_parameters_are_tracked(name: str) -> None:
         assert look(mode.from_tensor(real)) == expected
 
 
+@pytest.mark.parametrize("sizes", ["static", "symbolic"])
+@pytest.mark.parametrize("source", [False, True])
+@pytest.mark.parametrize("target", [False, True])
+@pytest.mark.parametrize("now", [False, True])
+def test_tensors_of_their_own_on_the_same_memory(now: bool, target: bool, source: bool, sizes: str) -> None:
+    """Another dtype of a tensor, and one that is set onto its memory, are for inference or not whatever the tensor is."""
+
+    def look(make: Callable[[], torch.Tensor]) -> list[tuple[object, ...]]:
+        with torch.inference_mode(source):
+            x = make()
+        with torch.inference_mode(target):
+            y = make()
+        views = (torch.int32, torch.float32, torch.complex64, torch.int16)
+        with torch.inference_mode(now):
+            found = [x.view(dtype) for dtype in views] + [torch.view_as_complex(x).view(torch.int64)]
+            found += [x.view(torch.int32).add_(1)] if now or not source else []
+            found += [y.set_(x)] if now or not target else []
+        return [(tensor.is_inference(), None if tensor.is_inference() else tensor._version) for tensor in found]
+
+    expected = look(lambda: torch.ones(2, 2))
+    mode = FakeTensorMode(shape_env=ShapeEnv() if sizes == "symbolic" else None)
+    with mode:
+        assert look(lambda: mode.from_tensor(torch.ones(2, 2))) == expected
+
+
 def test_views_at_values_that_are_not_there_are_tracked() -> None:
     with FakeTensorMode(answers="plausible"):
         x = torch.empty(6, 3)
@@ -307,6 +332,10 @@ UNDER_AUTOCAST: dict[str, Callable[[str], Any]] = {
     "cross_entropy": lambda d: F.cross_entropy(r(d, 3, 4).bfloat16(), torch.zeros(3, dtype=torch.int64, device=d)),
     "bilinear": lambda d: F.bilinear(r(d, 2, 3), r(d, 2, 4), r(d, 5, 3, 4)),
     "normalize": lambda d: F.normalize(r(d, 2, 3).bfloat16()),
+    "LSTM, mixed": lambda d: nn.LSTM(4, 3, device=d)(r(d, 2, 5, 4).bfloat16()),
+    "GRU, mixed": lambda d: nn.GRU(4, 3, device=d)(r(d, 2, 5, 4).bfloat16()),
+    "RNN, mixed": lambda d: nn.RNN(4, 3, device=d, dtype=torch.bfloat16)(r(d, 2, 5, 4)),
+    "LSTMCell, mixed": lambda d: nn.LSTMCell(4, 3, device=d)(r(d, 2, 4).bfloat16()),
 }
 
 

@@ -242,7 +242,7 @@ class Constants:
         """Called before a write in a real run: save the memory of the module's tensors, to restore it after the trace."""
         for tensor in flat(torch.Tensor, written_values(func, args, kwargs), {}):
             key = _torch.storage_id(tensor)
-            if key in self._find_storages() and key not in self._saved and not tensor.is_meta:
+            if key in self._find_storages() and key not in self._saved and has_memory(tensor):
                 with _torch.no_modes():
                     storage = tensor.untyped_storage()
                     self._saved[key] = storage, _bytes_of(storage).clone()
@@ -345,6 +345,10 @@ class Constants:
             name in self._paths.expected or name in root._parameters or name in root._buffers or name in root._modules
             or name in vars(root) or name in OF_MODULES
         )  # fmt: skip
+
+
+def has_memory(tensor: torch.Tensor) -> bool:
+    return not tensor.is_meta and not _torch.is_stand_in(tensor)
 
 
 def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:

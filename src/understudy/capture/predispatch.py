@@ -121,6 +121,19 @@ class PreDispatchTorchFunctionMode(_torch.FunctionMode):
         return node
 
 
+@patch_call(
+    "torch.autograd.grad_mode.inference_mode.__enter__", "torch.autograd.grad_mode.inference_mode.__exit__",
+    during=RECORDING,
+)  # fmt: skip
+def record_grad_mode_of_inference(original: Callable[..., None], self: object, *exception: object) -> None:
+    """C++ disables grad mode with inference mode, without a call: above autograd, the graph would record gradients there,
+    and refuse writes to leaves."""
+    was_enabled = torch.is_grad_enabled()
+    original(self, *exception)
+    if _torch.is_recorded_above_autograd() and torch.is_grad_enabled() is not was_enabled:
+        _torch.set_grad_enabled(torch.is_grad_enabled())
+
+
 # --- Levels of forward-mode gradients: no mode sees where they begin and end ---------------------------------------
 
 LEVELS = {function.__name__: function for function in (forward_ad.enter_dual_level, forward_ad.exit_dual_level)}

@@ -125,8 +125,12 @@ def _spec_on(storage: Any, spec: TensorSpec, offset: object = 0, shape: Any = No
 
 @handler("aten::set_.source_Tensor")
 def set_tensor(mode: FakeTensorMode, func: object, args: Any, kwargs: object) -> Any:
-    adopt(args[0], args[1])
-    return args[0]
+    fake, other = args
+    is_inference = fake.is_inference()  # it stays so, unlike in `fake.data = other`
+    if other.is_inference() is not is_inference:
+        other = make_view(mode, other, other._spec, is_inference=is_inference)
+    adopt(fake, other)
+    return fake
 
 
 def _spec_from_native(fake: FakeTensor, determined: Any) -> FakeTensor:

@@ -50,6 +50,7 @@ from understudy.infer.plan import (
     RANGED,
     TRACKED,
     Plan,
+    is_cast_inside,
     run_effects,
 )
 from understudy.infer.shared import SharedPlans, SharedQuestion
@@ -312,6 +313,10 @@ class FakeTensorMode(_torch.TorchDispatchMode):
                     raise
                 cache.bypass("data-dependent output")
                 return answer
+            except UnderstudyError:
+                if not is_cast_inside(call) or not self._casts_parts():
+                    raise
+                return self.decompose(func, args, kwargs)  # once they are cast, the operands may fit each other
             self._cache_plan(call, key, plan, question)
         else:
             cache.hits += 1
@@ -332,7 +337,7 @@ class FakeTensorMode(_torch.TorchDispatchMode):
             made = make_new(self, plan.spec)
             made._determined = determined.start_extremes(func, args, plan.spec)
             return made
-        if plan.kind == DECOMPOSED or (plan.kind == COMPOSITE and _torch.enabled_autocast_keys() and not is_in_composite()):
+        if plan.kind == DECOMPOSED or (plan.kind == COMPOSITE and self._casts_parts()):
             return self.decompose(func, args, kwargs)
         inputs = flat_exact(FakeTensor, args, kwargs)
         if not has_determined and plan.kind < TRACKED:
@@ -348,6 +353,10 @@ class FakeTensorMode(_torch.TorchDispatchMode):
             written = [inputs[position] for position in plan.written]
             ranges.store_ranges(bounds, written or flat_exact(FakeTensor, (result,), {}), bool(written))
         return result
+
+    def _casts_parts(self) -> bool:
+        """Whether autocast is enabled for what a composite operator consists of."""
+        return bool(_torch.enabled_autocast_keys()) and not is_in_composite()
 
     def decompose(self, func: _torch.OpOverload, args: Any, kwargs: Any) -> Any:
         """Break up a composite operator that has come whole, as in inference mode: those inside it come to this mode."""

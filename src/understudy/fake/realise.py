@@ -63,15 +63,22 @@ def make_new(mode: FakeTensorMode, spec: TensorSpec) -> FakeTensor:
     return fake
 
 
-def make_view(mode: FakeTensorMode, base: FakeTensor, spec: TensorSpec, expects_operators: bool = True) -> FakeTensor:
+def make_view(
+    mode: FakeTensorMode, base: FakeTensor, spec: TensorSpec, expects_operators: bool = True,
+    is_inference: bool | None = None,
+) -> FakeTensor:  # fmt: skip
     """A stand-in on the storage of another. `expects_operators`: see `make_symbolic`."""
     if spec.sparse is not None:
         return make_sparse(mode, spec)
-    if base.is_inference() is not in_inference_mode():
+    if is_inference is None:
         # A view has an inference tensor as base or not, whatever the current mode: views share the version counter of
         # their base, and inference tensors have none.
-        with _torch.inference_mode(base.is_inference()):
-            return make_view(mode, base, spec, expects_operators)
+        is_inference = base.is_inference()
+    elif is_inference is not base.is_inference():
+        base._determined = record_for_alias(base)
+    if is_inference is not in_inference_mode():
+        with _torch.inference_mode(is_inference):
+            return make_view(mode, base, spec, expects_operators, is_inference)
     # Measured: a wrapper that is then given the storage, 2.7 µs; as_strided past the dispatcher, 5.7; set_, 9.
     try:
         if spec.is_symbolic:
@@ -172,8 +179,8 @@ def realise(mode: FakeTensorMode, outcomes: Any, inputs: list[FakeTensor]) -> An
     if kind is tuple:
         return tuple([realise(mode, part, inputs) for part in outcomes])
     match outcomes:
-        case View(of, spec):
-            return make_view(mode, inputs[of], spec)
+        case View(of, spec, is_linked):
+            return make_view(mode, inputs[of], spec, is_inference=None if is_linked else in_inference_mode())
         case Same(of, None):
             return inputs[of]
         case Same(of, TensorSpec() as spec):

@@ -286,6 +286,9 @@ class FakeTensor(torch.Tensor):
     def tensor_split(self, *args: Any, **kwargs: Any) -> Any:
         return torch.tensor_split(self, *args, **kwargs)  # which is patched: C++ reads a tensor of split points from memory
 
+    def pinverse(self, *args: Any, **kwargs: Any) -> Any:
+        return torch.pinverse(self, *args, **kwargs)  # which is patched: see there
+
     # --- storage and determined values ---------------------------------------------------------------------------
 
     @property

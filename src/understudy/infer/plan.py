@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -32,6 +32,7 @@ from understudy.ops.traits.values import IndexBound, bounds_of, deciding_inputs,
 from understudy.ops.traits.writes import (
     counts_own_writes,
     fills_by_mask,
+    is_own_tensor,
     read_shape,
     reads_before,
     writes_apart,
@@ -263,9 +264,10 @@ def _may_be_out_of_order(a: TensorSpec, b: TensorSpec) -> bool:
     return a is not b if a.is_symbolic or b.is_symbolic else are_out_of_order(a, b)
 
 
-def _is_cast_inside(call: Call) -> bool:
-    """Whether autocast casts the parts of this composite operator, and not the whole one."""
-    return not any(_torch.has_autocast_kernel(call.op, spec.device.type) for spec in call.inputs)
+def is_cast_inside(call: Call) -> bool:
+    """Whether this is a composite operator of which autocast casts the parts, and not the whole."""
+    is_cast_whole = any(_torch.has_autocast_kernel(call.op, spec.device.type) for spec in call.inputs)
+    return record_of(call.op).is_decomposed and not is_cast_whole
 
 
 def has_views(outcomes: object) -> bool:
@@ -353,6 +355,8 @@ class Plan:
 
     @staticmethod
     def of(call: Call, outcomes: Outcomes, written: tuple[int, ...], determined: bool) -> Plan:
+        if type(outcomes) is View and is_own_tensor.of(call.op) is not None:
+            outcomes = replace(outcomes, is_linked=False)
         plan = Plan(outcomes, written, determined)
         plan.op = call.op  # keeps the operator alive: a key holds its id(), which must not be reused
         plan.effects = effects_of(call, outcomes, written)
@@ -368,7 +372,7 @@ class Plan:
         if record_of(call.op).is_decomposed:  # it has arrived whole, in inference mode
             if (written or has_views(outcomes)) and not is_symbolic_call(call):
                 plan.kind = DECOMPOSED  # with symbols, another capture that replays the plan would have others
-            elif plan.kind <= OTHER and _is_cast_inside(call) and not (plan.kind == FIRST_ITSELF and not written):
+            elif plan.kind <= OTHER and is_cast_inside(call) and not (plan.kind == FIRST_ITSELF and not written):
                 plan.kind = COMPOSITE
         elif is_cast_in_kernel(call.op, [spec.device.type for spec in call.inputs]):
             plan.kind = COMPOSITE
@@ -382,7 +386,7 @@ class Plan:
             spec = outcomes.spec
             if spec.layout is torch.strided and not (spec.conj or spec.neg):
                 self.kind, self.spec = ONE_NEW_SYMBOLIC if spec.is_symbolic else ONE_NEW, spec
-        elif is_first_a_tensor and kind is View and outcomes.of == 0:
+        elif is_first_a_tensor and kind is View and outcomes.of == 0 and outcomes.is_linked:
             self.kind, self.spec = FIRST_VIEWED, outcomes.spec
         elif is_first_a_tensor and kind is Same and outcomes.of == 0 and outcomes.spec is None:
             self.kind = FIRST_ITSELF

@@ -10,6 +10,7 @@ lines.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from understudy.infer.cache import Cache
@@ -166,7 +167,7 @@ def _replace_specs(outcomes: Any, change: Callable[[Any], Any]) -> Any:
     if kind is New:
         return New(change(outcomes.spec))
     if kind is View:
-        return View(outcomes.of, change(outcomes.spec))
+        return replace(outcomes, spec=change(outcomes.spec))
     if kind is tuple:
         return tuple([_replace_specs(part, change) for part in outcomes])
     if kind is list:

@@ -17,7 +17,7 @@ positional arguments first, lists flattened, then keyword arguments.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Union
 
 import torch
@@ -35,6 +35,8 @@ class New:
 class View:
     of: int
     spec: TensorSpec
+    is_linked: bool = field(default=True, repr=False)
+    """False: to C++ it is another tensor on the same memory, made for inference where inference mode is enabled."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,31 @@ def test_onednn_layers() -> None:
         assert normal(answer(backward, *specs)) == expected
 
 
+DTYPES = {"f": torch.float32, "b": torch.bfloat16, "d": torch.float64}
+
+
+@pytest.mark.parametrize("dtypes", [
+    "fffffff", "bffffff", "fbfffff", "ffbffff", "fffbfff", "ffffbff", "fffbbff", "fffffbf", "ffffffb", "ddddddd", "fdddddd",
+    "fffdfff", "ffffffd", "bbbbbbb", "bbbffbb", "bbbfbbb", "bbbbbbf", "bbbbbff", "bbfbbbb",
+])  # fmt: skip
+def test_which_dtypes_onednn_layers_take_together(dtypes: str) -> None:
+    shapes = [(5, 2, 3), (16, 3), (16, 4), (16,), (16,), (2, 4), (2, 4)]
+
+    def find_dtypes() -> Any:
+        operands = [torch.zeros(shape, dtype=DTYPES[name]) for shape, name in zip(shapes, dtypes, strict=True)]
+        try:
+            results = torch.ops.aten.mkldnn_rnn_layer(*operands, False, [], 2, 4, 1, True, False, False, False)
+        except RuntimeError:
+            return "refused"
+        return [result.dtype for result in results[:3]]
+
+    expected = find_dtypes()
+    if expected == "refused" and dtypes[:3] + dtypes[5] == "bbbb":
+        pytest.skip("whether oneDNN has a kernel for bfloat16 depends on the processor")
+    with FakeTensorMode():
+        assert find_dtypes() == expected
+
+
 @pytest.mark.parametrize("sizes", [(1, 1, 16, 32), (10, 4, 64, 32), (10, 4, 20, 30), (10, 8, 16, 64), (7, 3, 128, 256)])
 @pytest.mark.parametrize("train", [True, False])
 def test_the_size_of_onednns_workspace(sizes: tuple[int, int, int, int], train: bool) -> None:

@@ -15,7 +15,7 @@ from understudy.fake.kernels import autocast
 from understudy.fake.native import WITHOUT_INDEX, canonical, native, on_first_device
 from understudy.fake.realise import make_new
 from understudy.fake.tensor import FakeTensor
-from understudy.patching import ABSENT_DEVICES, ANY_MODE, ENGINE, STORAGES, patch, patch_call
+from understudy.patching import ABSENT_DEVICES, ANY_MODE, ENGINE, RECORDING, STORAGES, patch, patch_call
 from understudy.spec import TensorSpec
 from understudy.spec.call import flat
 from understudy.spec.error_context import unsized_sparse_error
@@ -69,6 +69,9 @@ def compute_without_autocast(original: Function, input: Any, *args: object, **kw
         return original(input, *args, **kwargs)
     with torch.autocast("cpu", enabled=False):
         return original(input.float() if input.dtype in _LOW_DTYPES else input, *args, **kwargs)
+
+
+patch_call("torch.Tensor.pinverse", during=RECORDING)(compute_without_autocast)
 
 
 @patch_call("torch.clear_autocast_cache", during=ANY_MODE)

@@ -107,9 +107,7 @@ def write_at_once(original: Function) -> Function:
 
     @functools.wraps(original)
     def initialise(tensor: FakeTensor, *numbers: object, **others: object) -> FakeTensor:
-        is_usual = type(tensor) is FakeTensor and is_torchs and not others
-        if is_usual and not ENGINE.active & LAYERS.bit:
-            ENGINE.begin_until_left(LAYERS)
+        is_usual = is_torchs and not others and begin_for_stand_in(tensor)
         return tensor if is_usual and write(tensor, *numbers) else original(tensor, *numbers, **others)
 
     return initialise
@@ -118,9 +116,16 @@ def write_at_once(original: Function) -> Function:
 @patch_call("torch.nn.init._calculate_correct_fan", during=ANY_MODE)
 def notice_layers(original: Function, tensor: Any, mode: object) -> object:
     """The first layer of a model is being initialised: the others are built faster."""
-    if type(tensor) is FakeTensor and not ENGINE.active & LAYERS.bit:
-        ENGINE.begin_until_left(LAYERS)
+    begin_for_stand_in(tensor)
     return original(tensor, mode)
+
+
+def begin_for_stand_in(tensor: object) -> bool:
+    """Begin the patches of layers if this is a stand-in, until the last mode is left. Returns whether it is one."""
+    is_fake = type(tensor) is FakeTensor
+    if is_fake and not ENGINE.active & LAYERS.bit:
+        ENGINE.begin_until_left(LAYERS)
+    return is_fake
 
 
 _kaiming, _uniform = torch.nn.init.kaiming_uniform_, torch.nn.init.uniform_

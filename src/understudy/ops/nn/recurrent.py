@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from understudy import _torch
-from understudy.errors import ShapeMismatch
+from understudy.errors import DtypeError, ShapeMismatch
 from understudy.ops.registry import rule
 from understudy.ops.shared.dtypes import refuse_cpu
 from understudy.ops.traits.caching import uncacheable
@@ -23,6 +23,9 @@ PADDED_LAYERS = tuple(getattr(torch.ops.aten, name).input for name in ("lstm", "
 """The composite operators of recurrent modules, for padded batches."""
 
 
+ONEDNN_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
 @rule("mkldnn_rnn_layer")
 def mkldnn_layer(
     x: TensorSpec, weight0: TensorSpec, weight1: TensorSpec, weight2: TensorSpec, weight3: TensorSpec,
@@ -33,13 +36,18 @@ def mkldnn_layer(
     sizes are symbols. Where no gradients are recorded, there is none."""
     if x.ndim != 3:
         raise ShapeMismatch(f"mkldnn_rnn_layer: expected (length, batch, features), got {x}")
+    bias_dtype = torch.promote_types(weight2.dtype, weight3.dtype)  # they are added up
+    alike = x.dtype in ONEDNN_DTYPES and x.dtype is weight0.dtype is weight1.dtype is hx.dtype
+    if not alike or not {bias_dtype, cx.dtype} <= {x.dtype, torch.float32}:
+        shown = ", ".join(map(str, (x, weight0, weight1, weight2, weight3, hx, cx)))
+        raise DtypeError(f"mkldnn_rnn_layer: oneDNN does not take operands of these dtypes together: {shown}")
     result = x.like((x.shape[0], x.shape[1], hidden_size))
     workspace = None
     if torch.is_grad_enabled():
         sizes = (*x.shape, hidden_size)
         size = _count_workspace_bytes(*sizes) if all(type(size) is int for size in sizes) else 0
         workspace = x.like((size,), dtype=torch.uint8)
-    return result, x.like(hx.shape), x.like(cx.shape), workspace
+    return result, x.like(hx.shape), cx.like(cx.shape), workspace
 
 
 PAGE, LINE = 4096, 16

@@ -20,6 +20,9 @@ kept_values.register(
     {"found_inf": "gradients without data have no infinities"}, "_amp_foreach_non_finite_check_and_unscale_"
 )
 
+is_own_tensor: Trait[bool] = Trait("gives a view that C++ makes as a tensor of its own, for inference or not as the mode is")
+is_own_tensor.mark("view.dtype")
+
 writes_apart: Trait[bool] = Trait("refuses to write into a tensor that shares memory with one that it reads")
 writes_apart.mark(
     "cat.out", "gather.out", "take.out", "index_select.out", "kthvalue.values", "masked_select.out", "index_add_",
