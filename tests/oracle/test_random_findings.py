@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tests.oracle.cases import duplicate
-from tests.oracle.random_findings import C64, CALLS, REFUSED, Call, ones
+from tests.oracle.random_findings import C64, CALLS, LARGEST, REFUSED, Call, ones
 from tests.oracle.random_run import _differences, built_in_class
 from understudy import DataDependentOutputException, FakeTensorMode, ShapeEnv, TensorSpec, make_fx
 from understudy.infer.kernels import strided_on
@@ -328,3 +328,26 @@ def test_dtype_of_the_gradient_of_a_number_times_a_complex_one(mode: str) -> Non
 
     graph = make_fx(call, tracing_mode=mode)(ones().requires_grad_())
     assert graph(ones().requires_grad_()).dtype is torch.float32
+
+
+LARGE_VIEWS: dict[str, Call] = {
+    "one window": lambda x: x.unfold(1, 2, LARGEST),
+    "one window, and a stride that wraps around": lambda x: x.unfold(0, 2, LARGEST),
+    "one element": lambda x: x[:1, :: 2**61],
+    "no element, as a sum wraps around": lambda x: x[::LARGEST],
+    "expanded": lambda x: x[:1, :1].expand(2**61, 2),
+    "one row": lambda x: x.as_strided((1, 3), (LARGEST, 1)),
+    "the same element": lambda x: x.as_strided((2, 2**61), (0, 0)),
+}
+
+
+@pytest.mark.parametrize("symbolic", [False, True])
+@pytest.mark.parametrize("name", LARGE_VIEWS)
+def test_views_with_numbers_near_64_bits(name: str, symbolic: bool) -> None:
+    """Memory is that of the elements: what a stride of one element is, and how often elements are repeated, takes none."""
+    x = ones(4, 3)
+    real = LARGE_VIEWS[name](x)
+    mode = FakeTensorMode(shape_env=ShapeEnv() if symbolic else None)
+    with mode:
+        fake = LARGE_VIEWS[name](mode.from_tensor(x, static_shapes=not symbolic))
+    assert [*map(int, (*fake.shape, *fake.stride()))] == [*real.shape, *real.stride()]

@@ -96,6 +96,9 @@ ELSEWHERE: dict[str, tuple[Call, list[Tensor], list[Tensor]]] = {
     "repeated beyond 64 bits": (lambda x: x.tile((2**62,)), [ones(0)], [ones(3)]),
     "repeated in a row beyond 64 bits": (lambda x: x.repeat_interleave(2**62), [ones(0)], [ones(2)]),
     "more bytes than can be counted": (lambda x: torch.zeros(x.shape[0], 2**62), [ones(0)], [ones(2)]),
+    "windows that are further apart than 64 bits tell": (lambda x: x.unfold(0, 2, 2**62), [ones(4, 1)], [ones(4, 2)]),
+    "elements that are further apart than 64 bits tell": (lambda x: x[:: 2**61], [ones(4, 3)], [ones(4, 4)]),
+    "a sum of size and step beyond 64 bits": (lambda x: x[:, :: 2**63 - 1], [ones(2, 1)], [ones(2, 2)]),
     "more values than a mask can pick": (
         lambda x, m, v: x.index_put((m,), v), [ones(5, 2), ones(5, dtype=torch.bool), ones(5, 2)],
         [ones(1, 2), ones(1, dtype=torch.bool), ones(2, 2)]),

@@ -196,9 +196,10 @@ SOURCES: tuple[Source, ...] = (
 
 TORCH_SOURCES = (by_meta_kernel, by_decomposition)
 """Torch's own sources, whose strides and errors sometimes differ from eager's."""
-MOST_BYTES = 2**63 - 2  # comparisons of symbols take the next number for infinity
+MOST_INT64 = 2**63 - 1
+MOST_OF_SYMBOLS = MOST_INT64 - 1  # their comparisons take the next number for infinity
 LARGE = 2**43
-"""Bytes that no tensor has. With symbolic sizes, products below it are not guarded against an overflow."""
+"""Bytes that no tensor has. With symbolic sizes, numbers below it are not guarded against an overflow."""
 cache = Cache()
 """The cache of the process: plans do not depend on the mode."""
 
@@ -238,18 +239,21 @@ def infer(call: Call, runner: FunctionRunner) -> Plan:
     device_of(call)
     try:
         outcomes, source = _ask_sources(call, runner)
+        made = specs_in(outcomes)
+        for spec in made:
+            check_storage_size(spec)
     except Exception as error:
         if not runner.allow_fallback_kernels:
             raise
         outcomes = judge_refusal(call, error)
+        made = specs_in(outcomes)
     else:
         if runner.allow_fallback_kernels:
-            outcomes = check_against_eager(call, outcomes, source not in TORCH_SOURCES)
-    made = specs_in(outcomes)
+            ours, outcomes = outcomes, check_against_eager(call, outcomes, source not in TORCH_SOURCES)
+            made = made if outcomes is ours else specs_in(outcomes)
     for spec in made:
         if spec.is_symbolic:
             expect_sizes(spec.shape)
-        check_storage_size(spec)
     return Plan.of(call, outcomes, written_inputs(call), is_determined(call, outcomes, made))
 
 
@@ -264,21 +268,30 @@ def _ask_sources(call: Call, runner: FunctionRunner) -> tuple[Outcomes, Source]:
 
 
 def check_storage_size(spec: TensorSpec) -> None:
-    """Raise if a size, or the size of the tensor in bytes, overflows a 64-bit integer. With symbols, this is decided by a
-    guard if there are numbers large enough for that; unbacked sizes count as 1."""
+    """Raise if a size, a stride, or the end of the tensor in bytes overflows a 64-bit integer. With symbols, this is decided
+    by a guard if there are numbers large enough for that; unbacked sizes count as 1."""
     if spec.layout is not torch.strided:
         return
-    if not spec.is_symbolic:
-        is_too_large = max(spec.numel * spec.dtype.itemsize, *spec.stride, 0) > MOST_BYTES
+    if spec.is_symbolic:
+        numbers = _large_numbers(spec)
+    elif max(spec.numel * spec.dtype.itemsize, *spec.stride, 0) > LARGE:
+        last = sum((size - 1) * step for size, step in zip(spec.shape, spec.stride, strict=True))
+        numbers = [spec.numel, (last + 1) * spec.itemsize if spec.numel else 0, *spec.stride]
     else:
-        factors = [_largest_factor(size) for size in spec.shape]
-        large: list[Any] = [size for size, factor in zip(spec.shape, factors, strict=True) if factor > LARGE]
-        if math.prod(factors) * spec.itemsize > LARGE:
-            large.append(product(spec.shape) * spec.itemsize)
-        large += [step for step in spec.stride if type(step) is int]
-        is_too_large = any(number > MOST_BYTES for number in large)
-    if is_too_large:
+        return
+    if any(number > (MOST_INT64 if type(number) is int else MOST_OF_SYMBOLS) for number in numbers):
         raise OperatorError(f"Storage size calculation overflowed with sizes={list(spec.shape)}")
+
+
+def _large_numbers(spec: TensorSpec) -> list[Any]:
+    """The sizes and strides that may be large, and the numbers of elements and bytes if they may be. What is expanded is in
+    the storage once."""
+    factors = [_largest_factor(size) for size in spec.shape]
+    sizes = [size for size, step in zip(spec.shape, spec.stride, strict=True) if type(step) is not int or step != 0]
+    large: list[Any] = [size for size, factor in zip(spec.shape, factors, strict=True) if factor > LARGE]
+    if math.prod(factors) * spec.itemsize > LARGE:
+        large += [product(sizes) * spec.itemsize, *([] if len(sizes) == spec.ndim else [product(spec.shape)])]
+    return large + [step for step in spec.stride if _largest_factor(step) > LARGE]
 
 
 def _largest_factor(size: Any) -> int:

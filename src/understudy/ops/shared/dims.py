@@ -13,6 +13,16 @@ MOST_DIMS = 64
 """The limit for reductions over a list of dimensions, which eager stores in a bit set."""
 
 
+MOST_INT64 = 2**63 - 1
+
+
+def divide_up(size: Any, by: Any) -> Any:
+    """The quotient, rounded up. C++ adds both numbers first: a sum beyond 64 bits wraps around there, and is refused."""
+    if type(by) is int and by > MOST_INT64 // 2 and size > MOST_INT64 - by + 1:
+        raise OperatorError(f"{size} + {by} - 1, of which a size is computed, is beyond 64 bits")
+    return (size + by - 1) // by
+
+
 def wrap_dim(dim: int, ndim: int) -> int:
     """A dimension counted from the front; a 0-dim tensor counts as having one."""
     count = ndim or 1

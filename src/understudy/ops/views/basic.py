@@ -12,6 +12,7 @@ from understudy.ops.registry import rule
 from understudy.ops.shared.decompositions import decomposition, describe_meta_tensor, on_meta_tensors
 from understudy.ops.shared.dims import (
     complete_shape,
+    divide_up,
     replace_size,
     size_at,
     stride_at,
@@ -191,7 +192,7 @@ def sliced_size(spec: TensorSpec, dim: int, start: object, end: Any, step: Size)
         raise ArgumentError(f"slice: the step must be positive, not {step}")
     start, end = clamped_range(spec.shape[dim], start, end)
     length = end - start
-    return dim, start, length if step == 1 else (length + step - 1) // step
+    return dim, start, length if step == 1 else divide_up(length, step)
 
 
 def slice_spec(spec: TensorSpec, dim: int, start: Any, end: object, step: Any) -> TensorSpec:

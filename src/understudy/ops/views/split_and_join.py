@@ -12,7 +12,7 @@ from understudy.errors import ArgumentError, DimensionError, ShapeMismatch
 from understudy.ops.registry import rule
 from understudy.ops.shared.batching import BatchLevel, at_one_level, batching_rule, dim_behind_batch
 from understudy.ops.shared.decompositions import decomposition, decomposition_at_any_level
-from understudy.ops.shared.dims import replace_size, with_inserted, wrap_dim
+from understudy.ops.shared.dims import divide_up, replace_size, with_inserted, wrap_dim
 from understudy.ops.shared.layouts import is_provably_row_major, looks_channels_last
 from understudy.ops.views.basic import (
     narrow_spec,
@@ -272,12 +272,20 @@ def decompose_tensor_split(x: Tensor, places: Tensor, dim: int = 0) -> Any:
     return aten.tensor_split.indices(x, [places[i].item() for i in range(int(places.shape[0]))], dim)
 
 
+@decomposition("chunk")
+def check_chunks(x: Tensor, chunks: int, dim: int = 0) -> Any:
+    """C++ computes with symbols, which have more than 64 bits."""
+    if chunks > 0 and -x.dim() <= dim < x.dim():
+        divide_up(x.shape[dim], chunks)
+    return NotImplemented
+
+
 @decomposition_at_any_level("unsafe_chunk")
 def decompose_unsafe_chunk(x: Tensor, chunks: int, dim: int = 0) -> Any:
     if chunks <= 0:
         return NotImplemented  # C++ says what is wrong
     length = x.shape[wrap_dim(dim, x.dim())]
-    size = (length + chunks - 1) // chunks
+    size = divide_up(length, chunks)
     if size == 0:
         return torch.unsafe_split_with_sizes(x, [size] * (chunks - 1) + [size - (size * chunks - length)], dim)
     return aten.unsafe_split.Tensor(x, size, dim)
