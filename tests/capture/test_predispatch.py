@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._higher_order_ops import scan
 from torch.autograd import forward_ad
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from tests.capture.captured import assert_same, check
@@ -604,3 +605,54 @@ def test_data_of_a_tensor_is_recorded() -> None:
 
     x = torch.ones(3)
     assert torch.equal(make_fx(program, pre_dispatch=True, tracing_mode="symbolic")(x)(x), program(x))
+
+
+# --- What answers an operator before autograd does: its operators are recorded below autograd --------------------------
+
+
+class Doubled(torch.Tensor):
+    """Computes with the tensor inside of it, and with its double."""
+
+    inner: Tensor
+
+    @staticmethod
+    def __new__(cls, inner: Tensor) -> Any:
+        made = torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype, device=inner.device)  # type: ignore[attr-defined]
+        made.inner = inner
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
+        inner = [value.inner * 2 if isinstance(value, Doubled) else value for value in args]
+        return Doubled(func(*inner, **(kwargs or {})))
+
+
+@each_mode
+def test_tensors_of_a_subclass_that_the_function_makes(mode: str) -> None:
+    check(lambda x: (Doubled(x).sin() + 1).inner, torch.randn(3), pre_dispatch=True)
+
+    def rows(x: Tensor) -> Any:
+        jagged = torch.nested.nested_tensor_from_jagged(x, torch.tensor([0, 2, 6]))
+        return F.relu(jagged * 2).values(), jagged.sum(dim=1)
+
+    x = torch.randn(6, 3)
+    graph = make_fx(rows, tracing_mode=mode, pre_dispatch=True)(x)
+    for got, want in zip(graph(x), rows(x), strict=True):
+        assert torch.equal(got, want)
+
+
+class DoubledSines(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        return result * 2 if func is torch.ops.aten.sin.default else result
+
+
+def test_dispatch_modes_that_the_function_enters() -> None:
+    def f(x: Tensor) -> Tensor:
+        with DoubledSines():
+            y = F.layer_norm(x.sin(), [3])
+        return F.layer_norm(x, [3]) + y
+
+    graphs = check(f, torch.randn(2, 3), pre_dispatch=True)
+    for graph in graphs.values():
+        assert [str(node.target) for node in graph.graph.nodes].count("aten.layer_norm.default") == 1

@@ -332,6 +332,14 @@ def has_modes() -> bool:
     return bool(torch._C._len_torch_dispatch_stack() > 0)
 
 
+def list_program_modes() -> list[Any]:
+    """The dispatch modes of this thread that are neither ours nor torch's own, outermost first."""
+    has_fake_mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
+    if torch._C._len_torch_dispatch_stack() <= has_fake_mode:
+        return []
+    return [mode for mode in _other_modes() if not type(mode).__module__.startswith("torch.")]
+
+
 # --- recording ----------------------------------------------------------------------------------------------
 
 _PRE_DISPATCH = DispatchKey.PreDispatch

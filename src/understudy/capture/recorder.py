@@ -100,6 +100,7 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
     ) -> None:  # fmt: skip
         if pre_dispatch:
             _torch.mark_above_autograd(self)
+            self._modes_before = _torch.list_program_modes()
         self.tracer = tracer
         self.tracing_mode = tracing_mode
         self.pre_dispatch = pre_dispatch
@@ -260,13 +261,13 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
         return subgraphs.enter(self, original, op, key, args, kwargs)
 
     def _dispatch_unusual(self, func: Any, types: object, args: Any, kwargs: Any, fake_mode: object) -> Any:
-        if self.pre_dispatch and _torch.has_transforms():
-            return self.below_transforms(func, args, kwargs)
+        if self.pre_dispatch and (_torch.has_transforms() or _torch.list_program_modes() != self._modes_before):
+            return self.record_below_autograd(func, args, kwargs)
         if isinstance(func, _torch.HigherOrderOperator):
             return subgraphs.record(self, func, args, kwargs)
         tensors = flat(torch.Tensor, args, kwargs)
         if any(self._needs_own_dispatch(t, type(t)) for t in tensors if type(t) is not FakeTensor):
-            return NotImplemented
+            return self.record_below_autograd(func, args, kwargs) if self.pre_dispatch else NotImplemented
         route = self._routes[id(func)]
         # Strided nested tensors have their own kernels for composite operators.
         breaks_up = route.breaks_up and not any(tensor.is_nested for tensor in tensors)
@@ -337,8 +338,9 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
             self._parts.belong_to(node)
             self._parts = None
 
-    def below_transforms(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Inside a transform of torch.func tensors are wrappers: the operators of the transformed call are recorded."""
+    def record_below_autograd(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Record what a call becomes below autograd, where something else answers it first: a transform of torch.func, a
+        subclass of the program's, a dispatch mode of the program's."""
         with self.below_autograd(), _torch.NoFunctionModes():
             return func(*args, **kwargs)
 
