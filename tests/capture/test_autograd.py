@@ -45,6 +45,18 @@ def test_a_batch_of_gradients() -> None:
     torch.testing.assert_close(gm(other, torch.ones(2)), f(other, torch.ones(2, requires_grad=True)))
 
 
+def test_batches_of_gradients_of_a_size_that_was_read() -> None:
+    """The gradients have plain sizes then, what they are taken of has not."""
+
+    def f(x: Tensor) -> Any:
+        y = x.exp()
+        of_rows = [torch.autograd.grad(y[row], x, retain_graph=True) for row in range(x.shape[0])]
+        return of_rows, torch.autograd.functional.jacobian(torch.exp, x, vectorize=True)
+
+    check(f, leaf(3))
+    check(f, leaf(3), pre_dispatch=True)
+
+
 def test_backward_of_a_tensor_made_inside() -> None:
     def f(x: Tensor) -> Any:
         y = x.clone().detach().requires_grad_()

@@ -54,7 +54,8 @@ def map_gradients(
     symbolic sizes: `torch.vmap` is called, which takes no `None`."""
 
     def call(*args: object) -> Any:
-        if not any(fake._spec.is_symbolic for fake in flat(FakeTensor, args, {})):
+        # Also where these have plain sizes: others that the function reads may have symbolic ones.
+        if all(fake.fake_mode.shape_env is None for fake in flat(FakeTensor, args, {})):
             return original(func, in_dims, out_dims, allow_none_pass_through)(*args)
         structure: Any = None
 
