@@ -209,7 +209,8 @@ class FakeTensorProp(torch.fx.Interpreter):
         self._tensor_meta = tensor_meta
         self._subgraphs: SubgraphAnswers = SubgraphAnswers() if outer is None else outer._subgraphs
         self._state: BorrowedState = BorrowedState(self._mode) if outer is None else outer._state
-        self._constants: dict[Any, torch.Tensor] = {}  # kept alive, so that each has one stand-in
+        self._constants: dict[Any, torch.Tensor] = {}
+        """Stand-ins of the module's own tensors, by their paths."""
         self._odd: set[Node] = set()
         self._odd_for_autograd: set[Node] = set()
         self._exposed: set[Node] = set()
@@ -300,7 +301,8 @@ class FakeTensorProp(torch.fx.Interpreter):
         self._find_writes()
         self.args_iter = iter(args)
         for node in self.graph.nodes:
-            self._record(node, self._compute(node))
+            constant = self._constants.get(node.target) if node.op == "get_attr" else None
+            self._record(node, self._compute(node) if constant is None else constant)
         return self.graph.process_outputs(self.env[self._output_node()])
 
     def _find_writes(self) -> None:
