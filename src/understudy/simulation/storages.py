@@ -51,14 +51,13 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from understudy import _torch
-from understudy.contexts import contextmanager
+from understudy.contexts import Restoring, guard_exit
 from understudy.fake.inputs import has_own_dispatch
 from understudy.fake.mode import FakeTensorMode
 from understudy.fake.tensor import FakeTensor
@@ -77,7 +76,7 @@ from understudy.simulation.events import (
     find_methods,
 )
 from understudy.simulation.plain_writes import IN_PLACE, PlainWrites
-from understudy.spec.call import NUMBER_TYPES, Call, flat
+from understudy.spec.call import NUMBER_TYPES, Call, flat_exact
 from understudy.spec.sparse import count_bytes
 
 native_storage = _torch.native_storage
@@ -94,6 +93,27 @@ CallEnding = tuple[object, tuple[AfterCall, ...]]
 """The label of a call, and what is called after it."""
 PlanEnding = tuple[bool, object, tuple[AfterCall, ...]]
 """What comes after the calls of a plan: whether the result may be on a new storage, the label, what is called."""
+
+
+class Pause(Restoring):
+    """Counts how often the thread that enters it has paused."""
+
+    __slots__ = ("_before", "_paused", "_thread")
+
+    def __init__(self, paused: dict[int, int]) -> None:
+        self._paused = paused
+        self._thread = get_ident()
+        self._before = paused.get(self._thread, 0)
+
+    def __enter__(self) -> None:
+        guard_exit(self, self.restore)
+        self._paused[self._thread] = self._before + 1
+
+    def restore(self) -> None:
+        if self._before:
+            self._paused[self._thread] = self._before
+        else:
+            self._paused.pop(self._thread, None)
 
 
 class ObservedMode(FakeTensorMode):
@@ -138,7 +158,7 @@ class ObservedMode(FakeTensorMode):
         self._devices: set[torch.device] = set()
         self._device: torch.device | None = None
         """The one of the last birth."""
-        self._paused: Counter[int] = Counter()
+        self._paused: dict[int, int] = {}
         """Threads of which nothing is heard now: how often they have paused."""
         self._plain_writes = PlainWrites()
         self._listeners: tuple[Listener, ...] = ()
@@ -180,17 +200,9 @@ class ObservedMode(FakeTensorMode):
         """From now on, listeners may follow calls in another way: they are asked again about each plan."""
         self._by_plan = self._endings.setdefault(situation, {})
 
-    @contextmanager
-    def pause(self) -> Iterator[None]:
+    def pause(self) -> Pause:
         """Nothing is heard of what happens inside, in this thread."""
-        thread = get_ident()
-        self._paused[thread] += 1
-        try:
-            yield
-        finally:
-            self._paused[thread] -= 1
-            if not self._paused[thread]:
-                del self._paused[thread]
+        return Pause(self._paused)
 
     # --- operators -----------------------------------------------------------------------------------------
 
@@ -327,7 +339,7 @@ class ObservedMode(FakeTensorMode):
 
     def find_births(self, func: Any, args: object, kwargs: object, result: object) -> None:
         """Of the results that were not heard of, in the order in which they get their memory."""
-        for fake in put_in_order(func, flat(FakeTensor, (result,), {})):
+        for fake in put_in_order(func, flat_exact(FakeTensor, (result,), {})):
             self._find_birth(fake)
 
     def _keep_whole(self, args: Any, kwargs: Any, result: Any) -> None:
