@@ -204,3 +204,23 @@ def test_a_marked_region_is_part_of_the_program() -> None:
     inputs = torch.randn(3), torch.randn(3)
     program = understudy.export(Marked(), inputs)
     assert torch.equal(program.module()(*inputs), Marked()(*inputs))
+
+
+class Counted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+        self.register_buffer("mean", torch.zeros(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.inference_mode():
+            self.mean.add_(x.mean(0))
+        return self.linear(x) + self.mean
+
+
+def test_inference_mode_is_no_region_of_a_program() -> None:
+    """As in torch.export: a program that some other tool reads has plain operators there."""
+    model, x = Counted(), torch.randn(2, 3)
+    programs = understudy.export(model, (x,)), torch.export.export(model, (x,))
+    ours, theirs = ([node.target for node in program.graph.nodes if node.op == "call_function"] for program in programs)
+    assert ours == theirs

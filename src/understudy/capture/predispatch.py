@@ -127,10 +127,11 @@ class PreDispatchTorchFunctionMode(_torch.FunctionMode):
 )  # fmt: skip
 def record_grad_mode_of_inference(original: Callable[..., None], self: object, *exception: object) -> None:
     """C++ disables grad mode with inference mode, without a call: above autograd, the graph would record gradients there,
-    and refuse writes to leaves."""
+    and refuse writes to leaves. Exported programs have no such regions, as torch's have none."""
     was_enabled = torch.is_grad_enabled()
     original(self, *exception)
-    if _torch.is_recorded_above_autograd() and torch.is_grad_enabled() is not was_enabled:
+    is_changed = torch.is_grad_enabled() is not was_enabled
+    if is_changed and _torch.is_recorded_above_autograd() and _torch.active_recorder().records_parts:
         _torch.set_grad_enabled(torch.is_grad_enabled())
 
 
