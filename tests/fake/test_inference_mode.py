@@ -415,3 +415,15 @@ def test_plans_inferred_under_autocast_serve_without_it(function: Callable[..., 
             expected = function(real).dtype
             with mode:
                 assert function(x).dtype is expected
+
+
+@pytest.mark.parametrize("symbolic", [False, True])
+@pytest.mark.parametrize("of", ["out", "input"])
+def test_out_that_is_resized_by_a_composite(of: str, symbolic: bool) -> None:
+    """Its writes are not counted, as no tensor's are that is made for inference."""
+    mode = FakeTensorMode(shape_env=ShapeEnv() if symbolic else None)
+    x = mode.from_tensor(torch.randn(2, 5, 5), static_shapes=not symbolic)
+    with mode, torch.inference_mode():
+        out = torch.empty(0, dtype=torch.int64) if of == "out" else x.clone()
+        assert torch.linalg.matrix_rank(x if of == "out" else out, out=out) is out
+    assert out.is_inference() and [*map(int, out.shape)] == [2]

@@ -7,6 +7,7 @@ import functools
 import sys
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -368,5 +369,7 @@ def is_held_by_python(reference: weakref.ref[Tensor]) -> bool:
     return _count_references(reference) - _OF_COUNTING - of_native_code > 0
 
 
-uncounted_writes: Callable[[Tensor], Any] = torch.autograd._unsafe_preserve_version_counter
-"""A context in which writes to a tensor do not change its version counter."""
+
+def uncounted_writes(tensor: Tensor) -> AbstractContextManager[Any]:
+    """Inside, no write to this tensor is counted. One that is made for inference counts none anyway."""
+    return nullcontext() if tensor.is_inference() else torch.autograd._unsafe_preserve_version_counter(tensor)
