@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from tests.report.programs import PROGRAMS
 from tests.report.true_peak import true_peak
@@ -58,6 +59,12 @@ STEPS_OF_KERNELS = {
     "binary_cross_entropy": (lambda x: F.binary_cross_entropy(x.sigmoid(), torch.rand(2, 40, 96)), {}),
     "hinge_embedding_loss": (against(F.hinge_embedding_loss), {}),
     "cross_entropy of probabilities": (lambda x: F.cross_entropy(x, torch.rand(2, 40, 96)), {}),
+    "batch_norm of vectors": (lambda x: nn.BatchNorm1d(96)(x.flatten(0, 1)).square().sum(), {}),
+    "batch_norm of sequences": (lambda x: nn.BatchNorm1d(40)(x).square().sum(), {}),
+    "batch_norm with channels last": (lambda x: nn.BatchNorm2d(96)(x.mT[..., None]).square().sum(), {}),
+    "batch_norm of images": (lambda x: nn.BatchNorm2d(40)(x.unflatten(2, (8, 12))).square().sum(), {}),
+    "batch_norm in evaluation": (lambda x: nn.BatchNorm1d(40).eval()(x).square().sum(), {}),
+    "batch_norm of a transposed batch": (lambda x: nn.BatchNorm1d(80)(x.flatten(0, 1).t()).square().sum(), {}),
     "numbers of lists": (lambda x: x.square().sum(), {"foreach": True}),
     "a product with an expanded operand": (lambda x: x.sum(), {}),
 }
@@ -101,7 +108,6 @@ def train_convolutions(*parts: torch.nn.Module) -> None:
 
 
 def train_classifier() -> None:
-    nn = torch.nn
     train_convolutions(
         nn.Conv2d(3, 32, 7, 2, 3), nn.BatchNorm2d(32), nn.ReLU(True), nn.MaxPool2d(3, 2, 1), nn.Conv2d(32, 64, 3, 1, 1),
         nn.ReLU(), nn.Conv2d(64, 128, 3, 2, 1, bias=False), nn.Conv2d(128, 256, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
@@ -109,7 +115,6 @@ def train_classifier() -> None:
 
 
 def train_autoencoder() -> None:
-    nn = torch.nn
     train_convolutions(
         nn.Conv2d(3, 64, 3, padding=1), nn.GroupNorm(8, 64), nn.SiLU(), nn.Conv2d(64, 128, 3, 2, 1), nn.SiLU(),
         nn.ConvTranspose2d(128, 64, 4, 2, 1), nn.Conv2d(64, 3, 3, padding=1),

@@ -194,13 +194,14 @@ def test_lines_are_not_those_of_generated_code() -> None:
 
     def make() -> torch.Tensor:
         names: dict[str, object] = {"torch": torch}
-        exec("def make():\n    return torch.ones(64)", names)
+        exec("def make():\n    return torch.ones(64)\nkept = torch.ones(32)", names)
         result: torch.Tensor = names["make"]()
         return result
 
     found = understudy.rehearse(lambda: Batch())
     assert all("<string>" not in row.line for row in found.lines)
     assert any(row.source == 'result: torch.Tensor = names["make"]()' for row in found.lines)
+    assert any(row.source.startswith("exec(") for row in found.lines)
 
 
 def test_a_step_that_fails_is_over() -> None:

@@ -248,6 +248,7 @@ class Places(Restoring):
         that of an installed package which is neither torch nor this one."""
         outer_lines = self._outer_lines
         innermost: FrameType | None = None
+        outermost: FrameType | None = None
         line: LinePlace | None = None
         passed: tuple[int, ...] = ()
         while frame is not None:
@@ -264,10 +265,14 @@ class Places(Restoring):
                         if line is not None:
                             break
                         passed = *passed, number
-                elif kind == OWN or code.co_name == "<module>":  # generated code has no line, but for that of `python -c`
+                elif kind == OWN:
                     line = _find_line_place(frame)
                     break
+                elif code.co_name == "<module>":  # generated code has no line, but for the outermost: that of `python -c`
+                    outermost = frame
             frame = frame.f_back
+        if line is None and outermost is not None:
+            line = _find_line_place(outermost)
         for number in passed:
             outer_lines[number] = line
         return line if line is not None or innermost is None else _find_line_place(innermost)

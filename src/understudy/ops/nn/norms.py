@@ -16,6 +16,7 @@ from understudy.ops.shared.decompositions import decomposition, has_symbolic_siz
 from understudy.ops.shared.dtypes import COMPLEX, FLOATS, HALVES, check_cpu_dtype, check_one_dtype, refuse_cpu
 from understudy.ops.shared.layouts import looks_channels_last, suggested_strides
 from understudy.ops.traits.caching import whole_result
+from understudy.ops.traits.host_kernels import Results, steps_of
 from understudy.shapes.node import Shape, Size, Sizes
 from understudy.spec import (
     TensorSpec,
@@ -410,6 +411,49 @@ def batch_norm_backward_with_reserve(
     save_var: Maybe, update: bool, eps: float, output_mask: Mask, reserve: TensorSpec,
 ) -> tuple[Maybe, ...]:  # fmt: skip
     return _gradients(grad, x, weight, mean, output_mask)
+
+
+# --- what CPU kernels of batch norm make on the way
+
+
+def _goes_by_rows(x: TensorSpec) -> bool:
+    """Whether a row has all channels of a place: threads add up a row of sums each."""
+    return all(size == 1 for size in x.shape[2:]) or not x.is_contiguous
+
+
+def _count_channel_bytes(x: TensorSpec) -> int:
+    return int(x.shape[1]) * accumulation_dtype(x.dtype).itemsize
+
+
+@steps_of("native_batch_norm", "_native_batch_norm_legit")
+def _of_batch_norm(
+    results: Results, x: TensorSpec, weight: Maybe, bias: Maybe, mean: Maybe, var: Maybe, training: bool,
+    *rest: object, **out: object,
+) -> tuple[int, ...]:  # fmt: skip
+    """Sums for each channel, then a factor and a summand for each."""
+    channels = _count_channel_bytes(x)
+    if not _has_format(x):
+        return () if training else (3 * channels,)
+    sums = 2 * int(x.shape[1]) * results[1].itemsize if training else 0
+    if sums and _goes_by_rows(x):
+        sums += torch.get_num_threads() * channels
+    return (max(sums, 2 * channels),)
+
+
+@steps_of("native_batch_norm_backward")
+def _of_batch_norm_backward(
+    results: Results, grad: TensorSpec, x: TensorSpec, weight: Maybe, mean: Maybe, var: Maybe, save_mean: Maybe,
+    save_invstd: Maybe, train: bool, eps: float, output_mask: Mask, **out: object,
+) -> tuple[int, ...]:  # fmt: skip
+    """The gradient of the input is made twice, and the first one dropped; then come the sums of two kinds."""
+    channels = _count_channel_bytes(x)
+    if not (_has_format(x) and _has_format(grad) and looks_channels_last(x) == looks_channels_last(grad)):
+        return (channels,)
+    twice = int(x.numel) * x.itemsize if output_mask[0] else 0
+    if not _goes_by_rows(x):
+        return (twice,)
+    vectors = 3 if x.dtype in HALVES else 0 if train else 1
+    return (max(twice, (vectors + 2 * torch.get_num_threads()) * channels),)
 
 
 @rule("cudnn_batch_norm_backward")
