@@ -66,6 +66,15 @@ def test_compiled_functions_and_workers() -> None:
     assert any("torch.compile" in note for note in found["assumptions"])
 
 
+def test_masks_are_made_where_a_batch_is_padded() -> None:
+    """transformers looks at the values, unless it takes the tensors for those of a tracer."""
+    pytest.importorskip("transformers")
+    for padding in (0, 5):
+        found = rehearse("masks.py", str(padding), "cuda", device="h100")
+        joins_masks = "aten.bitwise_and.Tensor" in {row["operator"] for row in found["operators"]}
+        assert joins_masks == bool(padding)
+
+
 @pytest.mark.parametrize("name", ["trainer.py", "trainer_mlm.py"])
 def test_trainer(name: str) -> None:
     pytest.importorskip("transformers")

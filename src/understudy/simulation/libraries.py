@@ -238,6 +238,15 @@ def save_tokenizer_in_overlay(original: Function) -> Function:
     return save
 
 
+# --- masks: without padding none is made, which transformers looks for unless it traces -----------------------------------
+
+
+@when_imported("transformers.utils.import_utils", "is_fake_tensor")
+def read_masks(original: Function) -> Function:
+    """Where reads of data are answered, a program takes the path of a real run, not the one for tracing."""
+    return lambda tensor: original(tensor) and getattr(_torch.active_fake_mode(), "answers", None) is None
+
+
 # --- addresses: libraries find tensors that share memory by them ---------------------------------------------------------
 
 NOWHERE = 0x5000_0000_0000
