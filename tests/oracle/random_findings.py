@@ -263,6 +263,8 @@ REFUSED: dict[str, tuple[Call, list[Tensor]]] = {
         lambda x: torch.linalg.matrix_rank(x, atol=1.0), [ones(0, 1, dtype=torch.complex32)]),
     "pieces that are computed beyond 64 bits": (lambda x: x.chunk(LARGEST), [ones(4, 3)]),
     "pieces that are computed beyond 64 bits, unsafely": (lambda x: x.unsafe_chunk(LARGEST), [ones(4, 3)]),
+    "a transform that is completed in small complex numbers": (
+        lambda x, out: torch.fft.fft(x, dim=-2, out=out), [ones(20, 20), ones(20, 20, dtype=torch.complex32)]),
     "powers beyond 64 bits": (lambda x: torch.linalg.vander(x, N=LARGEST), [ones(2, 5)]),
     "one value of another dtype, by a mask and in order": (
         lambda x, m, v: x.index_put_((m,), v, accumulate=True), [ones(1), ones(1, dtype=torch.bool), ones(1, dtype=torch.int64)]),

@@ -17,6 +17,7 @@ from understudy.errors import ArgumentError, DtypeError, OperatorError, ShapeMis
 from understudy.ops.registry import rule
 from understudy.ops.shared.decompositions import decomposition_at_any_level
 from understudy.ops.shared.dtypes import FLOATS, HALVES
+from understudy.ops.variants import write_out
 from understudy.shapes.node import Shape
 from understudy.shapes.sizes import is_any_of
 from understudy.spec import TensorSpec, complex_type, contiguous_strides, preserved_copy, real_type
@@ -150,6 +151,16 @@ def real_to_complex(x: TensorSpec, dim: Dims, normalization: int, onesided: bool
     if not onesided:  # completed in a new tensor
         return x.like(shape, dtype=dtype)
     return x.like(shape, stride=_stage_strides(_strides_after(x.stride, half, [last]), half, others), dtype=dtype)
+
+
+@rule("_fft_r2c.out")
+def real_to_complex_out(x: TensorSpec, dim: Dims, normalization: int, onesided: bool, *, out: TensorSpec) -> Any:
+    """The half that is not computed is filled in where the result is."""
+    result = real_to_complex(x, dim, normalization, onesided)
+    if not onesided and out.dtype is torch.complex32 and x.device.type == "cpu":
+        raise DtypeError(f"_fft_r2c: no CPU kernel completes a transform in {out}")
+    return result if result is NotImplemented else write_out("_fft_r2c.out", result, out, 1)
+
 
 
 @rule("_fft_c2r")
