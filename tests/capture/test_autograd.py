@@ -315,6 +315,21 @@ def test_autocast_inside_of_kernels() -> None:
     check(f, torch.randn(4, 3), leaf(5, 3, 3), pre_dispatch=True)
 
 
+@pytest.mark.parametrize("is_inference", [False, True])
+def test_autocast_casts_an_operator_as_a_whole(is_inference: bool) -> None:
+    """Attention without a fused kernel computes products in float32 inside, which autocast leaves alone."""
+
+    def f(q: Tensor, k: Tensor) -> Any:
+        with torch.inference_mode(is_inference), torch.autocast("cpu", torch.bfloat16):
+            return F.scaled_dot_product_attention(q, k, k), torch.tensordot(q[0], k[0].mT, 1)
+
+    q, k = torch.randn(4, 3, 8), torch.randn(4, 6, 8)
+    for mode in MODES:
+        graph = make_fx(f, tracing_mode=mode)(q, k)
+        for got, want in zip(graph(q, k), f(q, k), strict=True):
+            assert torch.equal(got, want)
+
+
 def test_autocast_around_the_trace() -> None:
     linear = nn.Linear(4, 2)
     x = torch.randn(3, 4)

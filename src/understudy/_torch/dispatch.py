@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import operator
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from importlib.machinery import PathFinder
 from typing import Any
@@ -31,7 +32,7 @@ from understudy._torch.modes import (
 )
 from understudy._torch.schema import OpOverload, tracks_own_views
 from understudy._torch.tensors import DispatchKeySet, NoDispatch, innermost, is_stand_in
-from understudy.contexts import Restoring, guard_exit
+from understudy.contexts import Restoring, contextmanager, guard_exit
 from understudy.patching import ANY_MODE, ENGINE, switch
 
 
@@ -123,32 +124,52 @@ def inside_composite(op: OpOverload) -> Any:
     """A context as eager has it inside of a composite operator. A mode that is given the whole operator is called where
     C++ does not cast and, in inference mode, tracks no views and counts no writes; inside of it, eager does, unless the
     operator has a kernel of its own for that."""
-    open_keys = _find_open_autocast_keys(op)
+    enabled = _list_enabled_autocast_keys()
+    is_cast_whole = any(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key.name) for key in enabled)
+    open_keys = [SPARE_AUTOCAST_KEYS, *map(DispatchKeySet, enabled)] if enabled and not is_cast_whole else []
     if torch.is_inference_mode_enabled() and not tracks_own_views(op):
         open_keys.append(_VIEW_KEYS)
-    if not open_keys:
-        return nullcontext()
-    include, exclude = dispatch_keys_of_thread()
-    for keys in open_keys:
-        exclude = exclude - keys
-    return torch._C._ForceDispatchKeyGuard(include, exclude)
+    guard: Any = nullcontext()
+    if open_keys:
+        include, exclude = dispatch_keys_of_thread()
+        for keys in open_keys:
+            exclude = exclude - keys
+        guard = torch._C._ForceDispatchKeyGuard(include, exclude)
+    return without_casts(guard) if is_cast_whole else guard
 
 
 _VIEW_KEYS = DispatchKeySet(DispatchKey.ADInplaceOrView)
 
 
-def _find_open_autocast_keys(op: OpOverload) -> list[Any]:
-    """The dispatch keys by which autocast casts inside of this operator; none if it casts the whole operator."""
+class _CastsOfThread(threading.local):
+    whole = 0
+    """How many operators that autocast has cast as a whole are being decomposed, one inside of the other."""
+
+
+_casts = _CastsOfThread()
+
+
+@contextmanager
+def without_casts(guard: Any) -> Iterator[None]:
+    """Inside, autocast is disabled, as in eager inside of an operator that it has cast as a whole."""
+    _casts.whole += 1
+    try:
+        with guard:
+            yield
+    finally:
+        _casts.whole -= 1
+
+
+def _list_enabled_autocast_keys() -> list[Any]:
     enabled = enabled_autocast_keys()
-    keys = [key for key in _AUTOCAST_OF_DEVICES if enabled & DispatchKeySet(key).raw_repr()]
-    if any(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key.name) for key in keys):
-        return []
-    return [SPARE_AUTOCAST_KEYS, *map(DispatchKeySet, keys)] if keys else []
+    return [key for key in _AUTOCAST_OF_DEVICES if enabled & DispatchKeySet(key).raw_repr()]
 
 
 def enabled_autocast_keys() -> int:
     """The dispatch keys of autocast that the program has enabled, as bits. While a mode or a stand-in is given a call, they
     are excluded: what C++ has saved before it excluded them is asked."""
+    if _casts.whole:
+        return 0
     if not _is_key_excluded(DispatchKey.PythonTLSSnapshot):
         return _AUTOCAST_OFF_KEYS & ~_excluded_keys().raw_repr()
     with torch._C._RestorePythonTLSSnapshot():
