@@ -62,6 +62,22 @@ def test_flash_on_cpu_backward() -> None:
     every(calls())
 
 
+@pytest.mark.parametrize("env", [None, ShapeEnv()], ids=["static", "symbolic"])
+def test_no_gradient_of_the_output(env: ShapeEnv | None) -> None:
+    real = torch.randn(2, 1, 3, 4)
+    result, logsumexp = aten._scaled_dot_product_flash_attention_for_cpu(real, real, real)
+    rest = (real, real, real, result, logsumexp, 0.0, False)
+    assert aten._scaled_dot_product_flash_attention_for_cpu_backward(None, *rest) == (None,) * 3
+    mode = FakeTensorMode(shape_env=env)
+    fakes = [mode.from_tensor(value) if isinstance(value, torch.Tensor) else value for value in rest]
+    with mode:
+        assert aten._scaled_dot_product_flash_attention_for_cpu_backward(None, *fakes) == (None,) * 3
+        x = torch.empty(2, 1, 3, 4, device="cuda")
+        kept = aten._scaled_dot_product_efficient_attention(x, x, x, None, True)
+        found = aten._scaled_dot_product_efficient_attention_backward(None, x, x, x, None, *kept, 0.0, [True] * 4)
+        assert found == (None,) * 4
+
+
 def test_in_plain_steps() -> None:
     def calls() -> Iterator[Any]:
         key = filled((2, 4, 7, 8))

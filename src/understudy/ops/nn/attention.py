@@ -72,10 +72,12 @@ def _check_mask(mask: TensorSpec, query: TensorSpec, key: TensorSpec) -> None:
 
 @rule("_scaled_dot_product_flash_attention_for_cpu_backward")
 def flash_on_cpu_backward(
-    grad: TensorSpec, query: TensorSpec, key: TensorSpec, value: TensorSpec, out: TensorSpec,
+    grad: Maybe, query: TensorSpec, key: TensorSpec, value: TensorSpec, out: TensorSpec,
     logsumexp: TensorSpec, dropout_p: float, is_causal: bool, *, attn_mask: Maybe = None,
     scale: float | None = None,
-) -> tuple[TensorSpec, ...]:  # fmt: skip
+) -> tuple[Maybe, ...]:  # fmt: skip
+    if grad is None:  # no gradient reaches the output
+        return None, None, None
     _check_flash(query, key, value, dropout_p)
     if not same_shape(grad.shape, out.shape):
         raise ShapeMismatch(f"scaled_dot_product_attention backward: {grad} is no gradient for {out}")

@@ -112,8 +112,10 @@ def flash_forward(
     "_flash_attention_backward",
 )
 def flash_backward(
-    grad: TensorSpec, query: TensorSpec, key: TensorSpec, value: TensorSpec, *rest: object, **settings: object
-) -> tuple[TensorSpec, ...]:
+    grad: Maybe, query: TensorSpec, key: TensorSpec, value: TensorSpec, *rest: object, **settings: object
+) -> tuple[Maybe, ...]:
+    if grad is None:  # no gradient reaches the output
+        return None, None, None
     return preserved_copy(query), preserved_copy(key), preserved_copy(value)
 
 
@@ -134,10 +136,12 @@ def efficient(
 
 @rule("_scaled_dot_product_efficient_attention_backward")
 def efficient_backward(
-    grad: TensorSpec, query: TensorSpec, key: TensorSpec, value: TensorSpec, attn_bias: Maybe, out: TensorSpec,
+    grad: Maybe, query: TensorSpec, key: TensorSpec, value: TensorSpec, attn_bias: Maybe, out: TensorSpec,
     logsumexp: TensorSpec, philox_seed: TensorSpec, philox_offset: TensorSpec, dropout_p: float,
     grad_input_mask: Sequence[bool], is_causal: bool = False, *, scale: float | None = None,
 ) -> tuple[Maybe, ...]:  # fmt: skip
+    if grad is None:
+        return None, None, None, None
     for_bias = _gradient_of_bias(attn_bias) if attn_bias is not None and grad_input_mask[3] else None
     return heads_inside(query), heads_inside(key), heads_inside(value), for_bias
 
@@ -166,9 +170,11 @@ def efficient_forward(
 
 @rule("_efficient_attention_backward")
 def efficient_attention_backward(
-    grad: TensorSpec, query: TensorSpec, key: TensorSpec, value: TensorSpec, bias: Maybe, *rest: object,
+    grad: Maybe, query: TensorSpec, key: TensorSpec, value: TensorSpec, bias: Maybe, *rest: object,
     shared_storage_dqdkdv: bool = False, **settings: object,
 ) -> Any:  # fmt: skip
+    if grad is None:
+        return None, None, None, None
     if shared_storage_dqdkdv:
         return NotImplemented  # three views of one new storage
     for_bias = query.like((), dtype=torch.float32) if bias is None else _gradient_of_bias(bias)
