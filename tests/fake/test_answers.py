@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import itertools
 import runpy
+import weakref
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -570,3 +572,19 @@ def test_a_policy_of_ones_own() -> None:
 def test_an_unknown_policy() -> None:
     with pytest.raises(ArgumentError, match=r"answers='sure': expected one of error, symbol, plausible, worst, or an object"):
         FakeTensorMode(answers="sure")
+
+
+def test_tensors_that_were_asked_about_are_freed_at_once() -> None:
+    """What refused the call, and was answered, held the frames of the call."""
+
+    def select() -> list[weakref.ref[torch.Tensor]]:
+        x = torch.randn(8, 4)
+        chosen = x[torch.arange(8) < 5]
+        return [weakref.ref(x), weakref.ref(chosen)]
+
+    gc.disable()
+    try:
+        with FakeTensorMode(answers="plausible"):
+            assert [reference() for reference in select()] == [None, None]
+    finally:
+        gc.enable()

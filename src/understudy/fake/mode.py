@@ -307,10 +307,11 @@ class FakeTensorMode(_torch.TorchDispatchMode):
             call = self._make_call(func, args, kwargs)
             try:
                 plan = self._infer(call)
-            except (DataDependentOutputException, DynamicOutputShapeException):
+            except (DataDependentOutputException, DynamicOutputShapeException) as refusal:
                 answer = data_dependent.answer(self, func, args, kwargs)
                 if answer is NotImplemented:
                     raise
+                refusal.__traceback__ = None  # its frames hold the error: tensors would live until garbage is collected
                 cache.bypass("data-dependent output")
                 return answer
             except UnderstudyError:
