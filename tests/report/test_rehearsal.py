@@ -329,3 +329,21 @@ def test_repeated_layers_are_folded(on_h100: Rehearsal) -> None:
     block = labels["blocks.0..3 (Block x4)"]
     assert block.macs == sum(row.macs for row in on_h100.modules if row.path.startswith("blocks."))
     assert "up (Linear x4)" in labels
+
+
+def test_a_batch_without_padding_needs_no_mask() -> None:
+    """transformers looks at the values of a mask, unless it takes the tensors for those of a tracer."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        hidden_size=64, intermediate_size=128, num_hidden_layers=1, num_attention_heads=4, vocab_size=100
+    )
+
+    def forward(with_mask: bool) -> None:
+        tokens = torch.randint(0, 100, (4, 64))
+        ones = torch.ones_like(tokens)
+        given = {"attention_mask": ones} if with_mask else {}
+        transformers.LlamaForCausalLM(config)(input_ids=tokens, labels=tokens, **given).loss.backward()
+
+    without, with_mask = (understudy.rehearse(forward, masked).peak.requested_bytes for masked in (False, True))
+    assert without == with_mask
+    assert transformers.utils.import_utils.is_fake_tensor.__module__.startswith("transformers")

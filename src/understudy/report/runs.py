@@ -21,12 +21,14 @@ from typing import Any
 import torch
 
 from understudy.contexts import GuardedExit, contextmanager, guard_exit
+from understudy.patching import Hold
 from understudy.report.borrowed_state import borrow_state, make_stand_in
 from understudy.report.host_numbers import HostCasts, HostNumbers
 from understudy.report.measurement import Measurement
 from understudy.report.rehearsal import Rehearsal
 from understudy.report.summary import STATED_ERROR, RunFacts, VerdictOptions, summarise
 from understudy.simulation.catalogue import Card
+from understudy.simulation.libraries import adapt_path
 from understudy.simulation.machine import Machine
 from understudy.simulation.memory import MachineMemory, OnOOM
 from understudy.simulation.simulator import find_device, simulate
@@ -74,7 +76,8 @@ class Recorder:
 
     @contextmanager
     def _measure(self) -> Iterator[None]:
-        with self._make_machine():
+        with Hold() as hold, self._make_machine():
+            adapt_path(hold)
             self.measurement = Measurement(self.mode)
             for device in self.memory.devices:
                 device.find_place = self.measurement.places.describe

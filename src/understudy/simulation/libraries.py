@@ -247,6 +247,13 @@ def read_masks(original: Function) -> Function:
     return lambda tensor: original(tensor) and getattr(_torch.active_fake_mode(), "answers", None) is None
 
 
+def adapt_path(hold: Hold) -> None:
+    """For a function that is rehearsed: of what is imported, the patches that decide which path it takes."""
+    module = sys.modules.get("transformers.utils.import_utils")
+    if hasattr(module, "is_fake_tensor"):
+        hold.replace(module, "is_fake_tensor", read_masks)
+
+
 # --- addresses: libraries find tensors that share memory by them ---------------------------------------------------------
 
 NOWHERE = 0x5000_0000_0000
