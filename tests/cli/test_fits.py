@@ -76,10 +76,10 @@ def test_the_batch_of_a_trainer(
     Path("train.py").write_text(TRAINER)
     Path("cards.toml").write_text("[small]\nmemory = 0.25\ncontext = 0.0\n")
     words = ["--cards", "cards.toml", "--device", "small", "--workers", "1", "--json"]
-    assert main(["fit", *words, "--vary", "batch=172..175", "train.py"]) == 0
+    assert main(["fit", *words, "--vary", "batch=167..170", "train.py"]) == 0
     record = json.loads(capsys.readouterr().out)
     largest, sizes = record["largest"], record["sizes"]
-    assert 172 <= largest < 175
+    assert 167 <= largest < 170
     assert sizes[str(largest)]["verdict"] in ("fits", "tight")
     assert sizes[str(largest + 1)]["verdict"] == "does not fit"
     assert record["formula"] is None
