@@ -59,6 +59,7 @@ def test_refused(name: str, symbolic: bool) -> None:
 OUTS: dict[str, tuple[Call, list[Tensor]]] = {
     "kron": (torch.kron, [ones(2, 3), ones(3, 2)]),
     "inner": (torch.inner, [ones(2, 3), ones(4, 3)]),
+    "inner of a number": (torch.inner, [ones(), ones(3, 2).t()]),
     "tensordot": (lambda a, b, out: torch.tensordot(a, b, 1, out=out), [ones(2, 3), ones(3, 2)]),
     "linalg.cond": (torch.linalg.cond, [ones(2, 2)]),
     "linalg.matrix_rank": (torch.linalg.matrix_rank, [ones(2, 2)]),
@@ -78,6 +79,7 @@ def test_out_of_composites_with_symbols(name: str) -> None:
     fake, (*_, given) = run_on_stand_ins(lambda *args: call(*args[:-1], out=args[-1]), [*reals, out], symbolic=True)
     assert fake is given
     assert [int(size) for size in fake.shape] == list(wanted.shape)
+    assert [int(step) for step in fake.stride()] == list(wanted.stride())
 
 
 MATRICES: dict[str, Call] = {

@@ -249,9 +249,10 @@ def _decompose_out(op: OpOverload) -> Rule:
     is_exact = exact_out.of(op) is not None
 
     def decompose(*args: object, out: torch.Tensor, **kwargs: object) -> torch.Tensor:
+        if packet == "aten::inner" and any(isinstance(arg, torch.Tensor) and arg.dim() == 0 for arg in args):
+            return torch.mul(*args, out=out)  # type: ignore[arg-type]
         result = functional(*args, **kwargs)
-        is_product = packet == "aten::inner" and any(isinstance(arg, torch.Tensor) and arg.dim() == 0 for arg in args)
-        if result.requires_grad and (is_product or packet in COMPUTED_IN_OUT):
+        if result.requires_grad and packet in COMPUTED_IN_OUT:
             raise OperatorError(f"{packet}: with out=, no gradients are recorded, and an argument requires one")
         if is_exact and result.dtype is not out.dtype:
             raise DtypeError(f"out=: a result of {result.dtype} needs a tensor of that dtype, not {out.dtype}")
