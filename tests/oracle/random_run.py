@@ -114,7 +114,7 @@ class Tally:
         decided = max(1, self.steps - counts["by values"] - counts["by memory"] - counts["data-dependent"])
         return {
             "refuse where eager refuses, and only there": 1 - unequal / decided,
-            "of these refusals by the same built-in class": counts["refused"] / max(1, refused),
+            "of these refusals by the same built-in class": 1 - counts["refused otherwise"] / max(1, refused),
         }
 
 

@@ -97,6 +97,8 @@ ELSEWHERE: dict[str, tuple[Call, list[Tensor], list[Tensor]]] = {
     "repeated in a row beyond 64 bits": (lambda x: x.repeat_interleave(2**62), [ones(0)], [ones(2)]),
     "more bytes than can be counted": (lambda x: torch.zeros(x.shape[0], 2**62), [ones(0)], [ones(2)]),
     "windows that are further apart than 64 bits tell": (lambda x: x.unfold(0, 2, 2**62), [ones(4, 1)], [ones(4, 2)]),
+    "copies of windows that are so far apart": (lambda x: torch.unfold_copy(x, 0, 2, 2**62), [ones(4, 1)], [ones(4, 2)]),
+    "copies of elements that are so far apart": (lambda x: torch.slice_copy(x, 0, 0, 4, 2**61), [ones(4, 3)], [ones(4, 4)]),
     "elements that are further apart than 64 bits tell": (lambda x: x[:: 2**61], [ones(4, 3)], [ones(4, 4)]),
     "a sum of size and step beyond 64 bits": (lambda x: x[:, :: 2**63 - 1], [ones(2, 1)], [ones(2, 2)]),
     "more values than a mask can pick": (

@@ -8,7 +8,6 @@ the layer of tensors.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -18,7 +17,6 @@ from understudy import _torch
 from understudy.errors import (
     DataDependentOutputException,
     DynamicOutputShapeException,
-    OperatorError,
     UnsupportedOperatorException,
 )
 from understudy.infer.cache import Cache
@@ -32,19 +30,17 @@ from understudy.infer.kernels import (
 from understudy.infer.plan import Plan
 from understudy.ops.registry import Registered, record_of, user_rule
 from understudy.ops.shared.decompositions import decomposition
+from understudy.ops.shared.layouts import check_storage_size
 from understudy.ops.traits import caching
 from understudy.ops.traits.devices import device_of, refuse_without_kernel
 from understudy.ops.traits.host_kernels import refuse_rare
 from understudy.ops.traits.values import is_determined, specs_in
 from understudy.ops.traits.writes import written_inputs
 from understudy.ops.variants import rule_of
-from understudy.shapes.algebra.expr import Expr
-from understudy.shapes.node import SymNode
-from understudy.shapes.sizes import expect_sizes, hint_of
+from understudy.shapes.sizes import expect_sizes
 from understudy.spec import Outcomes, Same, TensorSpec, normal
 from understudy.spec.call import Call, flat
 from understudy.spec.sparse import count_bytes
-from understudy.spec.tensor_spec import product
 
 STRIDED = torch.strided
 FALLBACK_LIMIT = 64 << 20
@@ -196,10 +192,6 @@ SOURCES: tuple[Source, ...] = (
 
 TORCH_SOURCES = (by_meta_kernel, by_decomposition)
 """Torch's own sources, whose strides and errors sometimes differ from eager's."""
-MOST_INT64 = 2**63 - 1
-MOST_OF_SYMBOLS = MOST_INT64 - 1  # their comparisons take the next number for infinity
-LARGE = 2**43
-"""Bytes that no tensor has. With symbolic sizes, numbers below it are not guarded against an overflow."""
 cache = Cache()
 """The cache of the process: plans do not depend on the mode."""
 
@@ -265,38 +257,3 @@ def _ask_sources(call: Call, runner: FunctionRunner) -> tuple[Outcomes, Source]:
         if outcomes is not NotImplemented:
             return outcomes, source
     raise UnsupportedOperatorException(f"nothing is known about what {call.op} returns", func=call.op)
-
-
-def check_storage_size(spec: TensorSpec) -> None:
-    """Raise if a size, a stride, or the end of the tensor in bytes overflows a 64-bit integer. With symbols, this is decided
-    by a guard if there are numbers large enough for that; unbacked sizes count as 1."""
-    if spec.layout is not torch.strided:
-        return
-    if spec.is_symbolic:
-        numbers = _large_numbers(spec)
-    elif max(spec.numel * spec.dtype.itemsize, *spec.stride, 0) > LARGE:
-        last = sum((size - 1) * step for size, step in zip(spec.shape, spec.stride, strict=True))
-        numbers = [spec.numel, (last + 1) * spec.itemsize if spec.numel else 0, *spec.stride]
-    else:
-        return
-    if any(number > (MOST_INT64 if type(number) is int else MOST_OF_SYMBOLS) for number in numbers):
-        raise OperatorError(f"Storage size calculation overflowed with sizes={list(spec.shape)}")
-
-
-def _large_numbers(spec: TensorSpec) -> list[Any]:
-    """The sizes and strides that may be large, and the numbers of elements and bytes if they may be. What is expanded is in
-    the storage once."""
-    factors = [_largest_factor(size) for size in spec.shape]
-    sizes = [size for size, step in zip(spec.shape, spec.stride, strict=True) if type(step) is not int or step != 0]
-    large: list[Any] = [size for size, factor in zip(spec.shape, factors, strict=True) if factor > LARGE]
-    if math.prod(factors) * spec.itemsize > LARGE:
-        large += [product(sizes) * spec.itemsize, *([] if len(sizes) == spec.ndim else [product(spec.shape)])]
-    return large + [step for step in spec.stride if _largest_factor(step) > LARGE]
-
-
-def _largest_factor(size: Any) -> int:
-    """The largest number among a size, at least 1, and the factors of its symbols."""
-    if type(size) is not SymNode:
-        return max(int(size), 1)
-    terms = size.value.terms if isinstance(size.value, Expr) else ()
-    return max(hint_of(size) or 1, *(abs(factor) for _, factor in terms), 1)

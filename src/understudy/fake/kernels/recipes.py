@@ -31,11 +31,12 @@ from understudy.fake.realise import make_new
 from understudy.fake.templates import make_symbolic, on_first_symbol
 from understudy.fake.tensor import FakeTensor
 from understudy.infer.cache import ORDINARY_FLOATS, PLAIN_TYPES, SIZED_TYPES, UnusualArgument, add_value
-from understudy.infer.engine import cache, check_storage_size
+from understudy.infer.engine import cache
 from understudy.infer.kernels import answer_for_shared
 from understudy.infer.shared import SharedPlans, SharedQuestion
 from understudy.ops.registry import hidden_writes, record_of, user_rule
 from understudy.ops.shared.decompositions import decomposed_kernel, decomposition
+from understudy.ops.shared.layouts import check_storage_size
 from understudy.ops.traits.caching import (
     ViewOfNew,
     has_recipe,

@@ -14,6 +14,7 @@ from understudy.errors import ArgumentError, OperatorError, ShapeMismatch
 from understudy.ops.factories import symbolic_linspace
 from understudy.ops.registry import rule
 from understudy.ops.shared.decompositions import decomposition
+from understudy.ops.shared.dims import MOST_INT64
 from understudy.ops.shared.dtypes import COMPLEX, FLOATS, REAL_NUMBERS, check_cpu_dtype, check_one_dtype
 from understudy.ops.shared.layouts import suggested_strides
 from understudy.shapes.node import Sizes
@@ -187,9 +188,6 @@ def _scaled_sizes(name: str, lengths: Any, factors: Any) -> list[Any]:
     if any(hint_of(from_torch(size)) > MOST_INT64 for size in sizes if not has_unbacked(from_torch(size))):
         raise OperatorError(f"{name}: sizes {list(lengths)} times {list(factors)} are beyond 64 bits")
     return sizes
-
-
-MOST_INT64 = 2**63 - 1
 
 
 # --- Gradients of grids, for stand-ins with symbolic sizes: C++ reads the sizes of the image as numbers -----

@@ -1,20 +1,25 @@
-"""Layouts: the memory format that eager infers from strides, writes in place, and the strides of views and expansions."""
+"""Layouts: the memory format that eager infers from strides, writes in place, the strides of views and expansions, and sizes
+that are too large for memory."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import repeat
 from typing import Any
 
 import torch
 
-from understudy.errors import ArgumentError, ShapeMismatch
-from understudy.shapes.node import Shape, Size
+from understudy.errors import ArgumentError, OperatorError, ShapeMismatch
+from understudy.ops.shared.dims import MOST_INT64
+from understudy.shapes.algebra.expr import Expr
+from understudy.shapes.node import Shape, Size, SymNode
 from understudy.shapes.sizes import (
     at_least_one,
     expect_equal,
     has_unbacked,
     have_different_hints,
+    hint_of,
     is_not_one_unless,
     is_provably_different,
     is_provably_equal,
@@ -23,6 +28,7 @@ from understudy.shapes.sizes import (
 from understudy.spec import TensorSpec, channels_last_strides, contiguous_strides, same_shape
 from understudy.spec.alternatives import with_weakest_guard
 from understudy.spec.strides import CHANNELS_LAST_ORDER
+from understudy.spec.tensor_spec import product
 
 CHANNELS_LAST_OF = {4: torch.channels_last, 5: torch.channels_last_3d}
 
@@ -283,3 +289,45 @@ def _is_expanded_anyhow(size: Any, stride: Any, target: Any) -> bool:
     if is_provably_equal(stride, 0):
         return True
     return not has_unbacked(target, stride) and is_not_one_unless(target, stride, 0)
+
+
+# --- numbers beyond 64 bits ---------------------------------------------------------------------------------
+
+MOST_OF_SYMBOLS = MOST_INT64 - 1  # their comparisons take the next number for infinity
+LARGE = 2**43
+"""Bytes that no tensor has. With symbolic sizes, numbers below it are not guarded against an overflow."""
+
+
+def check_storage_size(spec: TensorSpec) -> None:
+    """Raise if a size, a stride, or the end of the tensor in bytes overflows a 64-bit integer. With symbols, this is decided
+    by a guard if there are numbers large enough for that; unbacked sizes count as 1."""
+    if spec.layout is not torch.strided:
+        return
+    if spec.is_symbolic:
+        numbers = _large_numbers(spec)
+    elif max(spec.numel * spec.dtype.itemsize, *spec.stride, 0) > LARGE:
+        last = sum((size - 1) * step for size, step in zip(spec.shape, spec.stride, strict=True))
+        numbers = [spec.numel, (last + 1) * spec.itemsize if spec.numel else 0, *spec.stride]
+    else:
+        return
+    if any(number > (MOST_INT64 if type(number) is int else MOST_OF_SYMBOLS) for number in numbers):
+        raise OperatorError(f"Storage size calculation overflowed with sizes={list(spec.shape)}")
+
+
+def _large_numbers(spec: TensorSpec) -> list[Any]:
+    """The sizes and strides that may be large, and the numbers of elements and bytes if they may be. What is expanded is in
+    the storage once."""
+    factors = [_largest_factor(size) for size in spec.shape]
+    sizes = [size for size, step in zip(spec.shape, spec.stride, strict=True) if type(step) is not int or step != 0]
+    large: list[Any] = [size for size, factor in zip(spec.shape, factors, strict=True) if factor > LARGE]
+    if math.prod(factors) * spec.itemsize > LARGE:
+        large += [product(sizes) * spec.itemsize, *([] if len(sizes) == spec.ndim else [product(spec.shape)])]
+    return large + [step for step in spec.stride if _largest_factor(step) > LARGE]
+
+
+def _largest_factor(size: Any) -> int:
+    """The largest number among a size, at least 1, and the factors of its symbols."""
+    if type(size) is not SymNode:
+        return max(int(size), 1)
+    terms = size.value.terms if isinstance(size.value, Expr) else ()
+    return max(hint_of(size) or 1, *(abs(factor) for _, factor in terms), 1)

@@ -11,7 +11,7 @@ import torch
 from understudy.ops.registry import Rule, rule
 from understudy.ops.shared.decompositions import decomposition
 from understudy.ops.shared.dims import complete_shape, wrap_dim
-from understudy.ops.shared.layouts import expand_strides, view_strides
+from understudy.ops.shared.layouts import check_storage_size, expand_strides, view_strides
 from understudy.ops.views import basic, split_and_join
 from understudy.shapes.sizes import from_torch, has_unbacked, to_torch
 from understudy.spec import New, Same, TensorSpec, View, broadcast_shapes, same_shape, spec_of
@@ -90,6 +90,7 @@ def _resolve_bits(spec: TensorSpec) -> TensorSpec:
 
 
 def _fresh(view: New | View) -> TensorSpec:
+    check_storage_size(view.spec)  # eager makes the view first
     return view.spec.like()
 
 
