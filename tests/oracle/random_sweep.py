@@ -85,25 +85,29 @@ def sweep(plan: Plan, count: int) -> Iterator[Any]:
             yield _crashed(plan, tuple(place))
 
 
-def _run_alone(pipe: Connection, plan: Plan, block: int, number: int) -> None:
+def _run_alone(pipe: Connection, is_on_stand_ins: Any, plan: Plan, block: int, number: int) -> None:
     from tests.oracle.random_calls import Vocabulary
     from tests.oracle.random_run import run_programs
 
-    vocabulary = Vocabulary(plan.seed, block, plan.operators)
-    pipe.send(run_programs(plan.kind, vocabulary, [number], lambda number, on_stand_ins: None))
+    def announce(number: int, on_stand_ins: bool) -> None:
+        is_on_stand_ins.value = on_stand_ins
+
+    pipe.send(run_programs(plan.kind, Vocabulary(plan.seed, block, plan.operators), [number], announce))
 
 
-def _tally_alone(plan: Plan, block: int, number: int) -> Any:
-    """What comes of a program in a process of its own; None if that one ends, too."""
+def _tally_alone(plan: Plan, block: int, number: int) -> tuple[Any, bool]:
+    """What comes of a program in a process of its own, None if that one ends, too; and whether it came to stand-ins."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_run_alone, args=(theirs, plan, block, number), daemon=True)
+    is_on_stand_ins = context.Value("b", False)
+    process = context.Process(target=_run_alone, args=(theirs, is_on_stand_ins, plan, block, number), daemon=True)
     process.start()
     theirs.close()
     try:
-        return ours.recv() if ours.poll(SECONDS_PER_PROGRAM) else None
+        tally = ours.recv() if ours.poll(SECONDS_PER_PROGRAM) else None
+        return tally, bool(is_on_stand_ins.value)
     except EOFError:
-        return None
+        return None, bool(is_on_stand_ins.value)
     finally:
         process.kill()
         process.join()
@@ -115,10 +119,11 @@ def _crashed(plan: Plan, place: tuple[int, ...]) -> Any:
 
     tally = Tally()
     where = f"{plan.seed}/{place[0]}/{place[1]}"
-    if place[2] and (alone := _tally_alone(plan, place[0], place[1])) is not None:
+    alone, is_on_stand_ins = _tally_alone(plan, place[0], place[1]) if place[2] else (None, False)
+    if alone is not None:
         alone.coverage[f"ended at {where}, which ends no process by itself: memory was overwritten before it"] += 1
         return alone
-    if place[2]:
+    if is_on_stand_ins:
         tally.add(Finding("crash", "?", "", (), "the process died, or did not come back", where), 1, where)
     else:
         tally.coverage[f"ended in a real kernel: {where}"] += 1
