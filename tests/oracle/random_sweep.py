@@ -21,6 +21,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 SECONDS_PER_PROGRAM = 300
+REAL_RUNS = 50
 PROGRAMS_IN_A_MESSAGE = 50
 MEMORY = 12 << 30
 
@@ -85,29 +86,36 @@ def sweep(plan: Plan, count: int) -> Iterator[Any]:
             yield _crashed(plan, tuple(place))
 
 
-def _run_alone(pipe: Connection, is_on_stand_ins: Any, plan: Plan, block: int, number: int) -> None:
+def _run_alone(pipe: Connection, plan: Plan, block: int, number: int) -> None:
     from tests.oracle.random_calls import Vocabulary
     from tests.oracle.random_run import run_programs
 
-    def announce(number: int, on_stand_ins: bool) -> None:
-        is_on_stand_ins.value = on_stand_ins
-
-    pipe.send(run_programs(plan.kind, Vocabulary(plan.seed, block, plan.operators), [number], announce))
+    vocabulary = Vocabulary(plan.seed, block, plan.operators)
+    pipe.send(run_programs(plan.kind, vocabulary, [number], lambda number, on_stand_ins: None))
 
 
-def _tally_alone(plan: Plan, block: int, number: int) -> tuple[Any, bool]:
-    """What comes of a program in a process of its own, None if that one ends, too; and whether it came to stand-ins."""
+def _run_real(pipe: Connection, plan: Plan, block: int, number: int) -> None:
+    """On real tensors only, so often that memory which a kernel has overwritten ends the process."""
+    from tests.oracle.random_calls import Vocabulary
+    from tests.oracle.random_run import real_steps
+
+    vocabulary = Vocabulary(plan.seed, block, plan.operators)
+    for _ in range(REAL_RUNS):
+        list(real_steps(vocabulary.new_program(number)))
+    pipe.send(True)
+
+
+def _try_alone(run: Any, plan: Plan, block: int, number: int) -> Any:
+    """What a process of its own sends of a program; None if that one ends, too."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
-    is_on_stand_ins = context.Value("b", False)
-    process = context.Process(target=_run_alone, args=(theirs, is_on_stand_ins, plan, block, number), daemon=True)
+    process = context.Process(target=run, args=(theirs, plan, block, number), daemon=True)
     process.start()
     theirs.close()
     try:
-        tally = ours.recv() if ours.poll(SECONDS_PER_PROGRAM) else None
-        return tally, bool(is_on_stand_ins.value)
+        return ours.recv() if ours.poll(SECONDS_PER_PROGRAM) else None
     except EOFError:
-        return None, bool(is_on_stand_ins.value)
+        return None
     finally:
         process.kill()
         process.join()
@@ -119,11 +127,10 @@ def _crashed(plan: Plan, place: tuple[int, ...]) -> Any:
 
     tally = Tally()
     where = f"{plan.seed}/{place[0]}/{place[1]}"
-    alone, is_on_stand_ins = _tally_alone(plan, place[0], place[1]) if place[2] else (None, False)
-    if alone is not None:
+    if place[2] and (alone := _try_alone(_run_alone, plan, place[0], place[1])) is not None:
         alone.coverage[f"ended at {where}, which ends no process by itself: memory was overwritten before it"] += 1
         return alone
-    if is_on_stand_ins:
+    if place[2] and _try_alone(_run_real, plan, place[0], place[1]):
         tally.add(Finding("crash", "?", "", (), "the process died, or did not come back", where), 1, where)
     else:
         tally.coverage[f"ended in a real kernel: {where}"] += 1
