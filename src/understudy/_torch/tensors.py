@@ -369,7 +369,6 @@ def is_held_by_python(reference: weakref.ref[Tensor]) -> bool:
     return _count_references(reference) - _OF_COUNTING - of_native_code > 0
 
 
-
 def uncounted_writes(tensor: Tensor) -> AbstractContextManager[Any]:
     """Inside, no write to this tensor is counted. One that is made for inference counts none anyway."""
     return nullcontext() if tensor.is_inference() else torch.autograd._unsafe_preserve_version_counter(tensor)

@@ -41,6 +41,13 @@ class LibraryPatch(NamedTuple):
     make: Function
     is_for_harm: bool
 
+    def apply(self, hold: Hold, module: ModuleType) -> None:
+        owner: Any = module
+        for name in self.path[:-1]:
+            owner = getattr(owner, name, None)
+        if owner is not None and hasattr(owner, self.path[-1]):
+            hold.replace(owner, self.path[-1], self.make)
+
 
 LIBRARY_PATCHES: list[LibraryPatch] = []
 
@@ -124,13 +131,8 @@ class _Finder(importlib.abc.MetaPathFinder):
 
     def apply(self, module: ModuleType) -> None:
         for found in self.patches:
-            if found.module != module.__name__:
-                continue
-            owner: Any = module
-            for name in found.path[:-1]:
-                owner = getattr(owner, name, None)
-            if owner is not None and hasattr(owner, found.path[-1]):
-                self.hold.replace(owner, found.path[-1], found.make)
+            if found.module == module.__name__:
+                found.apply(self.hold, module)
 
 
 class _Loader(importlib.abc.Loader):
@@ -249,9 +251,9 @@ def read_masks(original: Function) -> Function:
 
 def adapt_path(hold: Hold) -> None:
     """For a function that is rehearsed: of what is imported, the patches that decide which path it takes."""
-    module = sys.modules.get("transformers.utils.import_utils")
-    if hasattr(module, "is_fake_tensor"):
-        hold.replace(module, "is_fake_tensor", read_masks)
+    for found in LIBRARY_PATCHES:
+        if found.make is read_masks and (module := sys.modules.get(found.module)) is not None:
+            found.apply(hold, module)
 
 
 # --- addresses: libraries find tensors that share memory by them ---------------------------------------------------------

@@ -162,7 +162,6 @@ def real_to_complex_out(x: TensorSpec, dim: Dims, normalization: int, onesided: 
     return result if result is NotImplemented else write_out("_fft_r2c.out", result, out, 1)
 
 
-
 @rule("_fft_c2r")
 def complex_to_real(x: TensorSpec, dim: Dims, normalization: int, last_dim_size: Any) -> Any:
     if not x.is_complex:
