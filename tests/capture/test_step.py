@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from understudy import FakeTensor, capture_step
+from understudy import FakeTensor, FakeTensorMode, ShapeEnv, capture_step
 
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "AdamW": {},
@@ -273,3 +273,211 @@ def test_the_work_grows_with_the_parameters_and_not_faster() -> None:
     count_calls(2)
     few, many = count_calls(20), count_calls(40)
     assert many < 2.3 * few
+
+
+# --- optimizers that people write --------------------------------------------------------------------------------------
+
+
+class Momentum(torch.optim.Optimizer):
+    """Keeps one tensor for each parameter, which `update` changes."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.update(parameter, self.state[parameter], group)
+
+    def update(self, parameter: Any, state: Any, group: Any) -> None:
+        state.setdefault("average", torch.zeros_like(parameter)).mul_(0.9).add_(parameter.grad)
+        parameter.sub_(0.1 * state["average"])
+
+
+class Replacing(Momentum):
+    def update(self, parameter: Any, state: Any, group: Any) -> None:
+        if not state:
+            state.update(average=torch.full_like(parameter, 0.5))
+        state["average"] = 0.9 * state["average"] + parameter.grad
+        parameter.sub_(0.1 * state["average"])
+
+
+class InAVariable(Momentum):
+    def update(self, parameter: Any, state: Any, group: Any) -> None:
+        if not state:
+            average = torch.empty_like(parameter).fill_(0.25)
+            self.state[parameter] = {"average": average}
+        else:
+            average = state["average"]
+        average.mul_(0.9).add_(parameter.grad)
+        parameter.sub_(0.1 * average)
+
+
+class Counting(Momentum):
+    def update(self, parameter: Any, state: Any, group: Any) -> None:
+        state["count"] = state.get("count", 0) + 1
+        parameter.sub_(parameter.grad / state["count"])
+
+
+class CountingInAnAttribute(Momentum):
+    count = 0
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters)
+        self.count = 0
+
+    def update(self, parameter: Any, state: Any, group: Any) -> None:
+        self.count += 1
+        parameter.sub_(parameter.grad / self.count)
+
+
+class CountingInTheGroup(Momentum):
+    def update(self, parameter: Any, state: Any, group: Any) -> None:
+        group["lr"] = group["lr"] * 0.5
+        parameter.sub_(parameter.grad * group["lr"])
+
+
+class FirstStepDiffers(Momentum):
+    def update(self, parameter: Any, state: Any, group: Any) -> None:
+        if not state:
+            state["average"] = torch.zeros_like(parameter)
+        else:
+            parameter.add_(1)
+        state["average"].add_(parameter.grad)
+        parameter.sub_(state["average"])
+
+
+@pytest.mark.parametrize("kind", [Momentum, Replacing, InAVariable])
+@pytest.mark.parametrize("steps_before", [0, 1])
+def test_optimizers_written_by_hand_train_as_in_eager(kind: Any, steps_before: int) -> None:
+    model = make_model()
+    reference = copy.deepcopy(model)
+    optimizer, eager = kind(model.parameters()), kind(reference.parameters())
+    for seed in range(steps_before):
+        eager_step(model, optimizer, *batch(seed))
+        eager_step(reference, eager, *batch(seed))
+    step = capture_step(model, F.cross_entropy, optimizer, *batch(0))
+    for seed in range(1, 5):
+        assert torch.equal(step(*batch(seed)), eager_step(reference, eager, *batch(seed)))
+        assert same_state(model, reference)
+
+
+@pytest.mark.parametrize("kind, what", [
+    (Counting, "the entry 'count' of its state"), (CountingInAnAttribute, "the attribute 'count'"),
+    (CountingInTheGroup, "the option 'lr' of group 0"),
+])  # fmt: skip
+def test_a_number_that_changes_at_each_step_is_refused(kind: Any, what: str) -> None:
+    model = make_model()
+    with pytest.raises(ValueError, match=f"{kind.__name__} changes {what}, a plain number, at each step"):
+        capture_step(model, F.cross_entropy, kind(model.parameters()), *batch(0))
+    assert capture_step(model, F.cross_entropy, kind(model.parameters()), *batch(0), fixed_step=True).graph.nodes
+
+
+def test_a_first_step_that_computes_something_else_is_refused() -> None:
+    model = make_model()
+    optimizer = FirstStepDiffers(model.parameters())
+    with pytest.raises(ValueError, match=r"the first step of FirstStepDiffers is not like the others \(it computes"):
+        capture_step(model, F.cross_entropy, optimizer, *batch(0))
+    reference = copy.deepcopy(model)
+    eager = FirstStepDiffers(reference.parameters())
+    eager_step(model, optimizer, *batch(0))
+    eager_step(reference, eager, *batch(0))
+    step = capture_step(model, F.cross_entropy, optimizer, *batch(0))  # as the message says
+    for seed in range(1, 4):
+        assert torch.equal(step(*batch(seed)), eager_step(reference, eager, *batch(seed)))
+
+
+# --- parameters that repeat -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [*OPTIMIZERS, "Muon"])
+@pytest.mark.parametrize("steps_before", [0, 1])
+def test_parameters_that_repeat_are_written_as_if_they_were_run(
+    name: str, steps_before: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def make() -> tuple[Any, Any]:
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(*[torch.nn.Linear(4, 4) for _ in range(4)], torch.nn.Linear(4, 3))
+        parameters = [p for p in model.parameters() if p.ndim == 2] if name == "Muon" else model.parameters()
+        optimizer = getattr(torch.optim, name)(parameters, **OPTIMIZERS.get(name, {}))
+        for seed in range(steps_before):
+            eager_step(model, optimizer, *batch(seed))
+        return model, optimizer
+
+    model, optimizer = make()
+    written = capture_step(model, F.cross_entropy, optimizer, *batch(0))
+    others = [node for node in written.graph.nodes if "unbacked_bindings" in node.meta]
+    symbols = {str(node.meta["val"]) for node in others}
+    assert len(symbols) == len(others), "each counter has a symbol of its own"
+    assert all(len(node.meta["unbacked_bindings"]) == 1 for node in others)
+
+    monkeypatch.setattr("understudy.capture.step.treats_each_parameter_alone", lambda optimizer: False)
+    reference, its_optimizer = make()
+    run = capture_step(reference, F.cross_entropy, its_optimizer, *batch(0))
+    calls = [
+        sorted((str(node.target), str(node.meta["val"].spec) if isinstance(node.meta["val"], FakeTensor) else "")
+               for node in graph.graph.nodes if node.op != "output" and "_tensor_constant" not in str(node.target))
+        for graph in (written, run)
+    ]  # fmt: skip
+    assert calls[0] == calls[1]
+    for seed in range(3):
+        assert torch.equal(written(*batch(seed)), run(*batch(seed)))
+        assert same_state(model, reference)
+    state, its_state = dict(written.named_buffers()), dict(run.named_buffers())
+    names = [name for name in state if name.startswith("optimizer_state.")]
+    assert names == [name for name in its_state if name.startswith("optimizer_state.")]
+    assert all(torch.equal(state[name], its_state[name]) for name in names)
+
+
+def test_views_and_storages_of_written_parameters() -> None:
+    model = torch.nn.Sequential(*[torch.nn.Linear(4, 4) for _ in range(3)])
+    step = capture_step(model, F.mse_loss, torch.optim.AdamW(model.parameters()), torch.randn(2, 4), torch.randn(2, 4))
+    writes = step.graph.find_nodes(op="call_function", target=torch.ops.aten.addcdiv_.default)
+    storages = [node.meta["val"].untyped_storage()._cdata for node in writes]
+    assert len(set(storages)) == len(writes) == 6
+    for node in writes:
+        origin = node
+        while origin.op != "get_attr":
+            origin = origin.args[0]
+        assert origin.meta["val"].untyped_storage()._cdata == node.meta["val"].untyped_storage()._cdata
+    numbers = [int(node.meta["torch_fn"][0].rpartition("_")[2]) for node in writes]
+    assert numbers == list(range(1, 7))
+
+
+def test_hooks_of_an_optimizer_are_called_once() -> None:
+    model = torch.nn.Sequential(*[torch.nn.Linear(4, 4) for _ in range(3)])
+    optimizer = torch.optim.AdamW(model.parameters())
+    calls = []
+    optimizer.register_step_post_hook(lambda *arguments: calls.append(arguments[0]))
+    capture_step(model, F.mse_loss, optimizer, torch.randn(2, 4), torch.randn(2, 4))
+    assert len(calls) == 1
+
+
+def test_a_model_of_stand_ins_has_state_of_stand_ins() -> None:
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    with mode:
+        model = torch.nn.Sequential(torch.nn.Linear(60_000, 60_000), torch.nn.Linear(60_000, 60_000))
+        x = torch.randn(2, 60_000)
+    step = capture_step(model, F.mse_loss, torch.optim.AdamW(model.parameters()), x, x)
+    assert all(type(buffer) is FakeTensor for buffer in step.buffers())
+    with mode:
+        assert step(x, x).shape == ()
+
+
+def test_large_state_is_zero_and_takes_memory_when_it_is_written_to() -> None:
+    weight = torch.empty_strided((512, 1024), (1, 512))  # 2 MiB, in column order
+    model = torch.nn.ParameterList([torch.nn.Parameter(weight.fill_(0.5))])
+    step = capture_step(model, lambda model: model[0].sum(), torch.optim.AdamW(model.parameters()))
+    average = step.get_buffer("optimizer_state.0.exp_avg")
+    assert (average.shape, average.stride(), average.dtype) == (weight.shape, weight.stride(), weight.dtype)
+    assert not average.any() and not average._is_view()
+    step()
+    assert average.allclose(torch.tensor(0.1))
+
+
+def test_no_assertions_about_step_counters_are_left_to_the_graph() -> None:
+    """The counters of torch's optimizers only grow: `1 - beta ** step` is not negative."""
+    model = make_model()
+    step = capture_step(model, F.cross_entropy, torch.optim.AdamW(model.parameters()), *batch(0))
+    assert not step.graph.find_nodes(op="call_function", target=torch.ops.aten._assert_scalar.default)

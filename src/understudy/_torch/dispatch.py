@@ -43,6 +43,13 @@ def hide_from_compiler(function: object) -> None:
     eval_frame.set_code_exec_strategy(function.__code__, eval_frame._FrameExecStrategy(skip, skip))
 
 
+def step_hooks_of(optimizer: Any) -> list[Any]:
+    """The hooks that are called at the steps of an optimizer, its own and those of all optimizers."""
+    own = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
+    of_all = _optimizer._global_optimizer_pre_hooks, _optimizer._global_optimizer_post_hooks
+    return [hook for table in (*own, *of_all) for hook in table.values()]
+
+
 def allow_foreach(kind: Any) -> None:
     """Let optimizers choose their foreach kernels for tensors of this class."""
     for supported in (_foreach_utils._foreach_supported_types, _optimizer._foreach_supported_types):

@@ -210,6 +210,11 @@ class Constants:
         names = {identity: name for identity, (_, _, name) in self._known.items() if name is not None}
         return {node: names[identity] for identity, node in self._nodes.items() if identity in names}
 
+    def value_read_by(self, node: Node) -> Any:
+        """What this `get_attr` node reads, or the module that a `call_module` node calls."""
+        target = str(node.target)
+        return self._read_as[target] if target in self._read_as else getattr(self._tracer.root, target)
+
     def node_of_lazy(self, lazy: LazyParameter) -> Node:
         """As `node_of`, for a lazy parameter, without making its stand-in."""
         if lazy.fake is not None:
@@ -321,13 +326,12 @@ class Constants:
         """A graph module of this graph, with the tensors and modules that its nodes read as attributes."""
         # Without `GraphModule.__init__`, which looks up and copies each attribute by its path.
         gm = _torch.lazy_graph_module(torch.nn.Module(), Graph(tracer_cls=type(self._tracer)), name)
-        targets = [str(node.target) for op in ("get_attr", "call_module") for node in graph.find_nodes(op=op)]
+        nodes = [node for op in ("get_attr", "call_module") for node in graph.find_nodes(op=op)]
         parents: dict[str, torch.nn.Module] = {"": gm}
         # Outer paths first: an attribute may be a module that contains others.
-        for target in sorted(targets, key=lambda target: target.count(".")):
-            value = self._read_as[target] if target in self._read_as else getattr(self._tracer.root, target)
-            path, _, last = target.rpartition(".")
-            set_attribute(_parent(parents, path), last, value)
+        for node in sorted(nodes, key=lambda node: str(node.target).count(".")):
+            path, _, last = str(node.target).rpartition(".")
+            set_attribute(_parent(parents, path), last, self.value_read_by(node))
         gm.graph = graph
         return gm
 

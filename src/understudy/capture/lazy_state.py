@@ -1,6 +1,8 @@
 """Values that are made on first access: most metadata of a large graph, and most stand-ins of parameters, are never read.
 
     LazyMeta            the metadata of a node; pending values are made by a source on first access
+    ArgumentSlots       the arguments of recorded nodes, with slots for what differs when they are written again
+    RecordedCalls       the torch functions behind recorded nodes, counted again when they are written again
     LazyParameterDict   the parameters of a borrowed module; each stand-in is made on first access
 """
 
@@ -21,6 +23,13 @@ from understudy.spec import TensorSpec
 
 if TYPE_CHECKING:
     from understudy.capture.constants import Constants
+
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from operator import itemgetter
+
+from torch.fx.node import map_aggregate
 
 NOT_GIVEN: Any = object()
 
@@ -139,6 +148,136 @@ class LazyMeta(LazyDict):
             dict.__setitem__(other, key, dict.__getitem__(self, key))
         other.source = self.source
         return other
+
+
+# --- Recorded nodes as templates: their arguments, with slots for what differs when they are written again ------------
+
+AGGREGATES = (list, tuple, dict, slice)
+PLAIN = frozenset({int, bool, float, type(None)})
+
+
+@dataclass(frozen=True, slots=True)
+class ArgumentSlot:
+    """Marks an argument that is a node of the recording: the slot of this run's node."""
+
+    slot: int
+
+
+class ArgumentSlots:
+    """The nodes whose counterparts differ between runs, each with a slot in the list of a run's values."""
+
+    def __init__(self, nodes: Iterable[Node]) -> None:
+        self._slots = {node: ArgumentSlot(i) for i, node in enumerate(nodes)}
+        self.values: list[Any] = [None] * len(self._slots)
+        """To be copied for each run. The slots are followed by the arguments that are the same in every run."""
+
+    def __getitem__(self, node: Node) -> int:
+        return self._slots[node].slot
+
+    def select(self, args: tuple[Any, ...]) -> Callable[[list[Any]], tuple[Any, ...]]:
+        """A function that selects these arguments of a call from the values of a run."""
+        positions = []
+        for part in args:
+            place = self._slots.get(part) if type(part) is Node else None
+            if place is not None:
+                positions.append(place.slot)
+            elif isinstance(part, AGGREGATES) and self._holds_nodes(part):
+                placed = map_aggregate(args, self._mark)
+                return lambda values: tuple(fill_slots(placed, values))
+            else:  # the same in all runs
+                positions.append(len(self.values))
+                self.values.append(part)
+        if len(positions) == 1:
+            (position,) = positions
+            return lambda values: (values[position],)
+        return itemgetter(*positions) if positions else no_arguments
+
+    def mark(self, kwargs: dict[str, Any]) -> tuple[dict[str, Any], bool]:
+        """Keyword arguments with slots in the place of nodes, and whether there are any."""
+        if not kwargs:
+            return kwargs, False
+        marked: Any = map_aggregate(kwargs, self._mark)
+        return marked, _has_slots(marked)
+
+    def _holds_nodes(self, aggregate: Any) -> bool:
+        is_flat = isinstance(aggregate, (list, tuple)) and PLAIN.issuperset(map(type, aggregate))
+        return not is_flat and _has_slots(map_aggregate(aggregate, self._mark))
+
+    def _mark(self, part: object) -> Any:
+        return self._slots.get(part, part) if type(part) is Node else part
+
+
+def fill_slots(arguments: Any, values: list[Any]) -> Any:
+    """Arguments with the nodes of this run in their slots."""
+
+    def fill(part: object) -> Any:
+        return values[part.slot] if type(part) is ArgumentSlot else part
+
+    return map_aggregate(arguments, fill)
+
+
+def _has_slots(part: Any) -> bool:
+    found: list[Any] = []
+
+    def note(leaf: object) -> None:
+        if type(leaf) is ArgumentSlot:
+            found.append(leaf)
+
+    map_aggregate(part, note)
+    return bool(found)
+
+
+def no_arguments(values: list[Any]) -> tuple[Any, ...]:
+    return ()
+
+
+def base_name(target: Any) -> str:
+    """The name of a node that calls this function, before it is numbered."""
+    return str(target.overloadpacket.__name__ if isinstance(target, _torch.OpOverload) else target.__name__)
+
+
+# --- `torch_fn` of nodes: the torch function behind a call, and how often it was called before ----------------------------
+
+
+def describe_function(func: object) -> tuple[str, str]:
+    """The name of a torch function in node metadata."""
+    name = getattr(func, "__name__", str(func))
+    return name, f"{type(func).__name__}.{name}"
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionCall:
+    """A call of a torch function, and the number of calls of that function before it in the recording."""
+
+    func: Any
+    name: str
+    kind: str
+    before: int
+
+    def number(self, counts: dict[Any, int]) -> tuple[str, str]:
+        """The metadata of this call, where each function was called so often before."""
+        return f"{self.name}_{counts.get(self.func, 0) + self.before}", self.kind
+
+
+class RecordedCalls:
+    """How often each torch function was called before a recording, and in it."""
+
+    def __init__(self, before: dict[Any, int], advance: dict[Any, int]) -> None:
+        self._before, self.advance = before, advance
+        self._functions = {describe_function(func): func for func in advance}
+
+    def read(self, call: tuple[str, str]) -> FunctionCall:
+        """The call of a node of the recording, from its metadata."""
+        name, _, number = call[0].rpartition("_")
+        func = self._functions.get((name, call[1]))
+        return FunctionCall(func, name, call[1], int(number) - self._before.get(func, 0))
+
+    def count_again(self, counts: dict[Any, int]) -> dict[Any, int]:
+        """Count the calls of the recording once more; returns the counts before."""
+        before = counts.copy()
+        for func, count in self.advance.items():
+            counts[func] = counts.get(func, 0) + count
+        return before
 
 
 # --- Parameters of borrowed modules: each stand-in is made on first access ----------------------------------

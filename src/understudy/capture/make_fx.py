@@ -19,7 +19,6 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from understudy import _torch
-from understudy.capture import wrapper_subclasses
 from understudy.capture.borrowed_modules import (
     BorrowedModules,
     ConstantsWritten,
@@ -28,7 +27,7 @@ from understudy.capture.borrowed_modules import (
     modules_of,
 )
 from understudy.capture.constants import ORIGINAL_PATH, OutsideTensors, restore_optimizers_after
-from understudy.capture.graph_passes import insert_promises, make_writable, remove_dead_code
+from understudy.capture.graph_passes import insert_promises, make_writable, node_of_output, remove_dead_code
 from understudy.capture.higher_order.torch_tracing import running
 from understudy.capture.module_stack import recorded_modules, root_of
 from understudy.capture.predispatch import PreDispatchTorchFunctionMode, settle
@@ -478,7 +477,7 @@ class Capture:
         leaves, out_spec = _torch.tree_flatten(map_structure(tuple, torch.Size, result))
         if self.outer is not None:  # a branch, possibly inside a transform
             leaves = list(map(_torch.innermost, leaves))
-        nodes = [wrapper_subclasses.output(self.tracer, leaf) for leaf in leaves]
+        nodes = [node_of_output(self.tracer, leaf) for leaf in leaves]
         is_plain = _torch.is_plain_structure(out_spec)
         self.tracer.graph.output(_torch.tree_unflatten(nodes, out_spec) if is_plain else nodes)
         settle(self.tracer)

@@ -1,17 +1,17 @@
 """capture_step: a whole training step as one graph: forward, loss, backward, optimizer.
 
 The step is traced on stand-ins for the parameters, the buffers and the optimizer's state; the model and the optimizer
-themselves are not touched. State that an optimizer makes in its first step (moments, step counters) is found by tracing
-that step, made for real by the operators that were recorded for it, and kept by the graph: run again and again, the
-graph trains.
+themselves are not touched. State that an optimizer makes in its first step (moments, step counters) is made for real, and
+kept by the graph: run again and again, the graph trains.
 """
 
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
-from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from typing import Any, Literal
 
 import torch
@@ -20,12 +20,31 @@ from torch.fx import GraphModule, Node
 from understudy import _torch
 from understudy.capture.borrowed_modules import BorrowedModules
 from understudy.capture.constants import attach
+from understudy.capture.lazy_state import LazyParameters
 from understudy.capture.make_fx import MODES, Capture, Options, TracingMode, leaf_names, names_in_code
+from understudy.capture.optimizer_steps import (
+    RepeatedParameters,
+    StateFromInputs,
+    StepState,
+    initial_value,
+    lazy_zeros,
+    numbers_in,
+    treats_each_parameter_alone,
+)
 from understudy.contexts import contextmanager, run_to_the_end
 from understudy.errors import GuardOnDataDependentSymNode
+from understudy.fake.tensor import FakeTensor
+from understudy.fake.torch_api import maybe_get_fake_mode
+from understudy.fake.values.ranges import store_ranges
+from understudy.graph.borrowed_state import has_same_form
+from understudy.ops.traits.ranges import ValueRange
 
 STATE = "optimizer_state."
 """The prefix of the optimizer's state in the graph module."""
+COUNTER = "step"
+"""The key of the step counter in the state of torch's optimizers: it only grows."""
+MOST_STEPS = 1 << 24
+"""Where a counter in float32 stops."""
 Numbers = dict[tuple[int, str], torch.Tensor]
 """Options of an optimizer that are read at each step, by group and name."""
 State = dict[str, dict[str, Any]]
@@ -72,14 +91,19 @@ def capture_step(
     numbers = _varying_numbers(optimizer, varying)
     capture = StepCapture(model, program, optimizer, options, state, fixed_step, numbers)
     graph = capture.run(inputs)
-    made = capture.state_made_here(graph)
-    if made:
-        state = {name: {**state.get(name, {}), **made.get(name, {})} for name in {**state, **made}}
-        capture = StepCapture(model, program, optimizer, options, state, fixed_step, numbers)
+    if capture.from_gradients or (capture.made and not fixed_step and not _is_torchs(optimizer)):
+        first, first_graph = capture, graph
+        capture = StepCapture(model, program, optimizer, options, first.whole_state(), fixed_step, numbers)
         graph = capture.run(inputs)
+        if not first.from_gradients:
+            first.check_same_step(first_graph, graph)
     if parameters == "inputs":
         return _with_parameters_as_inputs(graph, capture.tracer.constants.named_nodes(), capture.nodes_of_state())
     return graph
+
+
+def state_name(parameter: str, key: str) -> str:
+    return f"{parameter.replace('.', '_')}.{key}"
 
 
 def _loss_program(loss_fn: Callable[..., object], count: int, targets: int | None) -> Callable[..., Any]:
@@ -150,8 +174,17 @@ class StepCapture(Capture):
         self._numbers: Numbers = {}
         self._shadow: Any = None
         self._stand_ins: dict[str, torch.Tensor] = {}
-        self._nodes_of_state: dict[str, dict[str, Node]] = {}
-        self._lent_state: list[torch.Tensor] = []
+        self._numbers_before: dict[str, Any] = {}
+        self._lent_state: list[Any] = []
+        self._mode_of_model = next(filter(None, map(maybe_get_fake_mode, model.parameters())), None)
+        self._lent_entries: dict[tuple[str, str], torch.Tensor] = {}
+        """The stand-ins in the optimizer's state, by the name of the parameter and the key."""
+        self.made: State = {}
+        """The state that the optimizer makes in this step, with its real initial values."""
+        self.from_gradients = False
+        """Whether the optimizer computes some of it from gradients."""
+        self._made_by: dict[tuple[str, str], Node] = {}
+        """The nodes of the tensors that the optimizer stored in its state."""
 
     def _step(self, *inputs: Any) -> Any:
         for stand_in in self._stand_ins.values():
@@ -159,7 +192,7 @@ class StepCapture(Capture):
         loss = self._program(self._model, inputs)
         loss.backward()
         self._optimize()
-        self._note_state()
+        self._keep_state()
         return loss.detach()
 
     def _optimize(self) -> None:
@@ -168,7 +201,12 @@ class StepCapture(Capture):
             is_read_inside = name == "lr" and group.get("fused")
             group[name] = number if is_read_inside else number.item()
         try:
-            self._shadow.step()
+            if not self._fixed_step and treats_each_parameter_alone(self._shadow):
+                RepeatedParameters(
+                    self._shadow, self.tracer, self.stand_ins, self._existing_state, self._nodes_of_state
+                ).step()
+            else:
+                self._shadow.step()
         except GuardOnDataDependentSymNode as error:
             raise ValueError(self._refusal()) from error
 
@@ -191,7 +229,8 @@ class StepCapture(Capture):
     def _state(self) -> Iterator[BorrowedModules]:
         state = BorrowedModules(self.fake_mode)
         reals = _names(self._model)
-        with run_to_the_end(state.give_back):
+        self._lazy_state = LazyParameters(self.stand_ins, self.tracer.constants, allows_gradients=True)
+        with run_to_the_end(self._lazy_state.close), run_to_the_end(state.give_back):
             state.borrow([(self._model, True)], self.tracer.constants)
             self.tracer.constants.without_gradient = True
             self._stand_ins = dict(self._model.named_parameters())
@@ -211,19 +250,19 @@ class StepCapture(Capture):
             raise ValueError(
                 f"the optimizer has {len(unknown)} parameters that are not the model's: make it with model.parameters()"
             )
-        shadow = copy.copy(self._optimizer)
+        shadow: Any = copy.copy(self._optimizer)
         shadow.__dict__ = dict(self._optimizer.__dict__)
         shadow.param_groups = [
             {**self._options(position, group), "params": [stand_ins[p] for p in group["params"]]}
             for position, group in enumerate(self._optimizer.param_groups)
         ]
-        shadow.state = defaultdict(dict)
+        shadow.state = StepState({stand_in: names[parameter] for parameter, stand_in in stand_ins.items()}, self._store)
         for parameter, stand_in in stand_ins.items():
             entries = self._given.get(names[parameter])
             if entries:
-                shadow.state[stand_in] = {
-                    key: self._lend(names[parameter], key, value) for key, value in entries.items()
-                }
+                lent = {key: self._lend(names[parameter], key, value) for key, value in entries.items()}
+                dict.update(shadow.state[stand_in], lent)
+        self._numbers_before = numbers_in(shadow)
         return shadow
 
     def _options(self, position: int, group: dict[str, Any]) -> dict[str, Any]:
@@ -242,17 +281,28 @@ class StepCapture(Capture):
     def _lend(self, parameter: str, key: str, value: object) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
-        stand_in = self._lend_as(f"{parameter.replace('.', '_')}.{key}", value)
+        stand_in = self._lend_as(state_name(parameter, key), value)
+        self._note_entry(parameter, key, stand_in, value)
+        return stand_in
+
+    def _note_entry(self, parameter: str, key: str, stand_in: Any, value: torch.Tensor) -> None:
+        """Register the stand-in of a state tensor, and what is known of its value."""
+        self._lent_entries[parameter, key] = stand_in
         if self._fixed_step and value.numel() == 1:
             self.stand_ins.remember_literal(stand_in, value.clone())
-        return stand_in
+        elif key == COUNTER and _is_torchs(self._optimizer) and value.numel() == 1:
+            least = 0 if type(value) is FakeTensor else value.item()
+            store_ranges(ValueRange(least, max(least, MOST_STEPS), False), [stand_in], is_written=False)
 
     def _lend_as(self, name: str, value: torch.Tensor) -> Any:
         """A stand-in for a tensor that is part of the state in the graph module."""
         stand_in = self.stand_ins.from_tensor(value, static_shapes=True)
+        self._register(name, stand_in, value)
+        return stand_in
+
+    def _register(self, name: str, stand_in: Any, value: torch.Tensor) -> None:
         self.tracer.constants.expect(stand_in, value, f"{STATE}{name}")
         self._lent_state.append(stand_in)
-        return stand_in
 
     def nodes_of_state(self) -> set[Node | None]:
         """The nodes that read the optimizer's state."""
@@ -260,43 +310,137 @@ class StepCapture(Capture):
 
     # --- state that the optimizer makes in its first step ------------------------------------------------------
 
-    def _note_state(self) -> None:
-        names = {stand_in: name for name, stand_in in self._stand_ins.items()}
-        for stand_in, entries in self._shadow.state.items():
-            name = names[stand_in]
-            given = self._given.get(name, {})
-            self._nodes_of_state[name] = {
-                key: self.tracer.node_of_tensor(value) if isinstance(value, torch.Tensor) else value
-                for key, value in entries.items()
-                if key not in given
-            }
+    def _store(self, parameter: str, key: str, value: object) -> Any:
+        """Called when the optimizer stores the first value of a key: a tensor is made for real, and lent."""
+        if not isinstance(value, torch.Tensor):
+            self.made.setdefault(parameter, {})[key] = value
+            return value
+        node = self.tracer.node_of_tensor(value)
+        self._made_by[parameter, key] = node
+        with _torch.NoFunctionModes(), self._around_state():
+            real = self._make_initial(parameter, key, node, self.tracer.constants.value_read_by)
+            if not self.from_gradients:
+                self._adopt(parameter, key, value, real)
+        return value
 
-    def state_made_here(self, graph: GraphModule) -> State:
-        """The real initial state: what the traced step created, before it wrote to it."""
-        values: dict[Node, Any] = {}
-        return {
-            name: {key: self._make_initial(node, graph, values) for key, node in entries.items()}
-            for name, entries in self._nodes_of_state.items()
-            if entries
-        }
+    @contextmanager
+    def _around_state(self) -> Iterator[None]:
+        """Inside, state is made: for real, or as stand-ins if the model's own parameters are stand-ins."""
+        with _torch.no_modes(), _torch.grad_mode(False), self._mode_of_model or nullcontext():
+            yield
 
-    def _make_initial(self, node: object, graph: GraphModule, values: dict[Node, Any]) -> Any:
-        if not isinstance(node, Node):
-            return node
+    def _make_initial(self, parameter: str, key: str, node: Node, read: Callable[[Node], Any]) -> torch.Tensor:
+        """The real initial value of a state tensor, which this node has made."""
         try:
-            return _evaluate_node(_written_before(node), graph, values).clone()
+            real = initial_value(node, read)
         except StateFromInputs:
-            if _begins_with_zeros(self._optimizer):
-                return _zeros_like(node.meta["val"])
-            name = type(self._optimizer).__name__
+            if not _begins_with_zeros(self._optimizer):
+                raise ValueError(self._first_step_differs("its state is made from gradients")) from None
+            real = lazy_zeros(node.meta["val"])
+            self.from_gradients = True
+        self.made.setdefault(parameter, {})[key] = real
+        return real
+
+    def _adopt(self, parameter: str, key: str, value: Any, real: torch.Tensor) -> None:
+        """From now on, a tensor that the optimizer has made stands for its real initial value, which the graph reads."""
+        if value._determined is not None:
+            value._determined.forget()
+        value._node = value._determined = None
+        self._register(state_name(parameter, key), value, real)
+        self._note_entry(parameter, key, value, real)
+
+    # --- the state of parameters for which the step is written again ----------------------------------------------
+
+    def _existing_state(self, parameter: Any) -> dict[str, Node]:
+        """The nodes that read the state of a parameter, by key, as far as there are any."""
+        name = self._shadow.state.name_of(parameter)
+        lent = {key: self._lent_entries.get((name, key)) for key in self._shadow.state[parameter]}
+        found = {key: self.tracer.constants.existing(tensor) for key, tensor in lent.items() if tensor is not None}
+        return {key: node for key, node in found.items() if node is not None}
+
+    def _nodes_of_state(self, parameter: Any, recorded: Any) -> dict[str, Node]:
+        """The same for a parameter whose step is not run. State that it does not have is made like that of `recorded`."""
+        name, model = map(self._shadow.state.name_of, (parameter, recorded))
+        constants, nodes = self.tracer.constants, {}
+        parameters = {constants.existing(recorded): constants.real_of(parameter)}
+
+        def read(node: Node) -> Any:
+            return parameters[node] if node in parameters else constants.value_read_by(node)
+
+        with self._around_state():
+            for key, value in self._shadow.state[recorded].items():
+                if (name, key) in self._lent_entries:
+                    nodes[key] = constants.node_of(self._lent_entries[name, key])
+                elif (model, key) in self._made_by:
+                    real = self._make_initial(name, key, self._made_by[model, key], read)
+                    if not self.from_gradients:
+                        nodes[key] = self._read_lazily(name, key, real)
+                else:
+                    self.made.setdefault(name, {})[key] = value
+        return nodes
+
+    def _read_lazily(self, parameter: str, key: str, value: torch.Tensor) -> Node:
+        """The node that reads a state tensor, whose stand-in is made when it is needed."""
+        constants = self.tracer.constants
+        lazy = self._lazy_state.make_lazy(value)
+        if lazy is None:
+            return constants.node_of(self._lend(parameter, key, value))
+        self._register(state_name(parameter, key), lazy, value)
+        return constants.node_of_lazy(lazy)
+
+    def _first_step_differs(self, why: str) -> str:
+        name = type(self._optimizer).__name__
+        return f"the first step of {name} is not like the others ({why}): take one step with the optimizer, then capture"
+
+    def whole_state(self) -> State:
+        """The optimizer's state before the step: what it had, and what it made."""
+        return {name: {**self._given.get(name, {}), **self.made.get(name, {})} for name in {**self._given, **self.made}}
+
+    def check_same_step(self, first: GraphModule, later: GraphModule) -> None:
+        """Raise if the step that made the state computes something else than one that finds it."""
+        if _calls_of(first) != _calls_of(later):
+            raise ValueError(self._first_step_differs("it computes something else"))
+
+    def _keep_state(self) -> None:
+        """Record that a state tensor that the optimizer has replaced is written; refuse numbers that it has changed."""
+        for entries in self._shadow.state.values():
+            for key, value in entries.items():
+                lent = self._lent_entries.get((entries.name, key))
+                if lent is not None and lent is not value and isinstance(value, torch.Tensor):
+                    if not has_same_form(lent, value):
+                        raise ValueError(
+                            f"{type(self._optimizer).__name__} replaces its state {key!r} by a tensor of another form: "
+                            "no graph holds for all steps"
+                        )
+                    lent.copy_(value)
+        for node in self._made_by.values():
+            _erase_writes(node)
+        if not self._fixed_step:
+            self._refuse_changed_numbers()
+
+    def _refuse_changed_numbers(self) -> None:
+        now = numbers_in(self._shadow)
+        changed = [name for name, before in self._numbers_before.items() if now.get(name, before) != before]
+        changed += [f"the entry {key!r} of its state" for key in sorted(self._shadow.state.changed)]
+        if changed:
             raise ValueError(
-                f"the first step of {name} is not like the others (its state is made from gradients): take one step with "
-                "the optimizer, then capture"
-            ) from None
+                f"{type(self._optimizer).__name__} changes {changed[0]}, a plain number, at each step: the graph would hold "
+                "it fixed. Keep it in a tensor, or capture one step with capture_step(..., fixed_step=True)"
+            )
 
 
-class StateFromInputs(Exception):
-    """The optimizer computes its initial state from gradients."""
+def _is_torchs(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether this is an optimizer of torch: these make their state before they use it, and use it alike in each step."""
+    return type(optimizer).__module__.split(".")[:2] == ["torch", "optim"]
+
+
+def _erase_writes(node: Node) -> None:
+    """Erase the writes that made a state tensor, which the graph reads as an attribute."""
+    while isinstance(node.target, _torch.OpOverload) and _torch.is_mutable(node.target) and not node.users:
+        written = node.args[0]
+        assert isinstance(written, Node)
+        node.graph.erase_node(node)
+        node = written
 
 
 def _begins_with_zeros(optimizer: torch.optim.Optimizer) -> bool:
@@ -306,61 +450,19 @@ def _begins_with_zeros(optimizer: torch.optim.Optimizer) -> bool:
     )
 
 
-def _origin(node: Node) -> Node:
-    """The node that made the tensor to which this node writes in place."""
-    while isinstance(node.target, _torch.OpOverload) and _torch.is_mutable(node.target):
-        written = node.args[0]
-        assert isinstance(written, Node)
-        node = written
-    return node
-
-
-def _written_before(node: Node) -> Node:
-    """The same; raises for uninitialised memory, which a kernel fills from gradients."""
-    origin = _origin(node)
-    if isinstance(origin.target, _torch.OpOverload) and origin.target.overloadpacket.__name__ in UNWRITTEN:
-        raise StateFromInputs(origin.name)
-    return origin
-
-
-UNWRITTEN = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
-LIKE = (
-    "zeros_like",
-    "ones_like",
-    "empty_like",
-    "full_like",
-    "new_zeros",
-    "new_ones",
-    "new_empty",
-    "new_full",
-)
-"""Operators that read only the metadata of their input."""
-
-
-def _zeros_like(val: Any) -> torch.Tensor:
-    shape, stride = [int(size) for size in val.shape], [int(step) for step in val.stride()]
-    return torch.empty_strided(shape, stride, dtype=val.dtype, device=val.device).zero_()
-
-
-def _evaluate_node(node: Node, graph: GraphModule, values: dict[Node, Any]) -> Any:
-    """The real value of a node that depends only on parameters, constants and metadata."""
-    if isinstance(node.target, _torch.OpOverload) and node.target.overloadpacket.__name__ in LIKE:
-        like = node.args[0]
-        assert isinstance(like, Node)
-        values.setdefault(like, _zeros_like(like.meta["val"]))
-    if node not in values:
+def _calls_of(graph_module: GraphModule) -> list[Any]:
+    """What the nodes compute, without their names, and wherever attributes are read. Constants are numbered in each trace
+    anew."""
+    known: dict[Node, Any] = {}
+    calls: list[Any] = []
+    for node in graph_module.graph.nodes:
         if node.op == "get_attr":
-            result: Any = graph
-            for part in str(node.target).split("."):
-                result = getattr(result, part)
-        elif node.op == "call_function" and callable(node.target):
-            read = torch.fx.map_arg((node.args, node.kwargs), lambda inner: _evaluate_node(inner, graph, values))
-            with _torch.grad_mode(False):
-                result = node.target(*read[0], **read[1])
+            known[node] = str(node.target).rstrip("0123456789")
         else:
-            raise StateFromInputs(node.name)
-        values[node] = result
-    return values[node]
+            known[node] = len(calls)
+            arguments = torch.fx.map_arg((node.args, node.kwargs), lambda read: str((Node, known[read])))
+            calls.append((node.op, node.target, arguments))
+    return calls
 
 
 # --- parameters as inputs -------------------------------------------------------------------------------------
@@ -378,7 +480,7 @@ def _with_parameters_as_inputs(
         if node in names:
             group = "state" if node in of_state else "parameters"
             name = names[node] if group == "parameters" else str(node.target).removeprefix(STATE)
-            held[group][str(node.target) if name in held[group] else name] = (node, _evaluate_node(node, graph_module, {}))
+            held[group][str(node.target) if name in held[group] else name] = (node, _attribute_of(graph_module, node))
     first = next(iter(graph.nodes))
     for group, entries in held.items():
         for node, _ in entries.values():
@@ -390,6 +492,10 @@ def _with_parameters_as_inputs(
             graph.erase_node(node)
     parameters, state = ({name: value for name, (_, value) in held[group].items()} for group in held)
     return _called_with_structures(graph_module, parameters, state, inputs)
+
+
+def _attribute_of(graph_module: GraphModule, node: Node) -> Any:
+    return functools.reduce(getattr, str(node.target).split("."), graph_module)
 
 
 def _called_with_structures(
@@ -404,7 +510,7 @@ def _called_with_structures(
     graph.set_codegen(_torch.structured_code(names, in_spec, out_spec))
     root = torch.nn.Module()
     for node in graph.find_nodes(op="get_attr"):
-        attach(root, str(node.target), _evaluate_node(node, graph_module, {}))
+        attach(root, str(node.target), _attribute_of(graph_module, node))
     result: Any = _torch.lazy_graph_module(root, graph, "step")
     result.example_parameters = parameters
     result.example_state = state

@@ -161,10 +161,15 @@ class ShapeEnv:
         return self.symbols.create_unbacked_symint(source, low=low, high=high, what=what)
 
     def create_unbacked_symfloat(
-        self, source: object = None, *, what: str = "create_unbacked_symfloat"
-    ) -> torch.SymFloat:
-        """An unbacked float."""
-        return self.symbols.create_unbacked_symfloat(source, what=what)
+        self, source: object = None, *, low: int | None = None, high: int | None = None,
+        what: str = "create_unbacked_symfloat",
+    ) -> torch.SymFloat:  # fmt: skip
+        """An unbacked float; with bounds, it is not NaN."""
+        return self.symbols.create_unbacked_symfloat(source, low=low, high=high, what=what)
+
+    def create_unbacked_like(self, other: torch.SymInt | torch.SymFloat) -> Any:
+        """An unbacked number in the range of another one."""
+        return self.symbols.create_unbacked_like(other)
 
     def create_unbacked_symbool(
         self, source: object = None, *, what: str = "create_unbacked_symbool"

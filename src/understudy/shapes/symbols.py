@@ -179,11 +179,19 @@ class Symbols:
         return self.numbers.node(self._make_unbacked("u", LEAST if low is None else low, high, what), int).symbolic
 
     def create_unbacked_symfloat(
-        self, source: object = None, *, what: str = "create_unbacked_symfloat"
-    ) -> torch.SymFloat:
-        """An unbacked float."""
-        symbol = self._make_unbacked("zuf", None, None, what)
+        self, source: object = None, *, low: int | None = None, high: int | None = None,
+        what: str = "create_unbacked_symfloat",
+    ) -> torch.SymFloat:  # fmt: skip
+        """An unbacked float; with bounds, it is not NaN."""
+        symbol = self._make_unbacked("zuf", low, high, what)
         return self.numbers.node(self.numbers.make_float("value", symbol), float).symbolic
+
+    def create_unbacked_like(self, other: Any) -> Any:
+        """An unbacked number in the range of another one."""
+        (symbol,) = other.node.value.symbols
+        low, high = self.facts.interval(symbol)
+        make = self.create_unbacked_symint if isinstance(other, torch.SymInt) else self.create_unbacked_symfloat
+        return make(low=low, high=high, what=self.unbacked[symbol].what)
 
     def create_unbacked_symbool(
         self, source: object = None, *, what: str = "create_unbacked_symbool"

@@ -26,7 +26,7 @@ from torch.fx import Node
 from torch.fx.node import map_aggregate
 
 from understudy import _torch
-from understudy.capture.lazy_state import LazyParameter, resolve_parameters
+from understudy.capture.lazy_state import LazyParameter, describe_function, resolve_parameters
 from understudy.capture.module_stack import ACTIVE, LayerPosition
 from understudy.capture.repeated_layers.comparison import (
     ComparedState,
@@ -40,7 +40,7 @@ from understudy.capture.repeated_layers.comparison import (
 from understudy.capture.repeated_layers.interception import AttributeReads, InterceptedCalls, LayerFamily
 from understudy.capture.repeated_layers.object_state import COMPARED, NotComparable
 from understudy.capture.repeated_layers.replay import GradientOfReplay as GradientOfReplay
-from understudy.capture.repeated_layers.replay import LayerPlan, describe_function
+from understudy.capture.repeated_layers.replay import LayerPlan
 from understudy.contexts import contextmanager
 from understudy.fake.mode import FakeTensorMode
 from understudy.fake.tensor import FakeTensor

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -16,7 +15,16 @@ from torch.fx import Node
 from torch.fx.node import map_aggregate
 
 from understudy import _torch
-from understudy.capture.lazy_state import LazyMeta, LazyParameter, Pending
+from understudy.capture.lazy_state import (
+    ArgumentSlots,
+    LazyMeta,
+    LazyParameter,
+    Pending,
+    RecordedCalls,
+    base_name,
+    fill_slots,
+    no_arguments,
+)
 from understudy.capture.module_stack import LayerPosition, RelativeStack
 from understudy.fake.mode import FakeTensorMode
 from understudy.fake.realise import can_remake, make_new, make_view, remake
@@ -138,24 +146,6 @@ NONE = -1
 DIFFERING = frozenset({"val", "stack_trace", "torch_fn", "nn_module_stack"})
 """Metadata of nodes that differs between layers."""
 set_meta = _torch.set_node_meta
-AGGREGATES = (list, tuple, dict, slice)
-PLAIN = frozenset({int, bool, float, type(None)})
-
-
-@dataclass(frozen=True, slots=True)
-class ArgumentSlot:
-    """Marks an argument that is a node of the recording: the slot of this run's node."""
-
-    slot: int
-
-
-class FunctionCall(NamedTuple):
-    """A call of a torch function, and the number of calls of that function before it in the layer."""
-
-    func: Any
-    name: str
-    kind: str
-    before: int
 
 
 class ReplayStep(NamedTuple):
@@ -200,8 +190,7 @@ class ReplayedLayer:
             return self._prefix + self._plan.lines_inside[pending.number]
         if pending.kind == "nn_module_stack" and self._place is not None:
             return self._place.absolute(self._plan.stacks_inside[pending.number])
-        call = self._plan.call_list[pending.number]
-        return f"{call.name}_{self._counts.get(call.func, 0) + call.before}", call.kind
+        return self._plan.call_list[pending.number].number(self._counts)
 
 
 class LayerPlan:
@@ -211,8 +200,7 @@ class LayerPlan:
         self._known = known
         self._appender = appender
         nodes = dict.fromkeys((*known.inputs, *filter(None, known.own), *known.nodes))
-        self._slots = {node: ArgumentSlot(i) for i, node in enumerate(nodes)}
-        self._values: list[Any] = [None] * len(nodes)  # followed by the arguments that are the same in every run
+        self._slots = ArgumentSlots(nodes)
         self._gives = StepValues(known.tensors, known.outside)
         self._traces: dict[str, Pending] = {}
         self._stacks: dict[Any, Pending] = {}
@@ -220,54 +208,29 @@ class LayerPlan:
         self._tables: dict[str, dict[Any, Pending]] = {
             "stack_trace": self._traces, "torch_fn": self._calls, "nn_module_stack": self._stacks,
         }  # fmt: skip
-        self._functions = {describe_function(func): func for func in known.advance}
+        self._recorded = RecordedCalls(known.counts, known.advance)
         self._own_of = {node: i for i, node in enumerate(known.own) if node is not None}
         inside = set(known.nodes)
-        self._read_before = [(self._slots[node].slot, i) for node, i in self._own_of.items() if node not in inside]
+        self._read_before = [(self._slots[node], i) for node, i in self._own_of.items() if node not in inside]
         self._steps = list(map(self._step, known.nodes))
         self.lines_inside = [trace[len(known.prefix) :] for trace in self._traces]
         self.stacks_inside: list[RelativeStack] = list(self._stacks)
-        self.call_list = list(map(self._call, self._calls))
+        self.call_list = list(map(self._recorded.read, self._calls))
 
     # --- preparing -----------------------------------------------------------------------------------------------
 
     def _step(self, node: Node) -> ReplayStep:
-        slot = self._slots[node].slot
+        slot = self._slots[node]
         if node.op == "get_attr":
-            return ReplayStep(slot, self._own_of[node], "", {}, None, _none_at_all, {}, False, {}, NONE)
+            return ReplayStep(slot, self._own_of[node], "", {}, None, no_arguments, {}, False, {}, NONE)
         val = node.meta.get("val")
         number = NONE if val is None else len(self._gives.steps)
         is_late = val is not None and self._gives.add(val)
-        kwargs = map_aggregate(node.kwargs, self._place) if node.kwargs else node.kwargs
-        has_places = bool(kwargs) and _has_places(kwargs)
+        kwargs, has_places = self._slots.mark(node.kwargs)
         return ReplayStep(
-            slot, NONE, _base_name(node.target), self._appender.bucket(node.target), node.target,
-            self._arguments(node.args), kwargs, has_places, self._meta(node.meta, number), NONE if is_late else number,
+            slot, NONE, base_name(node.target), self._appender.bucket(node.target), node.target,
+            self._slots.select(node.args), kwargs, has_places, self._meta(node.meta, number), NONE if is_late else number,
         )  # fmt: skip
-
-    def _arguments(self, args: tuple[Any, ...]) -> Callable[[list[Any]], tuple[Any, ...]]:
-        positions = []
-        for part in args:
-            place = self._slots.get(part) if type(part) is Node else None
-            if place is not None:
-                positions.append(place.slot)
-            elif isinstance(part, AGGREGATES) and self._holds_nodes(part):
-                placed = map_aggregate(args, self._place)
-                return lambda values: tuple(_fill_slots(placed, values))
-            else:  # the same in all runs
-                positions.append(len(self._values))
-                self._values.append(part)
-        if len(positions) == 1:
-            (position,) = positions
-            return lambda values: (values[position],)
-        return itemgetter(*positions) if positions else _none_at_all
-
-    def _holds_nodes(self, aggregate: Any) -> bool:
-        is_flat = isinstance(aggregate, (list, tuple)) and PLAIN.issuperset(map(type, aggregate))
-        return not is_flat and _has_places(map_aggregate(aggregate, self._place))
-
-    def _place(self, part: object) -> Any:
-        return self._slots.get(part, part) if type(part) is Node else part
 
     def _meta(self, meta: dict[str, Any], number: int) -> dict[str, Any]:
         """The metadata of a node, with placeholders for what differs between runs. `number`: of its value."""
@@ -289,11 +252,6 @@ class LayerPlan:
             found = known[value] = Pending(name, len(known))
         return found
 
-    def _call(self, call: tuple[str, str]) -> FunctionCall:
-        name, _, number = call[0].rpartition("_")
-        func = self._functions.get((name, call[1]))
-        return FunctionCall(func, name, call[1], int(number) - self._known.counts.get(func, 0))
-
     # --- replaying -----------------------------------------------------------------------------------------------
 
     def write_nodes(
@@ -301,9 +259,9 @@ class LayerPlan:
         place: LayerPosition | None,
     ) -> list[Any]:  # fmt: skip
         """Write the nodes for these inputs and own tensors of the layer; returns the leaves of its result."""
-        slots = self._values.copy()
+        slots = self._slots.values.copy()
         for node, fake in zip(self._known.inputs, given, strict=True):
-            slots[self._slots[node].slot] = tracer.node_of_tensor(fake)
+            slots[self._slots[node]] = tracer.node_of_tensor(fake)
         constants = tracer.constants
 
         def node_of(tensor: Any) -> Node:
@@ -312,17 +270,15 @@ class LayerPlan:
         for slot, i in self._read_before:
             slots[slot] = node_of(tensors[i])
         values = ReplayedValues(self._gives, mode, given, tensors)
-        counts = tracer.torch_fn_counts
-        written = ReplayedLayer(self, values, tracer.node_meta.stack_trace(), counts.copy(), place)
-        for func, count in self._known.advance.items():
-            counts[func] = counts.get(func, 0) + count
+        counts = self._recorded.count_again(tracer.torch_fn_counts)
+        written = ReplayedLayer(self, values, tracer.node_meta.stack_trace(), counts, place)
         add = self._appender.add
         for slot, own, name, bucket, target, arguments, kwargs, has_places, same, value in self._steps:
             if own != NONE:
                 slots[slot] = node_of(tensors[own])
                 continue
             if has_places:
-                kwargs = _fill_slots(kwargs, slots)
+                kwargs = fill_slots(kwargs, slots)
             node = slots[slot] = add(name, bucket, target, arguments(slots), kwargs)
             meta = LazyMeta(same)
             meta.source = written
@@ -339,10 +295,10 @@ class LayerPlan:
         for before, after, tensor in zip(known.inputs, known.inputs_after, given, strict=True):
             if before is not after:
                 made[after] = tensor
-                tracer.remember(tensor, slots[self._slots[after].slot])
+                tracer.remember(tensor, slots[self._slots[after]])
         for leaf, needs_gradient in zip(known.result, known.gradients, strict=True):
             if isinstance(leaf, Node) and leaf not in made:
-                node = slots[self._slots[leaf].slot]
+                node = slots[self._slots[leaf]]
                 val = node.meta["val"]
                 made[leaf] = make_view(mode, val, val._spec)
                 if needs_gradient:
@@ -383,37 +339,3 @@ def add_gradient(result: FakeTensor, source: torch.Tensor) -> FakeTensor:
 def _source_of_gradient(given: list[FakeTensor], tensors: list[Any]) -> torch.Tensor:
     source: Any = next(tensor for tensor in (*given, *tensors) if tensor.requires_grad)
     return source.stand_in() if type(source) is LazyParameter else source
-
-
-def _fill_slots(arguments: Any, slots: list[Any]) -> Any:
-    """Arguments with the nodes of this run in their slots."""
-
-    def fill(part: object) -> Any:
-        return slots[part.slot] if type(part) is ArgumentSlot else part
-
-    return map_aggregate(arguments, fill)
-
-
-def _has_places(part: Any) -> bool:
-    found: list[Any] = []
-
-    def note(leaf: object) -> None:
-        if type(leaf) is ArgumentSlot:
-            found.append(leaf)
-
-    map_aggregate(part, note)
-    return bool(found)
-
-
-def _none_at_all(values: list[Any]) -> tuple[Any, ...]:
-    return ()
-
-
-def _base_name(target: Any) -> str:
-    return str(target.overloadpacket.__name__ if isinstance(target, _torch.OpOverload) else target.__name__)
-
-
-def describe_function(func: object) -> tuple[str, str]:
-    """The name of a torch function in node metadata."""
-    name = getattr(func, "__name__", str(func))
-    return name, f"{type(func).__name__}.{name}"

@@ -251,7 +251,8 @@ def symbolic_item(mode: FakeTensorMode, fake: FakeTensor) -> Any:
         if dtype is torch.bool:
             fake.item_memo = memo = env.create_unbacked_symbool(what=what)
         elif dtype.is_floating_point:
-            fake.item_memo = memo = env.create_unbacked_symfloat(what=what)
+            low, high = _bounds_of_float(fake)
+            fake.item_memo = memo = env.create_unbacked_symfloat(low=low, high=high, what=what)
         elif dtype.is_complex:
             return NotImplemented
         else:
@@ -266,6 +267,13 @@ def _bounds_of_item(fake: FakeTensor) -> tuple[int | None, int | None]:
     found, limits = range_of(fake), range_of_dtype(fake._spec.dtype)
     low = None if found.low <= limits.low else math.ceil(found.low)
     return low, None if found.high >= limits.high else math.floor(found.high)
+
+
+def _bounds_of_float(fake: FakeTensor) -> tuple[int | None, int | None]:
+    """The same of a float: a step counter is not negative."""
+    found = range_of(fake)
+    low, high = (None if math.isinf(end) or found.may_be_nan else end for end in (found.low, found.high))
+    return low if low is None else math.floor(low), high if high is None else math.ceil(high)
 
 
 def _answers_sizes(mode: FakeTensorMode) -> bool:

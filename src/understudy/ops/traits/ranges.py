@@ -412,6 +412,8 @@ def round_outwards(low: float, high: float, may_be_nan: bool, likely: float | No
 
 ROUNDING = 2.0**-7
 """Half of the precision of bfloat16, the coarsest of the usual dtypes."""
+MOST_EXACT = 1 << 8
+"""Up to this, integers are exact in bfloat16."""
 
 
 def _is_float(*operands: object) -> bool:
@@ -427,7 +429,16 @@ def _combine(function: Callable[[float, float], float], a: object, b: object) ->
         return ValueRange(likely=likely) if _is_float(a, b) else ValueRange(may_be_nan=False, likely=likely)
     corners = [function(first, second) for first in (x.low, x.high) for second in (y.low, y.high)]
     likely = None if x.likely is None or y.likely is None else function(x.likely, y.likely)
-    return round_outwards(min(corners), max(corners), False, likely, _is_float(a, b))
+    low, high, is_float = min(corners), max(corners), _is_float(a, b)
+    found = round_outwards(low, high, False, likely, is_float)
+    if not is_float:
+        return found
+    # Rounding is monotonic: an end that every dtype can represent is not passed.
+    return replace(found, low=low if _is_exact(low) else found.low, high=high if _is_exact(high) else found.high)
+
+
+def _is_exact(end: float) -> bool:
+    return abs(end) <= MOST_EXACT and end == int(end)
 
 
 @value_range("add", "add_")

@@ -240,6 +240,9 @@ def _bounds(operation: str, arguments: list[Bounds]) -> Bounds:
     if operation == "truediv" and not arguments[1][0] <= 0 <= arguments[1][1]:
         low, high = arguments[1]
         return _bounds("mul", [arguments[0], (1 / high, 1 / low)])
+    if operation == "pow" and arguments[0][0] == arguments[0][1] > 0:  # monotonic in the exponent
+        ends = [math.pow(arguments[0][0], end) for end in arguments[1]]
+        return _wider(min(ends), max(ends))
     if operation in CORNERS:
         ends = [OPERATIONS[operation](a, b) for a in arguments[0] for b in arguments[1]]
         if any(end != end for end in ends):  # 0 * inf
