@@ -349,6 +349,9 @@ class FunctionMode(torch.overrides.TorchFunctionMode):
 
 def function_modes_from(mode: object) -> list[Any]:
     """This function mode, and those entered after it, in order."""
+    count = count_function_modes()
+    if count and torch._C._get_function_stack_at(count - 1) is mode:
+        return [mode]
     stack = [torch._C._get_function_stack_at(i) for i in range(count_function_modes())]
     place = next((i for i in range(len(stack) - 1, -1, -1) if stack[i] is mode), len(stack))
     return stack[place:]

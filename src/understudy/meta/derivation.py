@@ -10,6 +10,7 @@ The table is empty at first: everything in torch is derived by running it on sta
 
 from __future__ import annotations
 
+import functools
 import operator
 import warnings
 from collections.abc import Callable
@@ -137,7 +138,8 @@ def proxys_to_metas(v: Any) -> Any:
 
 
 class SuspendedRecording(Restoring):
-    """A region in which torch functions are not recorded; enters a fake mode if one is given."""
+    """A region in which torch functions are not recorded; enters a fake mode if one is given. Regions may be nested: the
+    inner ones do what is left to be done."""
 
     __slots__ = ("_derivation", "_entry", "_mode", "_taken")
 
@@ -154,13 +156,15 @@ class SuspendedRecording(Restoring):
             self._taken = _torch.function_modes_from(derivation.recording)
             derivation.is_active = True
             _torch.pop_function_modes(len(self._taken))
-        if self._mode is not None:
+        if self._mode is not None and not derivation.is_in_mode:
             self._entry = _torch.FakeModeEntry(self._mode)
+            derivation.is_in_mode = True
             self._entry.enter(self._mode.patch_scopes)
 
     def restore(self) -> None:
         if self._entry is not None:
             self._entry.leave()
+            self._derivation.is_in_mode = False
             self._entry = None
         if self._taken is not None:
             _torch.push_function_modes(self._taken)
@@ -175,6 +179,7 @@ class Derivation:
         self.mode = mode
         self.recording = recording
         self.is_active = False
+        self.is_in_mode = False
         self.underivable: list[UnderivableCall] = []
         self._made: dict[int, Any] = {}
         self._found: dict[int, tuple[torch.Tensor, int]] = {}
@@ -262,8 +267,11 @@ class Derivation:
         except MetadataUnknown:
             return UNKNOWN
         try:
-            with self.enter_mode():
+            if self.is_in_mode:
                 result = call(*inputs[0], **inputs[1])
+            else:
+                with self.enter_mode():
+                    result = call(*inputs[0], **inputs[1])
         except OperatorError as error:
             raise RefusedCall(error, inputs) from error
         except UnderstudyError as error:
@@ -354,6 +362,7 @@ CALLS: dict[Any, Callable[..., Any]] = {
 """Functions that are run on metadata in the place of a target."""
 
 
+@functools.cache
 def method_call(name: str) -> Callable[..., object]:
     def call(self: object, *args: object, **kwargs: object) -> Any:
         return getattr(self, name)(*args, **kwargs)
@@ -361,22 +370,43 @@ def method_call(name: str) -> Callable[..., object]:
     return call
 
 
-def module_call(module: torch.nn.Module, forward: Callable[..., object]) -> Callable[..., object]:
+def module_call(
+    module: torch.nn.Module, forward: Callable[..., object], stand_in: Callable[[torch.Tensor], Any]
+) -> Callable[..., object]:
     """The module's own forward; assignments to its attributes are undone."""
     override = manual_meta_overrides.for_module(module)
 
     def call(*args: object, **kwargs: object) -> Any:
         if override is not None:
             return override(module, *args, **kwargs)
-        before = [(inner, dict(inner._buffers), dict(inner.__dict__)) for inner in modules_in_python(module)]
-        try:
+        with LentStandIns(module, stand_in):
             return forward(*args, **kwargs)
-        finally:
-            for inner, buffers, state in before:
-                _restore(inner._buffers, buffers)
-                _restore(inner.__dict__, state)
 
     return call
+
+
+class LentStandIns(Restoring):
+    """Inside, a module has stand-ins for its parameters. At the end, its parameters, buffers and attributes are as before."""
+
+    __slots__ = ("_before", "_module", "_stand_in")
+
+    def __init__(self, module: torch.nn.Module, stand_in: Callable[[torch.Tensor], Any]) -> None:
+        self._module, self._stand_in = module, stand_in
+        self._before: list[tuple[dict[str, Any], dict[str, Any]]] = []
+
+    def __enter__(self) -> None:
+        guard_exit(self, self.restore)
+        for inner in modules_in_python(self._module):
+            parameters, buffers, attributes = inner._parameters, inner._buffers, inner.__dict__
+            for table in (parameters, buffers, attributes):
+                self._before.append((table, dict(table)))
+            for name, parameter in parameters.items():
+                if parameter is not None:
+                    parameters[name] = self._stand_in(parameter)
+
+    def restore(self) -> None:
+        for table, before in self._before:
+            _restore(table, before)
 
 
 def _restore(now: dict[str, Any], before: dict[str, Any]) -> None:

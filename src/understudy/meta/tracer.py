@@ -274,7 +274,7 @@ class MetaTracer(torch.fx.Tracer):
         """Run a call on metadata and record it. Facts about tensors are returned without a node."""
         if self.is_over:
             raise make_left_over_error(str(target))
-        with self.derivation.suspend_recording():
+        with self.derivation.enter_mode():
             return self._derive_and_record(kind, target, args, kwargs, name, type_expr)
 
     def _derive_and_record(
@@ -335,15 +335,21 @@ class MetaTracer(torch.fx.Tracer):
         if meta is UNKNOWN:
             return
         if type(meta) is FakeTensor:
-            with self.derivation.suspend_recording():
-                node.meta["val"] = snapshot(meta)
-                node.meta["tensor_meta"] = self.node_meta.tensor_meta(meta, meta.requires_grad)
+            if self.derivation.is_active:
+                self._write_tensor(node, meta)
+            else:
+                with self.derivation.suspend_recording():
+                    self._write_tensor(node, meta)
             if meta._spec.is_symbolic and not self._bodies:
                 self.symbols.bind_tensor(meta._spec, node)
             return
         set_val(node, meta)
         if "val" not in node.meta and holds(meta, is_stand_in):  # an object, which pytree does not flatten
             node.meta["val"] = transform(meta, lambda tensor, path: snapshot(tensor), is_stand_in)
+
+    def _write_tensor(self, node: Node, meta: FakeTensor) -> None:
+        node.meta["val"] = snapshot(meta)
+        node.meta["tensor_meta"] = self.node_meta.tensor_meta(meta, meta.requires_grad)
 
     def proxy(self, node: Node) -> Any:
         return make_proxy(self, node, UNKNOWN)
@@ -371,7 +377,7 @@ class MetaTracer(torch.fx.Tracer):
             assert self._forward is not None
             is_torchs = type(module).__module__.startswith("torch.")
             return run(
-                module_call(module, self._forward),
+                module_call(module, self._forward, self.derivation.stand_in),
                 f"{type(module).__name__} {target}",
                 args,
                 kwargs,
