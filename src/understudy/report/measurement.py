@@ -95,6 +95,14 @@ class Measurement(Listener):
         self.parameter_shapes: set[tuple[int, ...]] = set()
         self._parameters_of: weakref.WeakKeyDictionary[torch.optim.Optimizer, list[int]] = weakref.WeakKeyDictionary()
         """The identities of the parameters that an optimizer had at its last step."""
+        self._state_of: weakref.WeakKeyDictionary[torch.optim.Optimizer, Any] = weakref.WeakKeyDictionary()
+        """What the state of an optimizer was known by when it was last named."""
+        self._has_others: weakref.WeakKeyDictionary[torch.optim.Optimizer, bool] = weakref.WeakKeyDictionary()
+        """Whether an optimizer has parameters that belong to none of the modules that were called."""
+        self._births_at_gradients = 0
+        """How many births there were when gradients were last looked for."""
+        self._births_before = 0
+        """How many births there were before the step of an optimizer that is running, or the last one."""
 
     @contextmanager
     def listen(self) -> Iterator[None]:
@@ -250,6 +258,7 @@ class Measurement(Listener):
 
     def find_gradients(self) -> None:
         """What parameters have as their gradients now."""
+        self._births_at_gradients = self.mode.births
         for path, module in self._modules():
             for parameter in module._parameters.values():
                 if parameter is not None and (gradient := _gradient_of(parameter)) is not None:
@@ -278,8 +287,12 @@ class Measurement(Listener):
 
     def _follow_optimizer(self, optimizer: torch.optim.Optimizer, is_done: bool) -> None:
         """Before a step, it has parameters and gradients; after it, also its state."""
+        found = _identify_state(optimizer) if is_done else None
+        if is_done and self._state_of.get(optimizer) == found and not self._has_births_since(self._births_before):
+            return  # all that it has was named
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         if is_done:
+            self._state_of[optimizer] = found
             state = [(p, value) for p in parameters for value in optimizer.state.get(p, {}).values()]
             self._name_all("optimizer_state", [(p, tensor) for p, value in state for tensor in _tensors_in(value)])
         else:
@@ -287,7 +300,15 @@ class Measurement(Listener):
                 self._parameters_of[optimizer] = identities
                 self.parameter_shapes.update(map(_shape_of, parameters))
                 self._name_all("parameters", [(p, p) for p in parameters])
-            self._name_all("gradients", [(p, _gradient_of(p)) for p in parameters])
+                self._has_others[optimizer] = not self._owners().keys() >= set(identities)
+            if self._has_others[optimizer] or self.mode.births != self._births_at_gradients:
+                self._name_all("gradients", [(p, _gradient_of(p)) for p in parameters])
+            self._births_before = self.mode.births
+
+    def _has_births_since(self, births: int) -> bool:
+        """Whether memory is alive that was born after so many births. Storages are kept in the order of their birth."""
+        newest = next(reversed(self.mode.storages.values()), None)
+        return newest is not None and newest.serial > births
 
     def _name_all(self, category: str, tensors: list[tuple[torch.Tensor, object]]) -> None:
         """Tensors that belong to parameters."""
@@ -321,6 +342,12 @@ def collect_as_in_the_program() -> Iterator[None]:
     finally:
         if gc.get_threshold() == changed:  # the program has not chosen others
             gc.set_threshold(*before)
+
+
+def _identify_state(optimizer: torch.optim.Optimizer) -> tuple[int, ...]:
+    """What changes if a state is loaded or made anew outside of a step."""
+    entries = next(iter(optimizer.state.values()), None)
+    return id(optimizer.state), len(optimizer.state), id(entries), *map(id, entries.values() if entries else ())
 
 
 def _tensors_in(value: object) -> list[Any]:
