@@ -13,14 +13,14 @@ from __future__ import annotations
 import functools
 import operator
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from understudy import _torch
-from understudy.contexts import Restoring, guard_exit
+from understudy.contexts import Restoring, contextmanager, guard_exit
 from understudy.errors import OperatorError, UnderstudyError
 from understudy.fake.inputs import describe_tensors
 from understudy.fake.mode import FakeTensorMode
@@ -138,34 +138,37 @@ def proxys_to_metas(v: Any) -> Any:
 
 
 class SuspendedRecording(Restoring):
-    """A region in which torch functions are not recorded; enters a fake mode if one is given. Regions may be nested: the
-    inner ones do what is left to be done."""
+    """A region in which torch functions are not recorded. The fake mode can be entered inside; regions may be nested."""
 
-    __slots__ = ("_derivation", "_entry", "_mode", "_taken")
+    __slots__ = ("_derivation", "_entry", "_taken")
 
-    def __init__(self, derivation: Derivation, mode: FakeTensorMode | None) -> None:
+    def __init__(self, derivation: Derivation) -> None:
         self._derivation = derivation
-        self._mode = mode
         self._entry: Any = None
         self._taken: list[Any] | None = None
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> SuspendedRecording:
         derivation = self._derivation
         guard_exit(self, self.restore)
         if not derivation.is_active:
             self._taken = _torch.function_modes_from(derivation.recording)
             derivation.is_active = True
             _torch.pop_function_modes(len(self._taken))
-        if self._mode is not None and not derivation.is_in_mode:
-            self._entry = _torch.FakeModeEntry(self._mode)
-            derivation.is_in_mode = True
-            self._entry.enter(self._mode.patch_scopes)
+        return self
 
-    def restore(self) -> None:
+    def enter_mode(self) -> None:
+        """From here to `leave_mode`, or to the end of the region, the fake mode is active."""
+        mode = self._derivation.mode
+        self._entry = _torch.FakeModeEntry(mode)
+        self._entry.enter(mode.patch_scopes)
+
+    def leave_mode(self) -> None:
         if self._entry is not None:
             self._entry.leave()
-            self._derivation.is_in_mode = False
             self._entry = None
+
+    def restore(self) -> None:
+        self.leave_mode()
         if self._taken is not None:
             _torch.push_function_modes(self._taken)
             self._derivation.is_active = False
@@ -179,7 +182,6 @@ class Derivation:
         self.mode = mode
         self.recording = recording
         self.is_active = False
-        self.is_in_mode = False
         self.underivable: list[UnderivableCall] = []
         self._made: dict[int, Any] = {}
         self._found: dict[int, tuple[torch.Tensor, int]] = {}
@@ -253,11 +255,14 @@ class Derivation:
 
     def suspend_recording(self) -> SuspendedRecording:
         """Inside, nothing is recorded."""
-        return SuspendedRecording(self, None)
+        return SuspendedRecording(self)
 
-    def enter_mode(self) -> SuspendedRecording:
+    @contextmanager
+    def enter_mode(self) -> Iterator[None]:
         """Inside, the fake mode is active, and nothing is recorded."""
-        return SuspendedRecording(self, self.mode)
+        with self.suspend_recording() as region:
+            region.enter_mode()
+            yield
 
     def run(self, call: Callable[..., object], name: str, args: object, kwargs: object, is_torchs: bool = True) -> Any:
         """The result of a call on stand-ins, or `UNKNOWN`. `is_torchs`: an error means that real tensors would raise as
@@ -267,11 +272,9 @@ class Derivation:
         except MetadataUnknown:
             return UNKNOWN
         try:
-            if self.is_in_mode:
+            with self.suspend_recording() as region:
+                region.enter_mode()
                 result = call(*inputs[0], **inputs[1])
-            else:
-                with self.enter_mode():
-                    result = call(*inputs[0], **inputs[1])
         except OperatorError as error:
             raise RefusedCall(error, inputs) from error
         except UnderstudyError as error:
@@ -375,34 +378,38 @@ def module_call(
 ) -> Callable[..., object]:
     """The module's own forward; assignments to its attributes are undone."""
     override = manual_meta_overrides.for_module(module)
+    if override is not None:
+        return functools.partial(override, module)
+    lent = LentStandIns(module, stand_in)
 
     def call(*args: object, **kwargs: object) -> Any:
-        if override is not None:
-            return override(module, *args, **kwargs)
-        with LentStandIns(module, stand_in):
+        with lent:
             return forward(*args, **kwargs)
 
     return call
 
 
 class LentStandIns(Restoring):
-    """Inside, a module has stand-ins for its parameters. At the end, its parameters, buffers and attributes are as before."""
+    """Inside, a module has stand-ins for its parameters. At the end, its parameters, buffers and attributes are as before.
 
-    __slots__ = ("_before", "_module", "_stand_in")
+    Made outside of the mode, where tensors are converted sooner."""
+
+    __slots__ = ("_before", "_lent")
 
     def __init__(self, module: torch.nn.Module, stand_in: Callable[[torch.Tensor], Any]) -> None:
-        self._module, self._stand_in = module, stand_in
-        self._before: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        modules = modules_in_python(module)
+        self._lent = [
+            (inner._parameters, {name: stand_in(p) for name, p in inner._parameters.items() if p is not None})
+            for inner in modules
+            if inner._parameters
+        ]
+        tables: list[dict[str, Any]] = [t for inner in modules for t in (inner._parameters, inner._buffers, inner.__dict__)]
+        self._before = [(table, dict(table)) for table in tables]
 
     def __enter__(self) -> None:
         guard_exit(self, self.restore)
-        for inner in modules_in_python(self._module):
-            parameters, buffers, attributes = inner._parameters, inner._buffers, inner.__dict__
-            for table in (parameters, buffers, attributes):
-                self._before.append((table, dict(table)))
-            for name, parameter in parameters.items():
-                if parameter is not None:
-                    parameters[name] = self._stand_in(parameter)
+        for table, stand_ins in self._lent:
+            table.update(stand_ins)
 
     def restore(self) -> None:
         for table, before in self._before:

@@ -147,7 +147,8 @@ def _value_to_write(tracer: MetaTracer, value: Any, buffer: Any, written: set[in
 
 def modules_in_python(root: torch.nn.Module) -> list[torch.nn.Module]:
     """All modules of a root except those of TorchScript, whose attributes are in C++ and are not written to."""
-    return [module for module in root.modules() if not isinstance(module, torch.jit.ScriptModule)]
+    modules = root.modules() if root._modules else (root,)
+    return [module for module in modules if not isinstance(module, torch.jit.ScriptModule)]
 
 
 def clear_caches_of(values: list[weakref.ref[object]]) -> None:

@@ -377,7 +377,8 @@ def attribute(proxy: MetaProxy, name: str) -> Any:
             raise AttributeError(f"{name!r} can't be written as an attribute in the code of a graph")
         return _make_attribute(proxy, name, UNKNOWN, is_tensor=name not in NEVER_TENSORS)
     if name == "shape" and type(meta) is FakeTensor and not meta._spec.is_symbolic:
-        return torch.Size(meta._spec.shape)  # without asking C++
+        shape: Any = meta._spec.shape
+        return torch.Size(shape)  # without asking C++
     is_tensor = type(meta) is FakeTensor or isinstance(meta, torch.Tensor)
     if not is_tensor and name in MAPPING_QUESTIONS and isinstance(meta, Mapping):
         return getattr({key: proxy[key] for key in meta}, name)

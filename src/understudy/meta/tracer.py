@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 import math
 import operator
@@ -81,7 +80,8 @@ class MetaTracer(torch.fx.Tracer):
         self._searched = autowrap_modules
         self._whole = {id(function) for module in autowrap_modules for function in vars(module).values()}
         self._whole.update(map(id, autowrap_functions))
-        self._forward: Callable[..., Any] | None = None
+        self._called: Any = None
+        """The module that is being called, and its forward."""
         self.shape_env: Any = None
         self.node_meta = NodeMeta()
 
@@ -243,7 +243,7 @@ class MetaTracer(torch.fx.Tracer):
         if stack:
             innermost = next(reversed(stack))
             if self._stack_copy is None or self._stack_copy[0] != innermost:
-                self._stack_copy = innermost, copy.copy(stack)
+                self._stack_copy = innermost, type(stack)(stack)
             node.meta["nn_module_stack"] = self._stack_copy[1]
         return node
 
@@ -274,7 +274,7 @@ class MetaTracer(torch.fx.Tracer):
         """Run a call on metadata and record it. Facts about tensors are returned without a node."""
         if self.is_over:
             raise make_left_over_error(str(target))
-        with self.derivation.enter_mode():
+        with self.derivation.suspend_recording():
             return self._derive_and_record(kind, target, args, kwargs, name, type_expr)
 
     def _derive_and_record(
@@ -373,11 +373,10 @@ class MetaTracer(torch.fx.Tracer):
         if kind == "call_method":
             return run(method_call(target), f".{target}", args, kwargs)
         if kind == "call_module":
-            module = self.root.get_submodule(target)
-            assert self._forward is not None
+            module, forward = self._called
             is_torchs = type(module).__module__.startswith("torch.")
             return run(
-                module_call(module, self._forward, self.derivation.stand_in),
+                module_call(module, forward, self.derivation.stand_in),
                 f"{type(module).__name__} {target}",
                 args,
                 kwargs,
@@ -480,11 +479,11 @@ class MetaTracer(torch.fx.Tracer):
     ) -> Any:
         if modules.has_known_parts(self, m):
             return forward(*args, **kwargs)
-        before, self._forward = self._forward, forward
+        before, self._called = self._called, (m, forward)
         try:
             return super().call_module(m, forward, args, kwargs)
         finally:
-            self._forward = before
+            self._called = before
 
     def is_leaf_module(self, m: torch.nn.Module, module_qualified_name: str) -> bool:
         is_script = isinstance(m, torch.jit.ScriptModule)  # it runs in C++
