@@ -152,9 +152,13 @@ class SuspendedRecording(Restoring):
         guard_exit(self, self.restore)
         if not derivation.is_active:
             self._taken = _torch.function_modes_from(derivation.recording)
-            derivation.is_active = True
+            derivation.region = self
             _torch.pop_function_modes(len(self._taken))
         return self
+
+    @property
+    def is_in_mode(self) -> bool:
+        return self._entry is not None
 
     def enter_mode(self) -> None:
         """From here to `leave_mode`, or to the end of the region, the fake mode is active."""
@@ -171,7 +175,7 @@ class SuspendedRecording(Restoring):
         self.leave_mode()
         if self._taken is not None:
             _torch.push_function_modes(self._taken)
-            self._derivation.is_active = False
+            self._derivation.region = None
             self._taken = None
 
 
@@ -181,10 +185,15 @@ class Derivation:
     def __init__(self, mode: FakeTensorMode, recording: object) -> None:
         self.mode = mode
         self.recording = recording
-        self.is_active = False
+        self.region: SuspendedRecording | None = None
+        """The outermost region in which nothing is recorded, if the program is in one."""
         self.underivable: list[UnderivableCall] = []
         self._made: dict[int, Any] = {}
         self._found: dict[int, tuple[torch.Tensor, int]] = {}
+
+    @property
+    def is_active(self) -> bool:
+        return self.region is not None
 
     # --- from values to metadata -----------------------------------------------------------------------------
 
@@ -272,9 +281,7 @@ class Derivation:
         except MetadataUnknown:
             return UNKNOWN
         try:
-            with self.suspend_recording() as region:
-                region.enter_mode()
-                result = call(*inputs[0], **inputs[1])
+            result = self._call_in_mode(call, *inputs)
         except OperatorError as error:
             raise RefusedCall(error, inputs) from error
         except UnderstudyError as error:
@@ -284,6 +291,17 @@ class Derivation:
                 raise RefusedCall(error, inputs) from error
             return self._unknown(name, inputs, f"{type(error).__name__}: {error}")
         return self._convert_real_tensors(result)
+
+    def _call_in_mode(self, call: Callable[..., object], args: Any, kwargs: Any) -> Any:
+        region = self.region
+        if region is None or region.is_in_mode:
+            with self.enter_mode():
+                return call(*args, **kwargs)
+        try:  # the region of `create_proxy`, which leaves the mode if an interrupt comes in between
+            region.enter_mode()
+            return call(*args, **kwargs)
+        finally:
+            region.leave_mode()
 
     def _convert_real_tensors(self, result: object) -> Any:
         if type(result) is FakeTensor or not holds(result, _is_real):

@@ -335,7 +335,7 @@ class MetaTracer(torch.fx.Tracer):
         if meta is UNKNOWN:
             return
         if type(meta) is FakeTensor:
-            if self.derivation.is_active:
+            if self.derivation.region is not None:
                 self._write_tensor(node, meta)
             else:
                 with self.derivation.suspend_recording():
