@@ -42,6 +42,7 @@ else
 	$(BIN)/python -m benchmarks.prop $(if $(findstring --quick,$(ARGS)),--quick)
 	$(BIN)/python -m benchmarks.symbolic $(if $(findstring --quick,$(ARGS)),--quick)
 	$(BIN)/python -m benchmarks.make_fx $(if $(findstring --quick,$(ARGS)),--quick)
+	$(BIN)/python -m benchmarks.captures $(if $(findstring --quick,$(ARGS)),--quick)
 	$(BIN)/python -m benchmarks.export $(if $(findstring --quick,$(ARGS)),--quick)
 	$(BIN)/python -m benchmarks.rehearsal $(if $(findstring --quick,$(ARGS)),--quick)
 endif

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from understudy import ShapeEnv, statically_known_true
+from understudy import GuardOnDataDependentSymNode, ShapeEnv, statically_known_true
 from understudy.shapes.algebra.floats import as_fraction, bounds_of, compared_by_bounds
 
 
@@ -128,3 +130,45 @@ def test_what_is_rounded_of_a_size_is_at_least_zero() -> None:
     for rounded in (torch.sym_int(n * 0.3), math.floor(n * 0.3), math.ceil(n * 0.3)):
         assert statically_known_true(rounded >= 0)
     assert not env.guards
+
+
+# --- data-dependent floats with bounds -------------------------------------------------------------------------------------
+
+
+def test_a_bounded_float_decides_by_its_bounds() -> None:
+    env = ShapeEnv()
+    step: Any = env.create_unbacked_symfloat(low=1, high=1 << 24)
+    assert bool(step >= 1) and not bool(step < 1)
+    assert bool(1 - 0.999**step > 0) and bool(0.9**step < 0.95)
+    assert not env.runtime_asserts and not env.guards
+
+
+def test_powers_of_unbounded_floats_are_not_decided() -> None:
+    env = ShapeEnv()
+    number: Any = env.create_unbacked_symfloat()
+    with pytest.raises(GuardOnDataDependentSymNode):
+        bool(1 - 0.999**number > 0)
+
+
+@given(
+    st.floats(0.01, 100.0), st.integers(-20, 20), st.integers(0, 40), st.floats(0, 1), st.sampled_from([0.5, 1.0, 2.0])
+)
+def test_bounds_of_powers_hold(base: float, low: int, width: int, position: float, bound: float) -> None:
+    """What is decided of `base ** x` is true for each x within the bounds."""
+    env = ShapeEnv()
+    x: Any = env.create_unbacked_symfloat(low=low, high=low + width)
+    try:
+        is_less = bool(base**x < bound)
+    except GuardOnDataDependentSymNode:
+        return
+    assert (base ** (low + width * position) < bound) == is_less
+
+
+def test_a_number_like_another_is_a_symbol_of_its_own() -> None:
+    env = ShapeEnv()
+    first: Any = env.create_unbacked_symfloat(low=3, high=5)
+    second = env.create_unbacked_like(first)
+    assert second is not first and str(second) != str(first)
+    assert bool(second >= 3) and bool(second <= 5)
+    integer = env.create_unbacked_like(env.create_unbacked_symint(low=2, high=4))
+    assert isinstance(integer, torch.SymInt) and bool(integer >= 2)
