@@ -167,6 +167,10 @@ class FakeTensorConverter:
 
     # --- the memo ------------------------------------------------------------------------------------------
 
+    def recall(self, t: torch.Tensor) -> FakeTensor | None:
+        """The stand-in of a tensor that was converted before."""
+        return self._recall(t, id(t))
+
     def _recall(self, t: torch.Tensor, key: object) -> FakeTensor | None:
         pair = self._fakes.get(key)
         return pair[1]() if pair is not None and pair[0]() is t else None

@@ -65,6 +65,8 @@ fake_tensor_tls = FakeTensorTLS()
 
 def accept_inputs(mode: FakeTensorMode, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
     """(answer, args, kwargs): the answer in a 1-tuple if a handler gave one, else None and the converted arguments."""
+    if mode.allow_non_fake_inputs and not kwargs and (known := _recall_converted(mode, func, args)) is not None:
+        return None, known, kwargs
     if len(args) == 1 and type(args[0]) is torch.Tensor and (handle := real_handler.of(func)) is not None:
         answer = handle(mode, func, args, kwargs)  # a literal, such as `torch.tensor(0)`
         if answer is not NotImplemented:
@@ -104,6 +106,27 @@ def accept_inputs(mode: FakeTensorMode, func: Any, types: Any, args: Any, kwargs
     return None, converted, converted_kwargs
 
 
+def _recall_converted(mode: FakeTensorMode, func: Any, args: Any) -> list[Any] | None:
+    """The arguments, if all real tensors among them were converted before; None for calls that have to be looked at."""
+    recall = mode.fake_tensor_converter.recall
+    known = []
+    for value in args:
+        kind = type(value)
+        if kind is torch.nn.Parameter or kind is torch.Tensor:
+            value = recall(value)
+            if value is None:
+                return None
+        elif kind is FakeTensor:
+            if value.fake_mode is not mode:
+                return None
+        elif kind not in ATOMS:
+            return None
+        known.append(value)
+    is_plain = not _torch.is_mutable(func) and real_handler.of(func) is None and torch.Tag.inplace_view not in func.tags
+    return known if is_plain else None
+
+
+ATOMS = frozenset({int, float, bool, str, type(None), torch.dtype})
 MOST_READ_INTEGERS = 1 << 12
 """The values of integer constants up to this many elements are read: a grid of patches has three for each image."""
 

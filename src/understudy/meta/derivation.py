@@ -398,40 +398,22 @@ def module_call(
     override = manual_meta_overrides.for_module(module)
     if override is not None:
         return functools.partial(override, module)
-    lent = LentStandIns(module, stand_in)
+    modules = modules_in_python(module)
+    for inner in modules:  # outside of the mode, where tensors are converted sooner
+        for parameter in inner._parameters.values():
+            if parameter is not None:
+                stand_in(parameter)
 
     def call(*args: object, **kwargs: object) -> Any:
-        with lent:
+        before = [(inner, dict(inner._buffers), dict(inner.__dict__)) for inner in modules]
+        try:
             return forward(*args, **kwargs)
+        finally:
+            for inner, buffers, state in before:
+                _restore(inner._buffers, buffers)
+                _restore(inner.__dict__, state)
 
     return call
-
-
-class LentStandIns(Restoring):
-    """Inside, a module has stand-ins for its parameters. At the end, its parameters, buffers and attributes are as before.
-
-    Made outside of the mode, where tensors are converted sooner."""
-
-    __slots__ = ("_before", "_lent")
-
-    def __init__(self, module: torch.nn.Module, stand_in: Callable[[torch.Tensor], Any]) -> None:
-        modules = modules_in_python(module)
-        self._lent = [
-            (inner._parameters, {name: stand_in(p) for name, p in inner._parameters.items() if p is not None})
-            for inner in modules
-            if inner._parameters
-        ]
-        tables: list[dict[str, Any]] = [t for inner in modules for t in (inner._parameters, inner._buffers, inner.__dict__)]
-        self._before = [(table, dict(table)) for table in tables]
-
-    def __enter__(self) -> None:
-        guard_exit(self, self.restore)
-        for table, stand_ins in self._lent:
-            table.update(stand_ins)
-
-    def restore(self) -> None:
-        for table, before in self._before:
-            _restore(table, before)
 
 
 def _restore(now: dict[str, Any], before: dict[str, Any]) -> None:
