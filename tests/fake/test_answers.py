@@ -172,6 +172,17 @@ def test_a_write_that_no_version_counter_tells_of(name: str) -> None:
         assert str(x.nonzero().shape[0]) != str(before)
 
 
+@pytest.mark.parametrize("name", UNCOUNTED)
+def test_a_write_to_another_tensor_that_no_version_counter_tells_of(name: str) -> None:
+    """A model's parameters get other data when it is moved to a device: the range of labels holds."""
+    with FakeTensorMode(answers="plausible"), torch.no_grad():
+        labels = torch.randint(0, 5, (256,))
+        UNCOUNTED[name](torch.rand(3))
+        torch.nn.Linear(3, 3).half()
+        assert bool((labels < 5).all())
+        assert labels.unique().shape == (5,)
+
+
 def test_aliases_with_counters_of_their_own() -> None:
     with FakeTensorMode(shape_env=ShapeEnv()):
         x = torch.rand(3)

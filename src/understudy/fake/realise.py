@@ -10,7 +10,12 @@ from understudy import _torch
 from understudy.fake.native import WITHOUT_INDEX, canonical, in_inference_mode, prepare, wrapper_arguments
 from understudy.fake.templates import make_symbolic
 from understudy.fake.tensor import FakeTensor
-from understudy.fake.values.determined import DeterminedContents, record_for_alias
+from understudy.fake.values.determined import (
+    DeterminedContents,
+    count_hidden_write,
+    record_for_alias,
+    storage_of,
+)
 from understudy.shapes.sizes import at_least_one, to_torch
 from understudy.spec import Changed, New, Same, TensorSpec, View
 from understudy.spec.sparse import sparse_on, spec_of_sparse
@@ -258,4 +263,4 @@ def adopt(fake: FakeTensor, other: FakeTensor) -> None:
     fake._determined = None if known is None or known.is_empty else known
     fake._range = None
     other._determined = record_for_alias(other)
-    fake.fake_mode.uncounted_writes += 1
+    count_hidden_write(fake.fake_mode, storage_of(fake))

@@ -14,7 +14,7 @@ from understudy._torch.tensors import RaggedNode
 from understudy.errors import NoDataError
 from understudy.fake import initial_values
 from understudy.fake.native import native
-from understudy.fake.values.determined import is_counted_apart, record_for_alias
+from understudy.fake.values.determined import is_counted_apart, record_for_alias, storage_of
 from understudy.patching import ENGINE, STORAGES
 from understudy.spec import TensorSpec
 from understudy.spec.error_context import with_line
@@ -29,7 +29,10 @@ def count_writes(fake: FakeTensor) -> tuple[int, int]:
     """Two numbers of which one changes with each write to the tensor: its version counter, and the writes that no version
     counter tells of (`x.data.add_(1)`)."""
     # The descriptor for memos, a name of torch's, may be used by other classes.
-    return fake._version, getattr(fake.fake_mode, "uncounted_writes", 0)
+    hidden = getattr(fake.fake_mode, "uncounted_writes", 0)
+    if hidden and (storage := storage_of(fake)) is not None:
+        hidden = getattr(storage, "last_hidden_write", 0)
+    return fake._version, hidden
 
 
 def make_memo(fake: FakeTensor, value: object) -> Any:

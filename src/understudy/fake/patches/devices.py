@@ -15,6 +15,7 @@ from understudy.fake.kernels import autocast
 from understudy.fake.native import WITHOUT_INDEX, canonical, native, on_first_device
 from understudy.fake.realise import make_new
 from understudy.fake.tensor import FakeTensor
+from understudy.fake.values.determined import count_hidden_write, storage_of
 from understudy.patching import ABSENT_DEVICES, ANY_MODE, ENGINE, RECORDING, STORAGES, patch, patch_call
 from understudy.spec import TensorSpec
 from understudy.spec.call import flat
@@ -295,12 +296,11 @@ def refuse_memory_of_fakes(original: Function, tensor: torch.Tensor) -> object:
 
 
 @patch_call("torch._C._autograd._unsafe_set_version_counter", during=ANY_MODE)
-def count_hidden_writes(original: Function, *args: object) -> object:
+def count_hidden_writes(original: Function, tensors: Any, versions: object) -> object:
     """A version counter that is set back hides writes, of which what is known of values would not hear."""
-    mode = active_fake_mode()
-    if mode is not None:
-        mode.uncounted_writes += 1
-    return original(*args)
+    for fake in flat(FakeTensor, (tensors,), {}):
+        count_hidden_write(fake.fake_mode, storage_of(fake))
+    return original(tensors, versions)
 
 
 @patch_call("torch.UntypedStorage.resize_", during=STORAGES)

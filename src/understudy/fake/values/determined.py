@@ -17,6 +17,7 @@ from __future__ import annotations
 import itertools
 import math
 import threading
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -45,7 +46,7 @@ MOST_READABLE = 16
 class DeterminedContents:
     """The contents of one storage. `content` is None once undetermined values were written to it."""
 
-    __slots__ = ("content", "counting_mode", "extremes", "literal", "watch")
+    __slots__ = ("content", "counting_mode", "extremes", "literal", "storage", "watch")
     is_zeros = False
     """Whether these are the contents of a ZeroTensor (`DeterminedZeros`)."""
 
@@ -59,6 +60,8 @@ class DeterminedContents:
         self.counting_mode: Any = None
         """The mode to tell of writes, if tensors on the storage have version counters of their own: see
         `record_for_alias`."""
+        self.storage: weakref.ref[torch.UntypedStorage] | None = None
+        """What is written to then; None of sparse tensors."""
 
     @property
     def is_empty(self) -> bool:
@@ -67,7 +70,7 @@ class DeterminedContents:
     def forget(self) -> None:
         self.content = self.extremes = self.watch = None
         if self.counting_mode is not None:
-            self.counting_mode.uncounted_writes += 1
+            count_hidden_write(self.counting_mode, None if self.storage is None else self.storage())
 
     def begin_watch(self) -> int:
         """For tensors made for inference, which count no writes: see `ranges.py`."""
@@ -83,7 +86,20 @@ def record_for_alias(fake: Any) -> DeterminedContents:
     `fake.data`."""
     record: DeterminedContents = fake._determined or DeterminedContents(None)
     record.counting_mode = fake.fake_mode
+    storage = storage_of(fake)
+    record.storage = None if storage is None else weakref.ref(storage)
     return record
+
+
+def storage_of(fake: Any) -> Any:
+    return _torch.native_storage(fake) if fake._spec.layout is torch.strided and fake._spec.sparse is None else None
+
+
+def count_hidden_write(mode: Any, storage: Any) -> None:
+    """Of a write that no version counter tells of. The storage has the number of the last one; the mode has the sum."""
+    mode.uncounted_writes += 1
+    if storage is not None:
+        storage.last_hidden_write = mode.uncounted_writes
 
 
 def is_counted_apart(fake: Any) -> bool:
