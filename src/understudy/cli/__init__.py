@@ -14,6 +14,7 @@
     rehearsals  many rehearsals on an executor
     targets     models by name, inputs as specs
     layer_table what each module takes, gives and keeps
+    progress    a line on terminals, beside what a script writes
     tables      plain text for terminals and pipes
     completion  of commands, options and cards, in shells
     __main__    python -m understudy.cli

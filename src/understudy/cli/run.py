@@ -9,14 +9,14 @@ import json
 import os
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from understudy.cli.commands import INTERRUPTED, Command
+from understudy.cli.progress import show_progress
 from understudy.cli.reports import FORMATS, write_files
 from understudy.cli.tables import parse_size, print_table
 from understudy.errors import UnderstudyError
@@ -204,7 +204,8 @@ def _rehearse(options: argparse.Namespace, card: Card | None, count: int) -> tup
     is_module = options.program[0] == "-m"
     name, *arguments = options.program[1:] if is_module else options.program
     script = Script(name, tuple(arguments), is_module)
-    with recorder, _show_progress(options, recorder), _hide_output(options) as said, _record_history(options, recorder):
+    progress = nullcontext() if options.quiet else show_progress(_describe_progress(recorder))
+    with recorder, progress, _hide_output(options) as said, _record_history(options, recorder):
         result = run_script(
             script, mode=recorder.mode, steps=options.steps, allow_writes=options.write, notes=recorder.facts.assumptions,
             takes_longest=options.longest, makes_data=options.offline_data,
@@ -263,34 +264,19 @@ def _show_error(result: ScriptResult) -> None:
         print(result.error, end="", file=sys.stderr)
 
 
-@contextmanager
-def _show_progress(options: argparse.Namespace, recorder: Recorder) -> Iterator[None]:
-    """On terminals, a line that says how far the run is."""
-    if options.quiet or not sys.stderr.isatty():
-        yield
-        return
-    ended = threading.Event()
+def _describe_progress(recorder: Recorder) -> Callable[[], str]:
+    """How far a run is, and how fast since the last time that was asked."""
+    before, since = 0, time.monotonic()
 
-    def show() -> None:
-        before, since = 0, time.monotonic()
-        while not ended.wait(0.5):
-            count, now = recorder.measurement.operators, time.monotonic()
-            live = max((totals.live for totals in list(recorder.measurement.devices.values())), default=0)
-            rate = (count - before) / (now - since)
-            line = f"step {recorder.measurement.places.step}, {count:,} operators, {rate:,.0f}/s, {live / (1 << 30):.2f} GiB"
-            sys.stderr.write(f"\r\x1b[K{line}")
-            sys.stderr.flush()
-            before, since = count, now
+    def describe() -> str:
+        nonlocal before, since
+        count, now = recorder.measurement.operators, time.monotonic()
+        live = max((totals.live for totals in list(recorder.measurement.devices.values())), default=0)
+        rate = (count - before) / (now - since)
+        before, since = count, now
+        return f"step {recorder.measurement.places.step}, {count:,} operators, {rate:,.0f}/s, {live / (1 << 30):.2f} GiB"
 
-    thread = threading.Thread(target=show, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
-        sys.stderr.write("\r\x1b[K")
-        sys.stderr.flush()
+    return describe
 
 
 def _print_report(rehearsal: Rehearsal, is_quiet: bool) -> None:
