@@ -53,11 +53,29 @@ def test_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
 
 
 @pytest.mark.parametrize(
-    ("statement", "code"), [("sys.exit()", 0), ("sys.exit(0)", 0), ("sys.exit(5)", 5), ("sys.exit('no')", 1), ("raise KeyboardInterrupt", 130)]
+    ("statement", "code"),
+    [
+        ("sys.exit()", 0), ("sys.exit(0)", 0), ("sys.exit(5)", 5), ("sys.exit('no')", 1), ("raise KeyboardInterrupt", 130),
+        ("import os; os._exit(3)", 3),
+    ],
 )
 def test_exits(tmp_path: Path, statement: str, code: int, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(tmp_path, f"import sys\n{statement}").exit_code == code
     assert capsys.readouterr().err == ("no\n" if "no" in statement else "")
+
+
+def test_a_forked_process_ends_at_once(tmp_path: Path) -> None:
+    program = """
+import os
+child = os.fork()
+if not child:
+    try:
+        os._exit(7)
+    finally:
+        os._exit(8)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+"""
+    assert run(tmp_path, program).error == ""
 
 
 def test_an_error_has_the_traceback_of_the_script_alone(tmp_path: Path) -> None:

@@ -248,6 +248,7 @@ def run_script(
         handle = register_optimizer_step_post_hook(counter.count)
         stack.callback(handle.remove)
         exits = stack.enter_context(_push(_at_exit, []))
+        stack.enter_context(_push(_processes, os.getpid()))
         try:
             _run_as_main(script)
         except EndOfScript:
@@ -267,6 +268,19 @@ def run_script(
         if overlay is not None:
             result.writes = overlay.writes
     return result
+
+
+_processes: list[int] = []
+"""Of rehearsals; those that a script forks are no part of it."""
+
+
+@patch_call("os._exit", during=REHEARSAL)
+def leave_as_by_exit(original: Callable[[int], Any], status: int) -> Any:
+    """The process is that of the report, too."""
+    is_own = _processes[-1:] == [os.getpid()] and threading.current_thread() is threading.main_thread()
+    if is_own:
+        raise SystemExit(status)
+    original(status)
 
 
 @contextmanager
