@@ -18,7 +18,7 @@ from understudy import _torch
 from understudy._torch import OpOverload
 from understudy.fake.tensor import FakeTensor
 from understudy.ops.traits.host_kernels import casts_of, saves_number, size_of_cast, tensor_positions
-from understudy.ops.traits.scratch import NUMBER_DTYPES
+from understudy.ops.traits.scratch import NUMBER_DTYPES, has_other_order
 from understudy.patching import OBSERVATION, patch_call
 from understudy.report.measurement import Measurement
 from understudy.simulation.events import AfterCall, Listener, ScratchRecord, specs_of_call
@@ -35,12 +35,12 @@ class _KeptNumber:
         self.mode = mode
         self.record: ScratchRecord | None = record
 
-    def __call__(self, *gradients: object) -> None:
+    def end(self) -> None:
         record, self.record = self.record, None
         if record is not None:
             self.mode.end_scratch(record)
 
-    __del__ = __call__
+    __del__ = end
 
 
 class HostCasts(Listener):
@@ -59,6 +59,8 @@ class HostCasts(Listener):
         return functools.partial(self._take, sizes, func) if sizes else None
 
     def _take(self, sizes: tuple[int, ...], func: OpOverload, *call: object) -> None:
+        if has_other_order(func):  # the results are alive, too
+            self.mode.find_births(func, *call)
         for record in [self.mode.add_scratch(size, CPU, func) for size in sizes]:
             self.mode.end_scratch(record)
 
@@ -76,6 +78,8 @@ class HostNumbers(Listener):
         self._numbers = 0
         self._casts = 0
         self._kept: tuple[weakref.ref[torch.Tensor], ScratchRecord] | None = None
+        self._in_use = 0
+        """Bytes of the number that the running node of autograd keeps: its formula makes none."""
 
     def before_operator(self, func: object, args: tuple[object, ...], kwargs: dict[str, Any]) -> None:
         if self._kept is not None:
@@ -88,18 +92,20 @@ class HostNumbers(Listener):
             if position < len(args):
                 wrapped = NUMBER_DTYPES.get(type(args[position]))
                 if wrapped is not None:
-                    self._numbers += wrapped.itemsize
+                    self._numbers += wrapped.itemsize - self._in_use
+                    self._in_use = 0
                     self._casts += self._size_of_cast(func, args, args[position])
-        if self._numbers:
+        if self._numbers or self._casts:
             self._count(self._numbers + self._casts)
 
     def after_operator(self, func: Any, args: tuple[object, ...], kwargs: dict[str, Any], result: Any) -> None:
-        if not self._numbers:
+        if not (self._numbers or self._casts):
             return
         size = self._numbers
         self._count(-size - self._casts)
         self._numbers = self._casts = 0
-        if saves_number.of(func) and torch.is_grad_enabled() and type(args[0]) is FakeTensor and args[0].requires_grad:
+        is_new = size and saves_number.of(func) and torch.is_grad_enabled()
+        if is_new and type(args[0]) is FakeTensor and args[0].requires_grad:
             record = self.mode.add_scratch(size, CPU, func)
             record.category = "activations"
             self._kept = weakref.ref(result), record
@@ -134,7 +140,15 @@ class HostNumbers(Listener):
         else:
             kept = _KeptNumber(self.mode, record)
             _torch.attach_to_node(node, "understudy: a number", kept)
-            node.register_hook(kept)
+            node.register_prehook(functools.partial(self._begin_use, kept))
+            node.register_hook(functools.partial(self._end_use, kept))
+
+    def _begin_use(self, kept: _KeptNumber, *gradients: object) -> None:
+        self._in_use = 0 if kept.record is None else kept.record.nbytes
+
+    def _end_use(self, kept: _KeptNumber, *gradients: object) -> None:
+        self._in_use = 0
+        kept.end()
 
 
 @patch_call("torch.get_rng_state", "torch.random.get_rng_state", during=OBSERVATION)

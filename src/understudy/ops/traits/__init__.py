@@ -8,6 +8,6 @@
     caching      which plans may be cached, which composites have recipes, how operators appear in a recorded graph
     scratch      temporary memory of kernels and libraries; how reductions spread over blocks
     cuda_kernels temporary memory of attention and of sorts
-    host_kernels CPU kernels: dtypes that few take, operands that they copy, Python numbers
+    host_kernels CPU kernels: dtypes that few take, operands that they copy, tensors on the way, Python numbers
     flops        the work of a call: multiply-adds, operations, bytes moved
 """
