@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import gc
+import os
 import random
+import signal
+import threading
 from typing import Any
 
 import pytest
 import torch
 
+import understudy
 from understudy.simulation.allocator import Allocator
 from understudy.simulation.catalogue import Card
 from understudy.simulation.memory import DeviceMemory, MachineMemory, OnOOM, copy_without_limit
+from understudy.simulation.signals import ACCOUNTING
 from understudy.simulation.storages import ObservedMode
 
 MiB = 1 << 20
@@ -177,3 +182,25 @@ def test_a_resized_storage_moves(settings: str) -> None:
         assert memory.devices[0].capped.allocated == 0
         x.untyped_storage().resize_(4 * MiB)
         assert memory.devices[0].capped.allocated == 4 * MiB
+
+
+def test_a_process_that_is_forked_while_another_thread_accounts_for_memory() -> None:
+    """It has the lock, and allocators that are in the middle of nothing."""
+    held, released = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with ACCOUNTING:
+            held.set()
+            released.wait(0.2)
+
+    with understudy.simulate("t4"):
+        thread = threading.Thread(target=hold)
+        thread.start()
+        held.wait()
+        child = os.fork()
+        if child == 0:
+            signal.alarm(10)  # ends it, if it hangs
+            kept = torch.empty(1024, device="cuda")
+            os._exit(0 if torch.cuda.memory_allocated() == kept.nbytes else 1)
+        thread.join()
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -12,6 +12,7 @@ Handlers can be changed in the main thread only: where another thread is the fir
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Callable
@@ -41,7 +42,15 @@ class SignalSafeLock:
             signal.raise_signal(self.deferred.pop())
 
 
+    def guard_forks(self) -> None:
+        """A process that is forked while another thread holds the lock would wait for it for ever."""
+        if hasattr(os, "register_at_fork"):
+            acquire, release = self._lock.acquire, self._lock.release
+            os.register_at_fork(before=acquire, after_in_parent=release, after_in_child=release)
+
+
 ACCOUNTING = SignalSafeLock()
+ACCOUNTING.guard_forks()
 """Held where births and deaths of storages are told to listeners, and where a program asks for memory by itself."""
 
 
