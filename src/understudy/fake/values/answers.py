@@ -246,7 +246,20 @@ def _ask_for_number(mode: FakeTensorMode, fake: FakeTensor, what: str) -> Any:
     answers = answers_of(mode)
     if answers is None or fake._spec.is_symbolic:
         return NotImplemented
-    return answers.ask(what, fake._spec, range_of(fake))
+    if not fake._spec.is_floating_point:
+        return answers.ask(what, fake._spec, range_of(fake))
+    known = fake.recall_size(NUMBER)
+    if known is not None:
+        answers.record(what, fake._spec, known)
+        return known
+    answer = answers.ask(what, fake._spec, range_of(fake))
+    if answer is not NotImplemented:
+        fake.remember_size(NUMBER, answer)
+    return answer
+
+
+NUMBER = ("number",)
+"""The question for all elements of a tensor of floats: until it is written to, a loss that is read again is the same."""
 
 
 def _to_python_number(answer: Any, dtype: torch.dtype) -> Number:
