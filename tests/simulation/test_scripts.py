@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -202,6 +203,28 @@ else:
     result = run(tmp_path, text)
     assert result.error == ""
     assert [(write.what, write.target) for write in result.writes] == [("connect", "192.0.2.1:80")]
+
+
+def test_no_name_server_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answer is the same on machines with and without one, and the connection is listed on both."""
+    def ask(*args: object) -> object:
+        raise AssertionError(args)
+
+    monkeypatch.setattr(socket, "gethostbyname", ask)
+    text = """
+import socket, urllib.request
+for ask in (lambda: urllib.request.urlopen("https://api.tracker.example/log", data=b"1"), lambda: socket.gethostbyname("a.example")):
+    try:
+        ask()
+    except OSError as error:
+        assert "offline" in str(error), error
+    else:
+        raise AssertionError
+assert socket.getaddrinfo("localhost", 80) and socket.getaddrinfo("127.0.0.1", 80) and socket.getaddrinfo(None, 80)
+"""
+    result = run(tmp_path, text)
+    assert result.error == ""
+    assert [write.target for write in result.writes] == ["api.tracker.example:443", "a.example"]
 
 
 def test_writing_can_be_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,8 +14,8 @@
     scripts          a script as `python script.py` runs it, ended after some steps
     steps            steps of a run, counted over all of its optimizers
     overlay          files that a script writes, kept away from the disk
-    processes        programs that a script starts
-    libraries        transformers, safetensors, trackers, the network, while a script is rehearsed
+    processes        programs that a script starts, other machines
+    libraries        transformers, safetensors, trackers, while a script is rehearsed
     offline_data     data sets and tokenizers that are not here
     quantised        weights in 4 and 8 bits, by bitsandbytes
     workspaces       memory besides that of tensors: workspaces of cuBLAS, scratch memory of kernels

@@ -1,4 +1,6 @@
-"""Programs that a script starts: those that only tell something are run, all others are listed, and taken for done.
+"""Programs that a script starts, and machines that it talks to.
+
+Programs that only tell something are run, all others are listed, and taken for done. Other machines can't be reached.
 
     subprocess.run(["git", "rev-parse", "HEAD"])     is run
     os.system("rm -rf checkpoints")                  is not: 0, as if it had been
@@ -9,15 +11,17 @@ Another program knows nothing of the overlay: what it writes would be written fo
 from __future__ import annotations
 
 import errno
+import ipaddress
 import os
 import re
 import shlex
 import shutil
+import socket
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from understudy.patching import REHEARSAL, patch_call
+from understudy.patching import REHEARSAL, patch, patch_call
 from understudy.simulation.overlay import active_overlay, note_refused
 
 Function = Callable[..., Any]
@@ -126,3 +130,45 @@ def refuse_to_replace_process(original: Function, path: Any, argv: Any, *args: A
     if _is_refused(argv, False):
         raise OSError(errno.EPERM, "a rehearsal does not become another program (--write allows it)", os.fsdecode(path))
     return original(path, argv, *args)
+
+
+# --- the network -----------------------------------------------------------------------------------------------------
+
+
+@patch("socket.socket.connect", "socket.socket.connect_ex", during=REHEARSAL)
+def refuse_connections(original: Function) -> Function:
+    """A rehearsal posts nothing and downloads nothing. Connections within the machine are left alone."""
+
+    def connect(self: Any, address: Any) -> Any:
+        is_inside = self.family not in (socket.AF_INET, socket.AF_INET6) or _is_this_machine(address)
+        if is_inside or active_overlay() is None:
+            return original(self, address)
+        note_refused("connect", f"{address[0]}:{address[1]}")
+        raise OSError(errno.ENETUNREACH, "a rehearsal is offline (--write allows connections)", str(address[0]))
+
+    return connect
+
+
+@patch_call("socket.getaddrinfo", "socket.gethostbyname", during=REHEARSAL)
+def refuse_names(original: Function, host: Any, *args: Any, **kwargs: Any) -> Any:
+    """No name server is asked where other machines are: the connection is refused here, also on a machine without one."""
+    name = host.decode("ascii", "replace") if isinstance(host, bytes) else host or ""
+    is_known = _is_this_machine((name,)) or name == socket.gethostname() or _is_address(name)
+    if is_known or active_overlay() is None:
+        return original(host, *args, **kwargs)
+    port = kwargs.get("port", args[0] if args else None)
+    note_refused("connect", name if port is None else f"{name}:{port}")
+    raise socket.gaierror(socket.EAI_NONAME, "a rehearsal is offline (--write allows connections)")
+
+
+def _is_this_machine(address: object) -> bool:
+    host = str(address[0]) if isinstance(address, tuple) and address else ""
+    return host in ("localhost", "::1", "0.0.0.0", "") or host.startswith("127.")
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name.partition("%")[0])
+    except ValueError:
+        return False
+    return True
