@@ -95,6 +95,27 @@ def test_moves(overlay: Overlay) -> None:
     assert os.listdir("copied") == ["a.txt"]
 
 
+def test_a_folder_that_was_made_can_be_the_current_one(overlay: Overlay, folder: Path) -> None:
+    os.makedirs("runs/first")
+    os.chdir("runs/first")
+    assert Path.cwd() == folder / "runs" / "first" and os.path.abspath("x") == str(folder / "runs" / "first" / "x")
+    Path("log.txt").write_text("log")
+    assert os.listdir() == ["log.txt"] and os.listdir("..") == ["first"]
+    assert Path("../../b.txt").read_text() == "b" and not os.path.exists("b.txt")
+    Path("../../b.txt").write_text("other")
+    os.chdir("../..")
+    assert os.getcwd() == str(folder) and overlay.current is None
+    assert Path("runs/first/log.txt").read_text() == "log" and Path("b.txt").read_text() == "other"
+    shutil.rmtree("kept")
+    for name in ("kept", "missing", "runs/first/missing"):
+        with pytest.raises(FileNotFoundError, match=f"'{name}'"):
+            os.chdir(name)
+    with pytest.raises(NotADirectoryError):
+        os.chdir("b.txt")
+    os.chdir("runs")
+    os.chdir(folder)
+
+
 def test_errors_are_those_of_the_disk(overlay: Overlay) -> None:
     with pytest.raises(FileNotFoundError), open("nowhere/x.txt", "w"):
         pass

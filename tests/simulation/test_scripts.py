@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -225,6 +226,13 @@ assert socket.getaddrinfo("localhost", 80) and socket.getaddrinfo("127.0.0.1", 8
     result = run(tmp_path, text)
     assert result.error == ""
     assert [write.target for write in result.writes] == ["api.tracker.example:443", "a.example"]
+
+
+def test_the_current_folder_is_that_of_the_user_again(tmp_path: Path) -> None:
+    before = os.getcwd()
+    result = run(tmp_path, "import os\nos.makedirs('runs')\nos.chdir('runs')\nopen('x', 'w').close()\nos.chdir('/')\nos.chdir('/tmp')")
+    assert result.error == ""
+    assert os.getcwd() == before
 
 
 def test_writing_can_be_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

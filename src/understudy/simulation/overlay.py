@@ -48,6 +48,8 @@ class Overlay:
 
     root: str = ""
     writes: list[Write] = field(default_factory=list)
+    current: str | None = None
+    """The working folder, as the program knows it, if it is one that only the overlay has."""
     _deleted: set[str] = field(default_factory=set)
     _folder: Any = None
     _tempdir: str | None = None
@@ -110,7 +112,9 @@ class Overlay:
             return path
         if os.path.lexists(self.inside(whole)):
             return self.inside(whole)
-        return os.path.join(self.root, "deleted", whole.lstrip(os.sep)) if self.is_deleted(whole) else path
+        if self.is_deleted(whole):
+            return os.path.join(self.root, "deleted", whole.lstrip(os.sep))
+        return path if self.current is None else whole
 
     def place(self, path: object, *, keeps: bool = False) -> Any:
         """The path to write to. `keeps`: the content of the file is copied first."""
@@ -174,6 +178,18 @@ class Overlay:
         os.mkdir(self.place(path))
         if was_deleted:  # a new, empty one: what the real one holds stays deleted
             self._deleted.update(os.path.join(whole, name) for name in os.listdir(whole))
+
+    def find_folder(self, path: Any) -> tuple[Any, str | None]:
+        """Where to go if a program changes to this folder, and its name, if it is not on the real disk."""
+        whole = self.absolute(path)
+        if whole is None:
+            return path, None
+        if os.path.isdir(whole) and not self.is_deleted(whole):
+            return whole, None
+        if not self.is_folder(whole):
+            code = errno.ENOTDIR if self.exists(whole) else errno.ENOENT
+            raise OSError(code, os.strerror(code), os.fspath(path))
+        return self.inside(whole), whole
 
     def move(self, source: object, target: object) -> None:
         """A folder is moved with all that is in it."""
@@ -289,6 +305,24 @@ def look_into_overlay(original: Function, path: object, *args: object, **kwargs:
     if overlay is None or isinstance(path, int) or kwargs.get("dir_fd") is not None:
         return original(path, *args, **kwargs)
     return original(overlay.run(overlay.find, path), *args, **kwargs)
+
+
+@patch_call("os.chdir", during=REHEARSAL)
+def change_folder(original: Function, path: Any) -> None:
+    """A program may go to a folder that it has made."""
+    overlay = active_overlay()
+    if overlay is None or isinstance(path, int):
+        original(path)
+        return
+    found, current = overlay.run(overlay.find_folder, path)
+    original(found)
+    overlay.current = current
+
+
+@patch_call("os.getcwd", during=REHEARSAL)
+def tell_folder(original: Function) -> str:
+    """As the program knows it: the overlay itself counts on it, too."""
+    return (_active[-1].current if _active else None) or original()
 
 
 @patch_call("os.listdir", *_of_pathlib("listdir"), during=REHEARSAL)

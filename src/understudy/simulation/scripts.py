@@ -237,6 +237,7 @@ def run_script(
     result = ScriptResult(notes=[] if notes is None else notes)
     counter = StepCounter(steps)
     with ExitStack() as stack:
+        stack.callback(os.chdir, os.getcwd())  # reports are written where the user is
         overlay = None if allow_writes else stack.enter_context(Overlay())
         stack.enter_context(_replace_main(script))
         hold = stack.enter_context(active(REHEARSAL))
