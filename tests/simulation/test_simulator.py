@@ -873,3 +873,18 @@ def test_memory_of_a_caught_error_is_free_again() -> None:
     finally:
         gc.enable()
     assert refused == 2
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"shuffle": True, "generator": "cuda"}, {"num_workers": 2}, {"sampler": "weighted"}], ids=str
+)
+def test_data_loaders_with_a_default_device(settings: dict[str, Any]) -> None:
+    """Which examples are taken is drawn for real, on the CPU."""
+    with understudy.simulate("t4", answers="plausible"), torch.device("cuda"):
+        data = torch.utils.data.TensorDataset(torch.randn(8, 3))
+        if "generator" in settings:
+            settings = {**settings, "generator": torch.Generator("cuda")}
+        if "sampler" in settings:
+            settings = {"sampler": torch.utils.data.WeightedRandomSampler([1.0] * 8, 8)}
+        batches = [(x.device.type, tuple(x.shape)) for (x,) in torch.utils.data.DataLoader(data, 4, **settings)]
+    assert batches == [("cuda", (4, 3))] * 2

@@ -402,9 +402,10 @@ SAMPLING: weakref.WeakKeyDictionary[Any, tuple[torch.Tensor, torch.Tensor]] = we
 
 @contextmanager
 def draw_for_real() -> Iterator[None]:
-    """Outside of the mode, continue the mode's own stream of random numbers; the program's generator is left unchanged."""
+    """Outside of the mode, and on the CPU, whatever the default device is: continue the mode's own stream of random numbers;
+    the program's generator is left unchanged."""
     mode = _torch.active_fake_mode()
-    with _torch.without_fake_mode():
+    with _torch.without_fake_mode(), torch.device("cpu"):
         real = torch.get_rng_state()
         before = SAMPLING.get(mode)
         own = before[1] if before is not None and torch.equal(before[0], real) else real
