@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -192,3 +193,17 @@ def test_out_of_memory_tells_where() -> None:
     assert found.verdict == "does not fit"
     assert found.out_of_memory is not None
     assert (found.out_of_memory.step, found.out_of_memory.phase, found.out_of_memory.module) == (0, "forward", "1")
+
+
+def test_memory_of_other_libraries_is_not_torchs() -> None:
+    """An array of NumPy has memory of its own, however many tensors are made of it; what is computed of them is torch's."""
+    array = np.ones((256, 256), dtype=np.float32)
+
+    def program() -> None:
+        first, second, third = torch.from_numpy(array), torch.from_numpy(array), torch.as_tensor(array)
+        rows = first[:8] * 2
+        literal = torch.tensor([1.0, 2.0, 3.0])
+        assert (rows + second[:8]).sum().ndim == literal.sum().ndim + third.dim() - 2
+        first[0].add_(1)
+
+    assert 0 < rehearse(program).peak.allocated_bytes == true_peak(program) < array.nbytes

@@ -372,3 +372,8 @@ def is_held_by_python(reference: weakref.ref[Tensor]) -> bool:
 def uncounted_writes(tensor: Tensor) -> AbstractContextManager[Any]:
     """Inside, no write to this tensor is counted. One that is made for inference counts none anyway."""
     return nullcontext() if tensor.is_inference() else torch.autograd._unsafe_preserve_version_counter(tensor)
+
+
+def has_borrowed_memory(tensor: torch.Tensor) -> bool:
+    """Whether the memory of a real tensor belongs to another library: an array of NumPy, a buffer."""
+    return tensor.layout is torch.strided and not tensor.untyped_storage().resizable()

@@ -58,7 +58,7 @@ import torch
 
 from understudy import _torch
 from understudy.contexts import Restoring, guard_exit
-from understudy.fake.inputs import has_own_dispatch
+from understudy.fake.inputs import has_own_dispatch, real_handler
 from understudy.fake.mode import FakeTensorMode
 from understudy.fake.tensor import FakeTensor
 from understudy.infer.cache import UnusualArgument
@@ -221,7 +221,7 @@ class ObservedMode(FakeTensorMode):
             if kind == MAY_WRITE:
                 func = self._plain_writes.find(self, func, args)
             else:
-                run = dispatch_paused  # `find_births` is what is called after it
+                run = dispatch_paused  # births are looked for after it
         self.operator = func
         self.calls += 1
         if self._before_operator:
@@ -250,8 +250,8 @@ class ObservedMode(FakeTensorMode):
         self.operator = None
         return result
 
-    def _find_birth(self, fake: FakeTensor) -> None:
-        """Of the storage of a result, if there was none of it before."""
+    def _find_birth(self, fake: FakeTensor, is_allocated: bool = True) -> None:
+        """Of the storage of a result, if there was none of it before. `is_allocated`: by torch, not by NumPy or others."""
         spec = fake._spec
         storage: Any = native_storage(fake) if spec.sparse is None else fake
         key = id(storage)
@@ -260,7 +260,7 @@ class ObservedMode(FakeTensorMode):
         record = StorageRecord(storage, self._on_death)
         record.key = key
         record.spec = spec
-        record.nbytes = storage.nbytes() if storage is not fake else count_bytes(spec)
+        record.nbytes = 0 if not is_allocated else storage.nbytes() if storage is not fake else count_bytes(spec)
         record.device = device = spec.device
         record.stream = 0 if self.stream_of is None else self.stream_of(device)
         record.maker = self.operator
@@ -351,7 +351,8 @@ class ObservedMode(FakeTensorMode):
     def _end_unplanned(self, func: object, args: Any, kwargs: Any, result: object) -> None:
         """Of a call that no plan was replayed for, or that others were a part of."""
         if type(result) is FakeTensor:
-            self._find_birth(result)
+            is_borrowed = bool(args) and type(args[0]) is torch.Tensor and _torch.has_borrowed_memory(args[0])
+            self._find_birth(result, is_allocated=not is_borrowed)
         if result is NotImplemented or not isinstance(func, _torch.OpOverload):
             return  # a higher-order operator: those inside of it are observed
         if type(result) not in NUMBER_TYPES:
@@ -460,19 +461,22 @@ class ObservedMode(FakeTensorMode):
         self.events.add_death(record)
 
 
-USUAL, COMPOSITE, MAY_WRITE, OTHER_ORDER = range(4)
+USUAL, COMPOSITE, MAY_WRITE, OTHER_ORDER, OF_REAL = range(5)
 _usual: set[int] = set()
 _kinds: dict[int, int] = {}
 """Of operators, by identity: they live as long as the process."""
 
 
 def _find_kind(func: Any) -> int:
-    """COMPOSITE, if eager breaks it up on every device; MAY_WRITE, if C++ writes in place where no mode is active."""
+    """COMPOSITE, if eager breaks it up on every device; MAY_WRITE, if C++ writes in place where no mode is active;
+    OF_REAL, if results are made of real tensors, whose memory may be another library's."""
     is_operator = isinstance(func, _torch.OpOverload)
     if is_operator and _torch.is_decomposed_by_autograd(func) and not has_cuda_kernel.of(func):
         kind = COMPOSITE
     elif is_operator and has_other_order(func):
         kind = OTHER_ORDER
+    elif is_operator and real_handler.of(func) is not None:
+        kind = OF_REAL
     else:
         kind = MAY_WRITE if id(func) in IN_PLACE else USUAL
     _kinds[id(func)] = kind
