@@ -5,6 +5,7 @@ The shapes of attention are (batch, heads, length, width).
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -32,6 +33,19 @@ def heads_inside(spec: TensorSpec, shape: Shape | None = None) -> TensorSpec:
     batch, heads, length, width = spec.shape if shape is None else shape
     stride = (length * heads * width, width, heads * width, 1)
     return spec.like((batch, heads, length, width), stride=stride)
+
+
+def without_gradient_none(results: int) -> Callable[[Function], Function]:
+    """For the rule of a backward pass: where no gradient reaches the output, it gives none back."""
+
+    def wrap(backward: Function) -> Function:
+        @functools.wraps(backward)
+        def backward_or_none(grad: Maybe, *rest: object, **settings: object) -> object:
+            return (None,) * results if grad is None else backward(grad, *rest, **settings)
+
+        return backward_or_none
+
+    return wrap
 
 
 @rule("_scaled_dot_product_flash_attention_for_cpu")
@@ -71,13 +85,12 @@ def _check_mask(mask: TensorSpec, query: TensorSpec, key: TensorSpec) -> None:
 
 
 @rule("_scaled_dot_product_flash_attention_for_cpu_backward")
+@without_gradient_none(results=3)
 def flash_on_cpu_backward(
-    grad: Maybe, query: TensorSpec, key: TensorSpec, value: TensorSpec, out: TensorSpec,
+    grad: TensorSpec, query: TensorSpec, key: TensorSpec, value: TensorSpec, out: TensorSpec,
     logsumexp: TensorSpec, dropout_p: float, is_causal: bool, *, attn_mask: Maybe = None,
     scale: float | None = None,
-) -> tuple[Maybe, ...]:  # fmt: skip
-    if grad is None:  # no gradient reaches the output
-        return None, None, None
+) -> tuple[TensorSpec, ...]:  # fmt: skip
     _check_flash(query, key, value, dropout_p)
     if not same_shape(grad.shape, out.shape):
         raise ShapeMismatch(f"scaled_dot_product_attention backward: {grad} is no gradient for {out}")

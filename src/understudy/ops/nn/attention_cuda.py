@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from understudy import _torch
 from understudy.errors import FakeTensorDeviceMismatchError, ShapeMismatch
-from understudy.ops.nn.attention import heads_inside
+from understudy.ops.nn.attention import heads_inside, without_gradient_none
 from understudy.ops.registry import rule
 from understudy.ops.traits.autocast import accelerator_path
 from understudy.shapes.node import Shape, Size
@@ -111,11 +111,10 @@ def flash_forward(
     "_scaled_dot_product_cudnn_attention_backward",
     "_flash_attention_backward",
 )
+@without_gradient_none(results=3)
 def flash_backward(
-    grad: Maybe, query: TensorSpec, key: TensorSpec, value: TensorSpec, *rest: object, **settings: object
-) -> tuple[Maybe, ...]:
-    if grad is None:  # no gradient reaches the output
-        return None, None, None
+    grad: TensorSpec, query: TensorSpec, key: TensorSpec, value: TensorSpec, *rest: object, **settings: object
+) -> tuple[TensorSpec, ...]:
     return preserved_copy(query), preserved_copy(key), preserved_copy(value)
 
 
@@ -135,13 +134,12 @@ def efficient(
 
 
 @rule("_scaled_dot_product_efficient_attention_backward")
+@without_gradient_none(results=4)
 def efficient_backward(
-    grad: Maybe, query: TensorSpec, key: TensorSpec, value: TensorSpec, attn_bias: Maybe, out: TensorSpec,
+    grad: TensorSpec, query: TensorSpec, key: TensorSpec, value: TensorSpec, attn_bias: Maybe, out: TensorSpec,
     logsumexp: TensorSpec, philox_seed: TensorSpec, philox_offset: TensorSpec, dropout_p: float,
     grad_input_mask: Sequence[bool], is_causal: bool = False, *, scale: float | None = None,
 ) -> tuple[Maybe, ...]:  # fmt: skip
-    if grad is None:
-        return None, None, None, None
     for_bias = _gradient_of_bias(attn_bias) if attn_bias is not None and grad_input_mask[3] else None
     return heads_inside(query), heads_inside(key), heads_inside(value), for_bias
 
@@ -169,12 +167,11 @@ def efficient_forward(
 
 
 @rule("_efficient_attention_backward")
+@without_gradient_none(results=4)
 def efficient_attention_backward(
-    grad: Maybe, query: TensorSpec, key: TensorSpec, value: TensorSpec, bias: Maybe, *rest: object,
+    grad: TensorSpec, query: TensorSpec, key: TensorSpec, value: TensorSpec, bias: Maybe, *rest: object,
     shared_storage_dqdkdv: bool = False, **settings: object,
 ) -> Any:  # fmt: skip
-    if grad is None:
-        return None, None, None, None
     if shared_storage_dqdkdv:
         return NotImplemented  # three views of one new storage
     for_bias = query.like((), dtype=torch.float32) if bias is None else _gradient_of_bias(bias)
