@@ -4,6 +4,7 @@
     run_to_the_end   runs a function at the end of a block
     Restoring        base class of context managers that restore something, by their method `restore`
     contextmanager   as contextlib's, with a guarded `__exit__`
+    ReplacedWhere    a patched method of a context manager of torch's, which is torch's own where nothing has to change
 
 Python handles signals between two instructions, also before the first instruction of `__exit__`, where no `try` is active.
 """
@@ -15,6 +16,7 @@ import functools
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from types import MethodType
 from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -134,3 +136,25 @@ def contextmanager(function: Callable[P, Iterator[T]]) -> Callable[P, _GuardedGe
         return _GuardedGenerator(function, args, kwargs)  # type: ignore[arg-type]
 
     return make
+
+
+class ReplacedWhere:
+    """A method of a context manager, in whose place `replacement` is called where `is_concerned` says so of the manager.
+
+    A `with` statement reads both methods before it enters. So elsewhere it calls torch's own, and an interrupt finds no
+    more moments than without us in which the block is over and nobody will restore what it has changed.
+    """
+
+    def __init__(
+        self, original: Callable[..., Any], replacement: Callable[..., Any], is_concerned: Callable[[Any], bool]
+    ) -> None:
+        self.original, self.replacement, self.is_concerned = original, replacement, is_concerned
+        functools.update_wrapper(self, original)
+
+    def __get__(self, manager: Any, owner: type | None = None) -> Any:
+        if manager is None:
+            return self  # `contextlib.ExitStack` reads it of the class
+        return MethodType(self.replacement if self.is_concerned(manager) else self.original, manager)
+
+    def __call__(self, manager: Any, *args: object) -> Any:
+        return self.__get__(manager)(*args)

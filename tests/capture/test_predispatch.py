@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from typing import Any
 
@@ -167,6 +168,34 @@ def test_inference_mode_is_a_region_without_gradients(mode: str) -> None:
     assert [tripled.requires_grad, doubled.requires_grad] == [result.requires_grad for result in expected] == [True, False]
     for got, want in zip((x, tripled, doubled), (y, *expected), strict=True):
         assert torch.equal(got, want)
+
+
+@each_mode
+def test_inference_mode_in_an_exit_stack(mode: str) -> None:
+    def f(x: Tensor) -> Tensor:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(torch.inference_mode())
+            x.add_(1)
+        return x * 3
+
+    graph = make_fx(f, tracing_mode=mode, pre_dispatch=True)(torch.zeros(3).requires_grad_())
+    x = torch.zeros(3).requires_grad_()
+    assert graph(x).requires_grad and torch.equal(x, torch.ones(3))
+
+
+def test_inference_mode_is_torchs_own_where_grad_mode_is_not_recorded() -> None:
+    """A function of ours around it would be one more place for an interrupt, after which inference mode stays on."""
+    own = [torch.inference_mode.__enter__, torch.inference_mode.__exit__]
+    found = []
+
+    def f(x: Tensor) -> Tensor:
+        manager = torch.inference_mode()
+        found.append([manager.__enter__.__func__, manager.__exit__.__func__])
+        return x + 1
+
+    make_fx(f, tracing_mode="fake")(torch.zeros(3))
+    make_fx(f, tracing_mode="fake", pre_dispatch=True)(torch.zeros(3))
+    assert found[0] == own and found[1] != own
 
 
 @each_mode

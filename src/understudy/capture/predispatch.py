@@ -19,9 +19,9 @@ from understudy import _torch
 from understudy.capture.higher_order.torch_tracing import branches_below_autograd
 from understudy.capture.recorder import ProxyTorchDispatchMode
 from understudy.capture.tracer import PythonKeyTracer
-from understudy.contexts import GuardedExit
+from understudy.contexts import GuardedExit, ReplacedWhere
 from understudy.ops.traits.writes import is_pure
-from understudy.patching import RECORDING, patch_call
+from understudy.patching import RECORDING, patch, patch_call
 from understudy.spec.call import flat
 
 BACKWARD = frozenset({torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward})
@@ -121,18 +121,25 @@ class PreDispatchTorchFunctionMode(_torch.FunctionMode):
         return node
 
 
-@patch_call(
+def is_grad_mode_recorded(manager: object) -> bool:
+    return _torch.is_recorded_above_autograd() and _torch.active_recorder().records_parts
+
+
+@patch(
     "torch.autograd.grad_mode.inference_mode.__enter__", "torch.autograd.grad_mode.inference_mode.__exit__",
     during=RECORDING,
 )  # fmt: skip
-def record_grad_mode_of_inference(original: Callable[..., None], self: object, *exception: object) -> None:
+def record_grad_mode_of_inference(original: Callable[..., None]) -> Any:
     """C++ disables grad mode with inference mode, without a call: above autograd, the graph would record gradients there,
     and refuse writes to leaves. Exported programs have no such regions, as torch's have none."""
-    was_enabled = torch.is_grad_enabled()
-    original(self, *exception)
-    is_changed = torch.is_grad_enabled() is not was_enabled
-    if is_changed and _torch.is_recorded_above_autograd() and _torch.active_recorder().records_parts:
-        _torch.set_grad_enabled(torch.is_grad_enabled())
+
+    def switch(self: object, *exception: object) -> None:
+        was_enabled = torch.is_grad_enabled()
+        original(self, *exception)
+        if torch.is_grad_enabled() is not was_enabled:
+            _torch.set_grad_enabled(torch.is_grad_enabled())
+
+    return ReplacedWhere(original, switch, is_grad_mode_recorded)
 
 
 # --- Levels of forward-mode gradients: no mode sees where they begin and end ---------------------------------------

@@ -9,14 +9,14 @@ import sys
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
-from types import BuiltinFunctionType, FunctionType, MethodType, WrapperDescriptorType
+from types import BuiltinFunctionType, FunctionType, WrapperDescriptorType
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from understudy import _torch, errors
-from understudy.contexts import contextmanager, run_to_the_end
+from understudy.contexts import ReplacedWhere, contextmanager, run_to_the_end
 from understudy.errors import MixedTensorsError, NoDataError, UnderstudyError, UnsupportedFakeTensorException
 from understudy.fake import initial_values
 from understudy.fake.native import current_indices, is_grad_enabled, prepare
@@ -351,22 +351,8 @@ def describe(tensor: torch.Tensor) -> LayerTensor | None:
     return LayerTensor(spec, arguments, "_is_param" in vars(tensor), tensor._version, contents)
 
 
-class WhereGradientsAreOn:
-    """A method of `no_grad`, called only where there is something to switch: `skip` is called elsewhere.
-
-    A `with` statement reads both methods before it enters. So where gradients are on it calls torch's own, and an interrupt
-    finds no more moments than without us in which they are off and nobody will switch them on.
-    """
-
-    def __init__(self, original: Function, skip: Function) -> None:
-        self.original, self.skip = original, skip
-
-    def __get__(self, manager: Any, owner: type | None = None) -> Any:
-        if manager is None:
-            return self.original
-        if is_grad_enabled() or getattr(manager, "prev", True) or _torch.has_other_function_modes():
-            return MethodType(self.original, manager)
-        return MethodType(self.skip, manager)
+def has_nothing_to_switch(manager: Any) -> bool:
+    return not (is_grad_enabled() or getattr(manager, "prev", True) or _torch.has_other_function_modes())
 
 
 @patch("torch.no_grad.__enter__", during=LAYERS)
@@ -377,7 +363,7 @@ def enter_no_grad(original: Function) -> Any:
     def skip(self: Any) -> None:
         """`prev` is False, as gradients are."""
 
-    return WhereGradientsAreOn(original, skip) if is_own(original) else original
+    return ReplacedWhere(original, skip, has_nothing_to_switch) if is_own(original) else original
 
 
 @patch("torch.no_grad.__exit__", during=LAYERS)
@@ -388,7 +374,7 @@ def leave_no_grad(original: Function) -> Any:
         if is_grad_enabled():  # switched on inside of the block
             original(self, *exception)
 
-    return WhereGradientsAreOn(original, skip) if is_own(original) else original
+    return ReplacedWhere(original, skip, has_nothing_to_switch) if is_own(original) else original
 
 
 # --- The samples of a `DataLoader`, and their order, are drawn for real -------------------------------------
