@@ -6,6 +6,7 @@ import copy
 import io
 import pickle
 import sys
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import pytest
@@ -112,14 +113,22 @@ def test_bits_and_counted_writes_of_copies_are_eagers(kind: str, copied: Any, mo
     assert answer == program()
 
 
-@each_copy
-def test_views_of_one_storage_stay_so(copied: Any, mode: FakeTensorMode) -> None:
+def by_multiprocessing(value: Any) -> Any:
+    return ForkingPickler.loads(ForkingPickler.dumps(value))
+
+
+@pytest.mark.parametrize("copied", [*COPIES.values(), by_multiprocessing], ids=[*COPIES, "multiprocessing"])
+def test_views_of_one_storage_stay_so_as_in_eager(copied: Any, mode: FakeTensorMode) -> None:
+    def views() -> dict[str, torch.Tensor]:
+        base = torch.zeros(4, 6)
+        return {"base": base, "row": base[1], "turned": base.t(), "other": torch.zeros(4)}
+
     with mode:
-        base = torch.empty(4, 6)
-        whole = {"base": base, "row": base[1], "bytes": base.view(torch.uint8), "other": torch.empty(4)}
-    twins = copied(whole)
-    assert same_storage(twins["base"], twins["row"]) and same_storage(twins["base"], twins["bytes"])
-    assert not same_storage(twins["base"], twins["other"])
+        whole = views()
+    twins, expected = copied(whole), copied(views())
+    for name, twin in twins.items():
+        assert same_storage(twin, twins["base"]) is same_storage(expected[name], expected["base"])
+        assert twin._version == expected[name]._version or copied is by_multiprocessing
     assert {name: facts(t) for name, t in twins.items()} == {name: facts(t) for name, t in whole.items()}
     assert len({id(twin.fake_mode) for twin in twins.values()}) == 1
 
@@ -174,7 +183,7 @@ def test_state_dicts(copied: Any, mode: FakeTensorMode) -> None:
     model = model_in(mode)
     state = copied(model.state_dict())
     assert list(state) == list(model.state_dict())
-    assert same_storage(state["0.weight"], state["1.weight"])
+    assert same_storage(state["0.weight"], state["1.weight"]) is (copied is not by_pickle), "plain pickle writes it twice"
     assert all(type(t) is FakeTensor for t in state.values())
 
 
@@ -221,6 +230,42 @@ def test_copy_shares_the_storage(mode: FakeTensorMode) -> None:
     twin = copy.copy(fake)
     assert twin is not fake and same_storage(twin, fake)
     assert isinstance(twin, nn.Parameter) and twin.requires_grad and twin.note == "kept"
+
+
+def test_what_is_written_to_a_shallow_copy_is_read_through_the_other(mode: FakeTensorMode) -> None:
+    with mode:
+        fake = torch.arange(3)
+        twin = copy.copy(fake)
+        assert (fake + 1).tolist() == [1, 2, 3]
+        twin[0] = 7
+        assert fake.tolist() == twin.tolist() == [7, 1, 2]
+        fake[1] = 8
+        assert twin.tolist() == [7, 8, 2]
+
+
+# Eager can't make shallow copies of unsigned and 8-bit floating-point tensors, and there is no CUDA here.
+IN_EAGER = [kind for kind in KINDS if kind not in ("uint16", "float8") and "cuda" not in kind]
+
+
+@pytest.mark.parametrize("kind", IN_EAGER)
+@pytest.mark.parametrize("inference", [False, True], ids=["", "inference mode"])
+def test_a_shallow_copy_counts_its_own_writes(kind: str, inference: bool, mode: FakeTensorMode) -> None:
+    def program() -> Any:
+        x = KINDS[kind]()
+        with torch.no_grad():
+            x.copy_(x.clone())
+            with torch.inference_mode(inference):
+                twin = copy.copy(x)
+            if not inference:
+                twin.copy_(twin.clone())
+        return (
+            facts(twin)[1:], twin.is_inference() or (x._version, twin._version), twin.is_inference(), twin._is_view(),
+            same_storage(x, twin),
+        )  # fmt: skip
+
+    with mode:
+        answer = program()
+    assert answer == program()
 
 
 def test_attributes_are_copied(mode: FakeTensorMode) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing.reduction
 import sys
 from collections import OrderedDict
 from typing import Any, NamedTuple
@@ -71,6 +72,18 @@ def writes_as_real() -> bool:
     """Whether `torch.save` writes stand-ins like real tensors, without data."""
     state = torch.serialization._serialization_tls
     return bool(state.skip_data and state.materialize_fake_tensors)
+
+
+_SHARING_PICKLERS = {
+    torch.serialization._save.__code__, torch.serialization._legacy_save.__code__,
+    multiprocessing.reduction.ForkingPickler.dumps.__func__.__code__, multiprocessing.reduction.dump.__code__,
+}  # fmt: skip
+
+
+def pickler_shares_storages() -> bool:
+    """Whether tensors that share a storage do so when they are read again: those that `torch.save` writes, and those for
+    other processes. Plain pickle writes the storage again with each tensor."""
+    return _calling_frame(_SHARING_PICKLERS, sys.getrecursionlimit()) is not None
 
 
 def meta_storage(nbytes: int, device: torch.device) -> Any:

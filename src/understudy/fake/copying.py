@@ -13,7 +13,7 @@ from understudy import _torch
 from understudy.fake.checkpoints import load_device
 from understudy.fake.realise import make_new, make_view
 from understudy.fake.tensor import FakeTensor
-from understudy.fake.values.determined import DeterminedContents, LiteralStorage
+from understudy.fake.values.determined import DeterminedContents, LiteralStorage, record_for_alias
 from understudy.spec import TensorSpec
 from understudy.spec.sparse import SparseParts
 from understudy.spec.tensor_spec import _rebuild as rebuild_spec
@@ -87,13 +87,30 @@ def _copy_attributes(fake: FakeTensor, duplicate: FakeTensor, memo: dict[int, ob
 
 
 def shallow_copy(mode: FakeTensorMode, fake: FakeTensor) -> FakeTensor:
-    """`copy.copy`: another tensor on the same storage."""
+    """`copy.copy`: another tensor on the same storage, which counts its own writes."""
     with _torch.grad_mode(False):
-        duplicate: Any = fake.detach()
+        if _torch.active_recorder() is None and fake._spec.layout is torch.strided:
+            duplicate: Any = _share_storage(mode, fake)
+        else:  # while a graph is recorded, the copy has to be an operator
+            duplicate = fake.detach()
     duplicate.requires_grad_(fake.requires_grad)
     for name, value in fake.__dict__.items():
         if name not in NOT_COPIED:
             duplicate.__dict__[name] = value
+    return duplicate
+
+
+def _share_storage(mode: FakeTensorMode, fake: FakeTensor) -> FakeTensor:
+    spec = fake._spec
+    if spec.device.type == "meta":  # eager makes a new one
+        return make_new(mode, spec)
+    if getattr(fake, "_is_param", False):
+        return fake.data  # type: ignore[return-value]
+    fake._determined = record_for_alias(fake)
+    duplicate = make_view(mode, fake, spec, is_inference=torch.is_inference_mode_enabled())
+    duplicate._range = None
+    if not duplicate.is_inference():
+        _torch.count_writes([duplicate])  # eager sets the copy on the storage, which counts as a write
     return duplicate
 
 
@@ -104,7 +121,7 @@ MOST_PICKLED_BYTES = 1 << 16
 
 
 class PickledStorage:
-    """Stands for a storage in a pickle: tensors that shared a storage refer to the same object."""
+    """Stands for a storage in a pickle. In files of `torch.save`, tensors that shared a storage refer to the same object."""
 
     def __init__(self, nbytes: int, contents: bytes | None = None, literal: bool = False) -> None:
         self.nbytes = nbytes
@@ -146,10 +163,10 @@ def _state(fake: FakeTensor) -> dict[str, object]:
 
 
 def _pickled_storage(fake: FakeTensor) -> PickledStorage:
-    """The one object for a storage: pickle writes it once, however many tensors share it."""
+    """The one object for a storage, where pickle writes it once, however many tensors share it."""
     storage: Any = _torch.native_storage(fake)
     token: PickledStorage | None = getattr(storage, "_understudy_pickled", None)
-    if token is None:
+    if token is None or not _torch.pickler_shares_storages():
         token = storage._understudy_pickled = PickledStorage(0)
     token.nbytes = storage.nbytes()
     token.contents, token.literal = _contents(fake)
