@@ -24,6 +24,8 @@ CROSSING: dict[str, Callable[[torch.Tensor], Any]] = {
     "index_add_": lambda x: x.index_add_(0, torch.tensor([0]), x[:1]),
     "index_put_": lambda x: x.index_put_((torch.tensor([0]),), x[1]),
     "scatter_": lambda x: x.scatter_(0, torch.zeros(1, 1, dtype=torch.long), x),
+    "gather by transposed": lambda x: gather_into(x.long(), lambda index: index.t()),
+    "gather by shifted": lambda x: gather_into(x.long()[1:], lambda index: index.as_strided((3, 4), (4, 1), 0)),
 }
 
 APART: dict[str, Callable[[torch.Tensor], Any]] = {
@@ -34,7 +36,17 @@ APART: dict[str, Callable[[torch.Tensor], Any]] = {
     "detached": lambda x: x.mul_(x.detach()),
     "with gaps": lambda x: x[:, :2].add_(x[:, 1:3]),
     "out": lambda x: torch.exp(x, out=x),
+    "gather by itself": lambda x: gather_into(x.long(), lambda index: index),
+    "gather by the same elements": lambda x: gather_into(x.long(), lambda index: index.view(4, 4)),
+    "gather by another shape": lambda x: gather_into(x.long(), lambda index: index.view(16)),
+    "take_along_dim": lambda x: torch.take_along_dim(x.long(), i := x.long(), 0, out=i),
+    "read before": lambda x: torch.mvlgamma(x, 1, out=x.t()),
+    "cat of nothing": lambda x: torch.cat([nothing := torch.ones(0), nothing], out=nothing),
 }
+
+
+def gather_into(index: torch.Tensor, out: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    return torch.gather(torch.ones(4, 4, dtype=torch.long), 0, index, out=out(index))
 
 
 @pytest.mark.parametrize("warm", [False, True])
@@ -58,6 +70,7 @@ def test_a_plan_of_tensors_apart_does_not_answer_for_shared_ones() -> None:
             x.add_(x.t())
 
 
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
 @pytest.mark.parametrize("name", APART)
 def test_other_shared_memory_is_written(name: str) -> None:
     APART[name](torch.ones(4, 4))

@@ -33,7 +33,9 @@ from understudy.ops.traits.writes import (
     counts_own_writes,
     fills_by_mask,
     is_own_tensor,
+    joins_nothing,
     read_shape,
+    reads_along,
     reads_before,
     writes_apart,
     writes_in_order,
@@ -77,7 +79,7 @@ def effects_of(call: Call, outcomes: Outcomes, written: tuple[int, ...]) -> tupl
             try_call(call, {})  # plain numbers decide, and these are a part of the key
     if not written:
         return tuple(effects)
-    if writes_apart.of(call.op) is not None and not fills_by_mask(call):
+    if writes_apart.of(call.op) is not None and not fills_by_mask(call) and not joins_nothing(call):
         effects.append(OverlapCheck(call.op, written))
     if copies_alike(call) and any(type(step) is int and step == 0 for step in call.inputs[0].stride):
         effects.append(ExpandedCopyCheck())
@@ -195,7 +197,11 @@ class OverlapCheck:
             for read in range(len(inputs)):
                 if read in self.written or _torch.storage_id(inputs[read]) != _torch.storage_id(inputs[target]):
                     continue
-                if inputs[read] is inputs[target] or _overlap(specs[read], specs[target]):
+                if read in (reads_along.of(self.op) or ()):
+                    is_refused = are_out_of_order(specs[read], specs[target])
+                else:
+                    is_refused = inputs[read] is inputs[target] or _overlap(specs[read], specs[target])
+                if is_refused:
                     reason = f"{self.op}: what is written to, {specs[target]}, shares memory with {specs[read]}"
                     raise with_line(ArgumentError(reason), str(self.op), ", ".join(map(str, specs)))
 

@@ -29,6 +29,16 @@ writes_apart.mark(
     "index_copy_", "index_put_", "index_reduce_", "scatter_.src", "scatter_.reduce", "scatter_add_", "scatter_reduce_.two",
 )  # fmt: skip
 
+reads_along: Trait[tuple[int, ...]] = Trait("inputs (by position) that it reads in step, and may write over")
+reads_along.register((1,), "gather.out")
+
+
+def joins_nothing(call: Call) -> bool:
+    """Whether this is a `cat` of nothing but vectors without elements, which eager leaves out."""
+    if call.op is not torch.ops.aten.cat.out:
+        return False
+    return all(spec.ndim == 1 and type(spec.shape[0]) is int and spec.shape[0] == 0 for spec in call.args[0])
+
 
 def fills_by_mask(call: Call) -> bool:
     """Whether eager makes a `masked_fill_` of an `index_put_`: one value is written by one mask."""
@@ -97,6 +107,7 @@ read_shape: Trait[Callable[[int, TensorSpec], TensorSpec]] = Trait(
 
 reads_before: Trait[tuple[int, ...]] = Trait("inputs (by position) that it has read before it writes", of_packets=True)
 reads_before.register((1,), "ldexp", "ldexp_")
+reads_before.register((0,), "mvlgamma")
 
 
 @read_shape("addr", "addr_")
