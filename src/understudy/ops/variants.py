@@ -3,7 +3,7 @@ differ."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from operator import eq
 from typing import Any, NamedTuple
 
@@ -259,12 +259,6 @@ def _decompose_out(op: OpOverload) -> Rule:
         return copy_into_out(result, out, is_counted=packet not in WRITTEN_UNCOUNTED)
 
     return decompose
-
-
-def compute_then_copy(function: Callable[..., Any], *args: object, out: torch.Tensor | None = None, **kwargs: object) -> Any:
-    """Call a function without its `out=`, and copy the result into that."""
-    result = function(*args, **kwargs)
-    return result if out is None else copy_into_out(result, out)
 
 
 def copy_into_out(result: torch.Tensor, out: torch.Tensor, is_counted: bool = True) -> torch.Tensor:

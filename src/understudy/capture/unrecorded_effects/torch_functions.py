@@ -20,8 +20,8 @@ from understudy.capture.unrecorded_effects import tensor_data
 from understudy.capture.unrecorded_effects.tensor_data import GET_DATA, SET_DATA, get_data, set_data
 from understudy.fake.tensor import FakeTensor
 from understudy.fake.values.data_dependent import convert_lengths_to_tensors
+from understudy.ops.linalg.norms_and_distances import rank_into_out
 from understudy.ops.nn import recurrent
-from understudy.ops.variants import compute_then_copy
 from understudy.patching import RECORDING, patch_call
 from understudy.spec.call import flat
 
@@ -156,7 +156,7 @@ def _with_lengths(tracer: PythonKeyTracer, func: Any, args: Any, kwargs: Any) ->
 
 def _fill_out(tracer: PythonKeyTracer, func: Any, args: Any, kwargs: Any) -> Any:
     """As the patch of this function does, for programs that have imported it before."""
-    return compute_then_copy(func, *args, **kwargs)
+    return rank_into_out(func, *args, **kwargs)
 
 
 def _get_data(tracer: PythonKeyTracer, func: object, args: Any, kwargs: object) -> Any:

@@ -15,10 +15,10 @@ from understudy.fake.tensor import FakeTensor
 from understudy.fake.values.data_dependent import convert_lengths_to_tensors, readable
 from understudy.ops import factories
 from understudy.ops.indexing.advanced import can_scatter_one_hot, compare_one_hot, scatter_one_hot
+from understudy.ops.linalg.norms_and_distances import rank_into_out
 from understudy.ops.nn import pooling, recurrent
 from understudy.ops.nn.losses import linear_cross_entropy_of_classes
 from understudy.ops.nn.upsampling import UPSAMPLINGS, UPSAMPLINGS_WITH_CORNERS, upsample_to_symbols
-from understudy.ops.variants import compute_then_copy
 from understudy.patching import ANY_MODE, RECORDING, SYMBOLS, patch, patch_call
 from understudy.shapes.node import SymNode
 from understudy.spec.call import flat
@@ -265,7 +265,7 @@ def refuse_integers_without_indices(original: Function, input: Any, *args: objec
 @patch("torch.linalg.matrix_rank", during=ANY_MODE)
 def fill_out(original: Function) -> Function:
     """Below a mode, C++ leaves `out=` without the result. Here it is computed first, and copied."""
-    return functools.wraps(original)(functools.partial(compute_then_copy, original))
+    return functools.wraps(original)(functools.partial(rank_into_out, original))
 
 
 @patch("torch.SymInt.__torch_function__", during=SYMBOLS, is_new=True)

@@ -30,6 +30,7 @@ from understudy.ops.shared.dtypes import (
     check_one_dtype,
     unless_empty,
 )
+from understudy.ops.variants import copy_into_out
 from understudy.ops.views.basic import transpose_spec
 from understudy.shapes.sizes import from_torch, is_provably_equal, is_provably_less
 from understudy.spec import (
@@ -45,6 +46,7 @@ from understudy.spec import (
     same_shape,
     spec_of,
 )
+from understudy.spec.call import flat
 
 aten = torch.ops.aten
 Tensor = torch.Tensor
@@ -158,6 +160,17 @@ def _by_default_tolerance(
         return steps(x, partial(beside, x, atol), hermitian)
 
     return kernel
+
+
+def rank_into_out(matrix_rank: Callable[..., Any], *args: object, out: Any = None, **kwargs: object) -> Any:
+    """The rank is computed first, and copied into `out=`, of a dtype in which C++ can count."""
+    result = matrix_rank(*args, **kwargs)
+    if out is None:
+        return result
+    if (spec := spec_of(out)) is not None:
+        matrix = flat(Tensor, args, kwargs)[0]
+        unless_empty(tuple(map(from_torch, matrix.shape)), check_cpu_dtype, "matrix_rank(out=)", spec, NUMBERS)
+    return copy_into_out(result, out)
 
 
 decomposition("linalg_matrix_rank.atol_rtol_tensor")(_by_default_tolerance(decompose_rank, _beside_tensor))
