@@ -481,13 +481,23 @@ def composites_are_observed() -> bool:
     It is where autograd is excluded (below other operators, in inference mode), for transforms, function modes and
     recorders above autograd; and autocast may cast its arguments.
     """
-    return (
-        _excluded_keys().raw_repr() & _OBSERVED_KEYS != _AUTOCAST_OFF_KEYS
-        or count_function_modes() != 0
-        or _transform() is not None
-        or _is_traced()
-        or _is_included(_PRE_DISPATCH)
-    )
+    return _excluded_keys().raw_repr() & _OBSERVED_KEYS != _AUTOCAST_OFF_KEYS or _have_observers()
+
+
+def only_autocast_observes_composites() -> bool:
+    return not _is_key_excluded(DispatchKey.AutogradOther) and not _have_observers()
+
+
+def _have_observers() -> bool:
+    return count_function_modes() != 0 or _transform() is not None or _is_traced() or _is_included(_PRE_DISPATCH)
+
+
+def casting_key(op: OpOverload, device_type: str) -> DispatchKeySet | None:
+    """The key whose kernel casts the arguments of this operator now; None if autocast leaves them, or has cast them."""
+    key = DispatchKey.AutocastCPU if device_type == "cpu" else DispatchKey.AutocastIPU
+    is_on = device_type != "meta" and torch.is_autocast_enabled(device_type) and not _is_key_excluded(key)
+    has_kernel = is_on and torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key.name)
+    return DispatchKeySet(key) if has_kernel else None
 
 
 _excluded_keys, _is_key_excluded = torch._C._dispatch_tls_local_exclude_set, torch._C._dispatch_tls_is_dispatch_key_excluded

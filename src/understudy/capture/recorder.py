@@ -26,6 +26,7 @@ from understudy.fake.realise import make_view
 from understudy.fake.tensor import FakeTensor
 from understudy.graph.node_values import set_val
 from understudy.ops.registry import reads_value, record_of
+from understudy.ops.shared.decompositions import decompose
 from understudy.ops.traits.autocast import caller_in_kernel, is_cast_in_kernel
 from understudy.ops.traits.caching import recorded_as, unrecorded
 from understudy.shapes.bindings import compute_unbacked_bindings, unbacked_symbols_in
@@ -369,7 +370,7 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
                 if route.decomposition is not None:
                     return route.decomposition(*args, **kwargs)
                 with _torch.inside_composite(func):
-                    return _torch.decompose(func, *args, **kwargs)
+                    return decompose(func, args, kwargs)
         except BaseException:
             # An interrupt may come at the ends of `with`; C++ restores the recorder by itself.
             if not self.pre_dispatch:

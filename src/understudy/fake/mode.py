@@ -54,6 +54,7 @@ from understudy.infer.plan import (
     run_effects,
 )
 from understudy.infer.shared import SharedPlans, SharedQuestion
+from understudy.ops.shared.decompositions import decompose
 from understudy.ops.traits.caching import uncached
 from understudy.patching import ANY_MODE, SYMBOLS, combine
 from understudy.shapes.env import ShapeEnv
@@ -122,8 +123,7 @@ class FakeTensorMode(_torch.TorchDispatchMode):
         self.allow_non_fake_inputs = allow_non_fake_inputs
         self.shape_env: Any = shape_env
         self.static_shapes = shape_env is None if static_shapes is None else static_shapes
-        self.export = export
-        self.crosscheck = crosscheck
+        self.export, self.crosscheck = export, crosscheck
         self.cache_enabled = True
         self.epoch = 0
         self.uncounted_writes = 0
@@ -362,7 +362,7 @@ class FakeTensorMode(_torch.TorchDispatchMode):
     def decompose(self, func: _torch.OpOverload, args: Any, kwargs: Any) -> Any:
         """Break up a composite operator that has come whole, as in inference mode: those inside it come to this mode."""
         with self, _torch.inside_composite(func):
-            return _torch.decompose(func, *args, **kwargs)
+            return decompose(func, args, kwargs)
 
     def _make_call(self, func: Any, args: Any, kwargs: Any) -> Call:
         inputs: list[TensorSpec] = []

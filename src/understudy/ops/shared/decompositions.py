@@ -15,6 +15,7 @@ from understudy import _torch
 from understudy.ops.registry import Registered, Trait
 from understudy.shapes.sizes import from_torch, to_torch
 from understudy.spec import TensorSpec, broadcast_shapes
+from understudy.spec.call import flat
 
 Function = Callable[..., object]
 decomposition: Trait[Function] = Trait("decomposition for symbolic sizes")
@@ -41,17 +42,33 @@ _contiguity: list[Callable[[TensorSpec], None]] = []
 
 def decomposed_kernel(op: Any, function: Function | None) -> Function:
     """A kernel that runs the decomposition, or C++ where the decomposition leaves the call to it or composites are
-    observed."""
+    observed. Of autocast, it is known what it does: it casts the arguments first, and calls again; or it casts inside."""
 
     def kernel(*args: object, **kwargs: object) -> object:
-        if function is not None and not _torch.composites_are_observed():
-            result = function(*args, **kwargs)
+        if function is not None:
+            is_observed = _torch.composites_are_observed()
+            if is_observed and _torch.only_autocast_observes_composites():
+                casting = _torch.casting_key(op, _torch.inner_device(flat(torch.Tensor, args, kwargs)[0]).type)
+                if casting is not None:
+                    return op.redispatch(casting, *args, **kwargs)
+                is_observed = False
+            result = NotImplemented if is_observed else function(*args, **kwargs)
             if result is not NotImplemented:
                 return result
         with _torch.below(_torch.RECIPE_KEYS):
             return op(*args, **kwargs)
 
     return kernel
+
+
+def decompose(op: Any, args: Any, kwargs: Any) -> Any:
+    """Break up a composite operator: by its decomposition for symbolic sizes where there are such, or as C++ does."""
+    function = decomposition.of(op)
+    if function is not None and any(map(has_symbolic_sizes, flat(torch.Tensor, args, kwargs))):
+        result = function(*args, **kwargs)
+        if result is not NotImplemented:
+            return result
+    return _torch.decompose(op, *args, **kwargs)
 
 
 def has_symbolic_sizes(tensor: torch.Tensor) -> bool:
