@@ -23,7 +23,8 @@ from torch.func import (
 )
 
 from tests.fake.sides import assert_like_eager, on_each_device
-from understudy import DataDependentOutputException, FakeTensorMode, is_fake
+from understudy import DataDependentOutputException, FakeTensorMode, ShapeEnv, is_fake
+from understudy.errors import ArgumentError
 
 
 def cube(x: torch.Tensor) -> torch.Tensor:
@@ -211,3 +212,16 @@ def test_devices_inside_of_transforms(device: str) -> None:
         assert vmap(f)(x).device == x.device
         assert grad(lambda x: f(x).sum())(x).device == x.device
         assert {str(d) for d in seen} == {str(x.device)}
+
+
+@pytest.mark.parametrize("out_dim", [-1, 2])
+@pytest.mark.parametrize("env", [None, "symbols"])
+def test_results_that_are_not_mapped_are_put_where_there_is_a_dimension(out_dim: int, env: str | None) -> None:
+    """torch writes past the list of sizes, and a symbol there ends the process."""
+    mode = FakeTensorMode(shape_env=None if env is None else ShapeEnv())
+    x = mode.from_tensor(torch.ones(3, 4))
+    with mode, pytest.raises(ArgumentError, match=rf"out_dims={out_dim} of a result that does not depend"):
+        vmap(lambda row: x[0] * 2, out_dims=out_dim)(x)
+    with mode:
+        assert vmap(lambda row: x * 2, out_dims=1)(x).shape == (3, 3, 4)
+        assert vmap(lambda row: row * 2, out_dims=-1)(x).shape == (4, 3)

@@ -134,10 +134,14 @@ TRANSFORMS = DispatchKey.FuncTorchDynamicLayerFrontMode
 """The dispatch key of the innermost transform."""
 
 
+def is_batch_of(value: object, level: int) -> bool:
+    is_batch = isinstance(value, Tensor) and torch._C._functorch.is_batchedtensor(value)
+    return is_batch and torch._C._functorch.maybe_get_level(value) == level
+
+
 def batched_at(value: Any, dim: int, level: int) -> tuple[Any, bool]:
     """The tensor inside a batch of this level, with the batch at this dimension, and whether it is a batch."""
-    is_batch = isinstance(value, Tensor) and torch._C._functorch.is_batchedtensor(value)
-    if not is_batch or torch._C._functorch.maybe_get_level(value) != level:
+    if not is_batch_of(value, level):
         return value, False
     inner = torch._C._functorch.get_unwrapped(value)
     return inner.movedim(torch._C._functorch.maybe_get_bdim(value), dim), True

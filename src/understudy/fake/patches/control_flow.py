@@ -11,7 +11,7 @@ import torch
 from understudy import _torch
 from understudy._torch import active_fake_mode
 from understudy.contexts import contextmanager
-from understudy.errors import NoDataError
+from understudy.errors import ArgumentError, NoDataError
 from understudy.fake import higher_order as _higher_order  # noqa: F401  (registers how each is run)
 from understudy.fake.kernels import transforms
 from understudy.fake.tensor import FakeTensor
@@ -125,6 +125,21 @@ def refuse_jit_traces(original: Function, *args: object, **kwargs: object) -> ob
 def add_batching_rules(original: Function) -> Function:
     """C++ batching rules read sizes as integers. Ours are registered while a transform of torch.func runs."""
     return transforms.add_rules_to_transform(original)
+
+
+@patch_call("torch._functorch.vmap._remove_batch_dim", during=ANY_MODE)
+def refuse_dims_out_of_bounds(original: Function, result: torch.Tensor, level: int, size: object, out_dim: int) -> object:
+    """Of a result that is not mapped, C++ does not check where its copies are put, nor wrap a negative dimension: it writes
+    past the list of sizes. Eager's result has a size that is no number of the program's; a symbol there ends the process."""
+    if not _torch.is_batch_of(result, level) and not 0 <= out_dim <= result.dim():
+        raise with_line(
+            ArgumentError(
+                f"vmap: out_dims={out_dim} of a result that does not depend on what is mapped, of {result.dim()} dimensions"
+            ),
+            "torch.vmap", f"result of shape {list(result.shape)}",
+            f"out_dims from 0 to {result.dim()}: torch itself reads memory that is not there",
+        )  # fmt: skip
+    return original(result, level, size, out_dim)
 
 
 @patch_call("torch._functorch.eager_transforms._func_increment_nesting", during=SYMBOLS)
