@@ -134,7 +134,7 @@ TRANSFORMS = DispatchKey.FuncTorchDynamicLayerFrontMode
 """The dispatch key of the innermost transform."""
 
 
-def is_batch_of(value: object, level: int) -> bool:
+def is_batch_of(value: Any, level: int) -> bool:
     is_batch = isinstance(value, Tensor) and torch._C._functorch.is_batchedtensor(value)
     return is_batch and torch._C._functorch.maybe_get_level(value) == level
 

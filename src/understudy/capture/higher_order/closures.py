@@ -8,12 +8,15 @@ recorded, the operand replaces the tensor in the same calls.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
+from types import CellType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from understudy import _torch
+from understudy.contexts import contextmanager, run_to_the_end
 from understudy.errors import Context, UnsupportedMutationAliasingException
 from understudy.fake.higher_order import describe_value
 from understudy.fake.tensor import FakeTensor
@@ -27,6 +30,9 @@ if TYPE_CHECKING:
     from understudy.capture.make_fx import Capture
 
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+NUMBERS = frozenset({bool, int, float, complex})
+Function = Callable[..., Any]
+Table = dict[str, Any]
 
 
 class BranchMode(_torch.FunctionMode):
@@ -116,17 +122,103 @@ class ClosureReplacer(BranchMode):
     def __init__(self, tensors: Sequence[torch.Tensor], operands: Sequence[Any]) -> None:
         super().__init__()
         self._operands = {id(tensor): operand for tensor, operand in zip(tensors, operands, strict=True)}
+        self._numbers = {id(tensor): number for number, tensor in enumerate(tensors)}
+        self.calls: list[tuple[Any, list[object]]] = []
+        """Each function that was called, with the numbers and the tensors of the closure that it was given."""
 
     def __torch_function__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
+        self.calls.append((func, list(map(self._describe, _torch.tree_flatten((args, kwargs))[0]))))
         args, kwargs = self.replace_in((args, kwargs or {}))
         if isinstance(func, _torch.HigherOrderOperator):
             args = tuple(map(self.wrap_inner_function, args))
         return func(*args, **kwargs)
 
+    def _describe(self, value: object) -> object:
+        if isinstance(value, torch.Tensor):
+            return f"tensor {self._numbers[id(value)]} from outside" if id(value) in self._numbers else None
+        return value if type(value) in NUMBERS else None
+
     def replace_in(self, values: object) -> Any:
         if not any(id(tensor) in self._operands for tensor in flat(torch.Tensor, (values,), {})):
             return values
         return map_structure(lambda tensor: self._operands.get(id(tensor), tensor), torch.Tensor, values)
+
+
+class FrozenFunction:
+    """A function as it is when the operator is called.
+
+    A backward pass calls it again, later: when a loop has gone on, a variable has another value, or `functional_call` has
+    given a module its own parameters back. So the copy that is called keeps the variables of its closure, and the tensors
+    of the modules among them. What else it reads (attributes, contents of lists) is not kept: `Branch` compares the calls.
+    """
+
+    def __init__(self, function: Function) -> None:
+        self._modules: dict[int, torch.nn.Module] = {}
+        self._copies: dict[int, Any] = {}
+        self.function = self._freeze(function)
+        self._tables: list[tuple[Table, Table]] = [
+            (table, table.copy())
+            for module in self._modules.values() for table in (module._parameters, module._buffers)
+        ]  # fmt: skip
+
+    def __call__(self, *args: object) -> Any:
+        with self._with_tensors():
+            return self.function(*args)
+
+    def _freeze(self, value: Any) -> Any:
+        """A copy of a function with variables of its own; other values as they are."""
+        if id(value) in self._copies:
+            return self._copies[id(value)]
+        kind = type(value)
+        if isinstance(value, torch.nn.Module):
+            self._modules.update((id(module), module) for module in value.modules())
+        elif kind is MethodType:
+            self._freeze(value.__self__)
+        elif kind is functools.partial:
+            keywords = {name: self._freeze(given) for name, given in value.keywords.items()}
+            return functools.partial(self._freeze(value.func), *map(self._freeze, value.args), **keywords)
+        elif kind is FunctionType and value.__closure__:
+            return self._freeze_closure(value)
+        return value
+
+    def _freeze_closure(self, function: Any) -> Any:
+        cells = tuple([CellType() for _ in function.__closure__])
+        code, names = function.__code__, (function.__globals__, function.__name__, function.__defaults__)
+        copied: Any = FunctionType(code, *names, cells)
+        self._copies[id(function)] = copied  # a function may call itself
+        copied.__kwdefaults__ = function.__kwdefaults__
+        copied.__dict__.update(function.__dict__)
+        copied.__qualname__, copied.__module__ = function.__qualname__, function.__module__
+        for cell, original in zip(cells, function.__closure__, strict=True):
+            try:
+                value = original.cell_contents
+            except ValueError:  # a variable that is assigned later, or never
+                continue
+            cell.cell_contents = self._freeze(value)
+        return copied
+
+    @contextmanager
+    def _with_tensors(self) -> Iterator[None]:
+        """The modules have the tensors that they had, for the time of a call."""
+        changed = [(table, before, table.copy()) for table, before in self._tables if not _are_same(table, before)]
+
+        def give_back() -> None:
+            for table, _, now in changed:
+                _fill(table, now)
+
+        with run_to_the_end(give_back):
+            for table, before, _ in changed:
+                _fill(table, before)
+            yield
+
+
+def _are_same(table: Table, other: Table) -> bool:
+    return len(table) == len(other) and all(value is other.get(name) for name, value in table.items())
+
+
+def _fill(table: Table, values: Table) -> None:
+    table.clear()
+    table.update(values)
 
 
 class Branch:
@@ -136,7 +228,8 @@ class Branch:
         self, function: Callable[..., object], given: int, in_spec: Any, tensors: Sequence[torch.Tensor],
         may_write: bool = False, is_bare: bool = False,
     ) -> None:  # fmt: skip
-        self._function = function
+        self._function = FrozenFunction(interpret_graph(function))
+        self._first_run: tuple[list[Any], list[tuple[Any, list[object]]]] | None = None
         self._given = given
         self._in_spec = in_spec
         self._tensors = tuple(tensors)
@@ -150,10 +243,33 @@ class Branch:
         lifted = operands[count : count + len(self._tensors)]
         mode = ClosureReplacer(self._tensors, lifted)
         with mode:
-            result = interpret_graph(self._function)(*args)
+            result = self._function(*args)
+        self._check_calls([tuple(x.shape) if isinstance(x, torch.Tensor) else None for x in operands], mode.calls)
         leaves = mode.replace_in(_torch.tree_flatten(result)[0])
         self._check_gradients(leaves, operands)
         return leaves[0] if self._is_bare else tuple(leaves)
+
+    def _check_calls(self, shapes: list[Any], calls: list[tuple[Any, list[object]]]) -> None:
+        """Raise if the same functions were given other numbers, or other tensors from outside, than in the first run: a
+        gradient would be that of another function."""
+        if self._first_run is None:
+            self._first_run = shapes, calls
+            return
+        first_shapes, first_calls = self._first_run
+        if first_shapes != shapes or [func for func, _ in first_calls] != [func for func, _ in calls]:
+            return  # other sizes, or other paths where gradients are recorded
+        for (func, before), (_, now) in zip(first_calls, calls, strict=True):
+            if before != now:
+                name = getattr(func, "__name__", str(func))
+                raise UnsupportedMutationAliasingException(
+                    f"{self.__name__} is called again for its gradient, and calls {name} with other numbers or tensors from "
+                    f"outside than before: {_first_difference(before, now)}",
+                    context=Context(
+                        line=user_line(),
+                        hint="it reads something that has changed since, as an attribute or the contents of a list: pass it "
+                        "to the higher-order operator as an operand, or assign it to a variable first",
+                    ),
+                )
 
     def _check_gradients(self, results: Sequence[object], operands: Sequence[object]) -> None:
         """Raise if a closure tensor is passed to an `autograd.Function`: function modes do not see that call, so it is
@@ -176,6 +292,13 @@ class Branch:
                         line=user_line(), hint="pass it to the higher-order operator as an operand"
                     ),
                 )
+
+
+def _first_difference(before: list[object], now: list[object]) -> str:
+    if len(before) != len(now):
+        return f"{len(now)} arguments, not {len(before)}"
+    found = next(pair for pair in zip(before, now, strict=True) if pair[0] != pair[1])
+    return " became ".join("another tensor" if value is None else str(value) for value in found)
 
 
 def _source_of(tensor: torch.Tensor) -> Any:
