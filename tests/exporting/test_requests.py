@@ -433,3 +433,35 @@ def test_acceleration_and_its_fallback() -> None:
         pytest.raises(Exception, match="Constraints violated"),
     ):
         torch.export.export(nn.Sequential(nn.Linear(3, 2)), (x,), dynamic_shapes=({1: Dim("columns")},))
+
+
+_B, _C = Dim("B"), Dim("C", min=2)
+
+
+@pytest.mark.parametrize(
+    ("asked", "sizes", "admitted", "refused"),
+    [
+        (({0: _B}, {0: _B + 1}), (4, 5), [(3, 4), (6, 7)], [(3, 3), (4, 6)]),
+        (({0: _B}, {0: 2 * _B}), (4, 8), [(3, 6)], [(3, 5), (4, 6)]),
+        (({0: 2 * _C - 1}, {0: _C}), (7, 4), [(5, 3)], [(5, 4), (6, 3)]),
+        (({0: 2 * _B}, {0: 3 * _B + 1}), (4, 7), [(6, 10)], [(3, 4), (4, 6)]),
+        (({0: 2 * _B}, None), (4, 7), [(6, 7)], [(5, 7)]),
+    ],
+)
+def test_sizes_that_are_computed_of_others_are_checked(asked: Any, sizes: Any, admitted: Any, refused: Any) -> None:
+    """The graph reads a size from any input that tells it: sizes that do not fit gave other results."""
+
+    class Joined(torch.nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return torch.cat([x, y])[: x.shape[0] + 1]
+
+    program = export(Joined(), (torch.rand(sizes[0]), torch.rand(sizes[1])), dynamic_shapes=asked)
+    for given in (sizes, *admitted):
+        x, y = (torch.rand(size) for size in given)
+        assert torch.equal(program.module()(x, y), Joined()(x, y))
+        assert check_inputs(program, x, y) == []
+    for given in refused:
+        x, y = (torch.rand(size) for size in given)
+        with pytest.raises(AssertionError, match="Guard failed"):
+            program.module()(x, y)
+        assert check_inputs(program, x, y)

@@ -243,9 +243,12 @@ class InputChecks:
     def choose_requirements(
         self, inputs: InputSizes, *, ignore_static: bool = False, _simplified: bool = False, **ignored: object
     ) -> list[Requirement]:
-        """The requirements that `produce_guards` writes."""
-        required = self._require_guards(bind_inputs(inputs)) if _simplified else self.list_requirements(inputs)
-        return [r for r in required if not (ignore_static and r.is_static)]
+        """The requirements that `produce_guards` writes. Simplified, without what follows from the values of the inputs:
+        static sizes, ranges, and which sizes are the same symbol."""
+        bindings = bind_inputs(inputs)
+        required = self._require_guards(bindings) if _simplified else self.list_requirements(inputs)
+        computed = [r for r in _require_sizes(inputs, bindings) if _is_computed_size(r)] if _simplified else []
+        return [*computed, *(r for r in required if not (ignore_static and r.is_static))]
 
     def produce_guards_expression(
         self, placeholders: Sequence[object], *, guards: object = None, ignore_static: bool = True
@@ -322,6 +325,12 @@ def _require_ranges(bindings: SymbolBindings) -> Iterator[Requirement]:
             yield Requirement(Comparison(">=", symbol, low), why, (place.source,))
         if high is not None:
             yield Requirement(Comparison("<=", symbol, high), "its range", (place.source,))
+
+
+def _is_computed_size(required: Requirement) -> bool:
+    """Whether this is the size of an input as an expression of other sizes: `2*B`."""
+    equation: Any = required.condition
+    return not required.is_static and not equation.right.is_symbol and _is_about(required, "size")
 
 
 def _is_about(required: Requirement, what: str) -> bool:
