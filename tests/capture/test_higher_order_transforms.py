@@ -343,3 +343,19 @@ def test_a_number_that_each_entry_of_a_batch_counts_for_itself() -> None:
         match=r"(?s)vmap where each entry of the batch decides when it stops.*torch\.tensor\(0\)",
     ):
         make_fx(vmap(f), tracing_mode="fake")(torch.rand(4, 3))
+
+
+@pytest.mark.parametrize("mode", ["fake", "symbolic"])
+@pytest.mark.parametrize("transform", [grad, jacrev, jacfwd, vmap], ids=["grad", "jacrev", "jacfwd", "vmap"])
+def test_one_transform_above_autograd(transform: Any, mode: str) -> None:
+    """Transforms answer the operator first; what they make of it is recorded below autograd."""
+
+    def of_operands(x: Tensor) -> Tensor:
+        return torch.cond(x.sum() > 0, lambda x: x * x.sin(), lambda x: x * 2, (x,)).sum()
+
+    def plain(x: Tensor) -> Tensor:
+        return torch.where(x.sum() > 0, x * x.sin(), x * 2).sum()
+
+    gm = make_fx(transform(of_operands), tracing_mode=mode, pre_dispatch=True)(torch.rand(4, 3))
+    for x in (torch.rand(4, 3), -torch.rand(4, 3)):
+        torch.testing.assert_close(gm(x), transform(plain)(x))

@@ -87,9 +87,9 @@ def enter(
         if answer is not NotImplemented:
             return answer
     if recorder.pre_dispatch and _torch.is_recorded_above_autograd():
-        # An autograd.Function inside a transform, which handles it.
-        if not form.takes_functions and _torch.has_transforms():
-            return recorder.record_below_autograd(op, args, kwargs)
+        if _torch.has_transforms():  # which answer it first
+            with branches_below_autograd():
+                return recorder.record_below_autograd(op, args, kwargs)
         if form.takes_functions and (answer := _run_with_parts(recorder, op, args, kwargs)) is not NotImplemented:
             return answer
         with _torch.without_recorder():
