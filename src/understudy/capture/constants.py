@@ -302,7 +302,7 @@ class Constants:
             name = self._fresh("_param_constant" if is_parameter(real) else "_tensor_constant")
         else:
             name = self._paths.choose(name)
-        value = self._detach(real) if self.without_gradient else real
+        value = self._detach(real) if self.without_gradient and real.requires_grad else real
         self._read_as[name] = value
         if "." not in name:  # submodules are made once, with the graph module
             set_attribute(self._tracer.root, name, value)

@@ -130,7 +130,7 @@ UNWRITTEN = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_str
 ZEROS = ("zeros", "zeros_like", "new_zeros")
 LIKE = (*ZEROS, "ones_like", "empty_like", "full_like", "new_ones", "new_empty", "new_full")
 """Operators that read only the metadata of their input."""
-LEAST_LAZY_BYTES = 1 << 20
+LEAST_LAZY_BYTES = 1 << 18
 """Smaller tensors are zeroed at once: a mapping of their own costs more."""
 
 
