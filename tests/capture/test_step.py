@@ -481,3 +481,27 @@ def test_no_assertions_about_step_counters_are_left_to_the_graph() -> None:
     model = make_model()
     step = capture_step(model, F.cross_entropy, torch.optim.AdamW(model.parameters()), *batch(0))
     assert not step.graph.find_nodes(op="call_function", target=torch.ops.aten._assert_scalar.default)
+
+
+# --- around the optimizer ------------------------------------------------------------------------------------------------------
+
+
+def test_an_optimizer_with_a_scheduler() -> None:
+    """Schedulers replace the method `step` of the object, by one that takes the step of the original."""
+    model = make_model()
+    reference = copy.deepcopy(model)
+    optimizer, eager = torch.optim.AdamW(model.parameters()), torch.optim.AdamW(reference.parameters())
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    step = capture_step(model, F.cross_entropy, optimizer, *batch(0))
+    for seed in range(1, 4):
+        assert torch.equal(step(*batch(seed)), eager_step(reference, eager, *batch(seed)))
+        assert same_state(model, reference)
+    assert not optimizer.state and scheduler.get_last_lr() == [1e-3]
+
+
+def test_a_step_that_was_replaced_is_refused() -> None:
+    model = make_model()
+    optimizer = torch.optim.AdamW(model.parameters())
+    optimizer.step = lambda closure=None: None  # type: ignore[method-assign, assignment]
+    with pytest.raises(ValueError, match="the method step of this AdamW was replaced on the object"):
+        capture_step(model, F.cross_entropy, optimizer, *batch(0))

@@ -163,6 +163,14 @@ def last_node(graph: torch.fx.Graph) -> torch.fx.Node:
     return graph._root.prev
 
 
+def nodes_after(node: torch.fx.Node) -> list[torch.fx.Node]:
+    """The nodes that were added to the end of a graph after this one."""
+    found = []
+    while (node := node.next).op != "root":
+        found.append(node)
+    return found
+
+
 def children(spec: object) -> list[Any]:
     """The structures of the parts of a structure."""
     return list(spec.children())

@@ -259,6 +259,11 @@ class FunctionCall:
         return f"{self.name}_{counts.get(self.func, 0) + self.before}", self.kind
 
 
+def count_since(before: dict[Any, int], after: dict[Any, int]) -> dict[Any, int]:
+    """How often each function was called in between."""
+    return {func: count - before.get(func, 0) for func, count in after.items() if count != before.get(func, 0)}
+
+
 class RecordedCalls:
     """How often each torch function was called before a recording, and in it."""
 

@@ -30,6 +30,7 @@ from understudy.capture.lazy_state import (
     Pending,
     RecordedCalls,
     base_name,
+    count_since,
     fill_slots,
 )
 from understudy.capture.tracer import PythonKeyTracer
@@ -271,10 +272,9 @@ class RepeatedParameters:
         has_sizes = any("unbacked_bindings" in node.meta and type(node.meta["val"]) not in NUMBERS for node in nodes)
         if has_sizes or (env is not None and (len(env.guards), len(env.runtime_asserts)) != assumed):
             return None
-        now = tracer.torch_fn_counts
-        advance = {func: now[func] - counts.get(func, 0) for func in now if now[func] != counts.get(func)}
+        calls = RecordedCalls(counts, count_since(counts, tracer.torch_fn_counts))
         own = {**inputs, **self._existing_state(parameter)}
-        return ParameterPlan(parameter, nodes, own, RecordedCalls(counts, advance), tracer.appender())
+        return ParameterPlan(parameter, nodes, own, calls, tracer.appender())
 
 
 def _describe(value: Any) -> Any:
@@ -285,11 +285,7 @@ def _describe(value: Any) -> Any:
 
 def _live_nodes_after(last: Node) -> list[Node]:
     """The nodes after this one that have an effect, or are read by one that has."""
-    nodes = []
-    node = last.next
-    while node.op != "root":
-        nodes.append(node)
-        node = node.next
+    nodes = _torch.nodes_after(last)
     dead: set[Node] = set()
     pure: dict[Any, bool] = {}
     for node in reversed(nodes):

@@ -251,7 +251,7 @@ class StepCapture(Capture):
                 f"the optimizer has {len(unknown)} parameters that are not the model's: make it with model.parameters()"
             )
         shadow: Any = copy.copy(self._optimizer)
-        shadow.__dict__ = dict(self._optimizer.__dict__)
+        shadow.__dict__ = _attributes_of(self._optimizer)
         shadow.param_groups = [
             {**self._options(position, group), "params": [stand_ins[p] for p in group["params"]]}
             for position, group in enumerate(self._optimizer.param_groups)
@@ -427,6 +427,18 @@ class StepCapture(Capture):
                 f"{type(self._optimizer).__name__} changes {changed[0]}, a plain number, at each step: the graph would hold "
                 "it fixed. Keep it in a tensor, or capture one step with capture_step(..., fixed_step=True)"
             )
+
+
+def _attributes_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """The attributes of an optimizer for a copy of it, without a `step` that is bound to the original."""
+    attributes = dict(vars(optimizer))
+    step = attributes.pop("step", None)
+    if step is not None and not hasattr(step, "_wrapped_by_lr_sched"):  # schedulers only count the steps
+        raise ValueError(
+            f"the method step of this {type(optimizer).__name__} was replaced on the object, by {step!r}: what it does "
+            "can't be done with stand-ins. Capture before it is replaced"
+        )
+    return attributes
 
 
 def _is_torchs(optimizer: torch.optim.Optimizer) -> bool:

@@ -26,7 +26,7 @@ from torch.fx import Node
 from torch.fx.node import map_aggregate
 
 from understudy import _torch
-from understudy.capture.lazy_state import LazyParameter, describe_function, resolve_parameters
+from understudy.capture.lazy_state import LazyParameter, count_since, describe_function, resolve_parameters
 from understudy.capture.module_stack import ACTIVE, LayerPosition
 from understudy.capture.repeated_layers.comparison import (
     ComparedState,
@@ -371,12 +371,12 @@ class LayerHandlers:
             raise NotComparable
         tracer = self._tracer
         own = [tracer.constants.existing(tensor) for tensor in seen.tensors]
-        nodes = _nodes_after(run.before)
+        nodes = _torch.nodes_after(run.before)
         recording = LayerRecording(
             [node for node in nodes if not _is_shared(node, own)], called.nodes, list(map(self._node, given)), own,
             [*given, *seen.tensors],
             [self._node(leaf) if isinstance(leaf, torch.Tensor) else _require_plain(leaf) for leaf in leaves],
-            structure, run.prefix, run.counts, _advance(run.counts, tracer.torch_fn_counts), seen.held,
+            structure, run.prefix, run.counts, count_since(run.counts, tracer.torch_fn_counts), seen.held,
             tracer.appender(), [isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves], run.place,
             {} if run.place is None else run.place.calls_inside(self._place_after(called.layer)),
         )  # fmt: skip
@@ -402,10 +402,6 @@ def _settings() -> tuple[Any, ...]:
     return torch.is_grad_enabled(), *_torch.settings()
 
 
-def _advance(before: dict[Any, int], after: dict[Any, int]) -> dict[Any, int]:
-    return {func: count - before.get(func, 0) for func, count in after.items() if count != before.get(func, 0)}
-
-
 def _is_trained(tensors: list[Any]) -> bool:
     return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
@@ -420,15 +416,6 @@ def _is_shared(node: Node, own: list[Node | None]) -> bool:
     if node.op == "get_attr":
         return node not in own
     return type(node.meta.get("val")) in NUMBERS
-
-
-def _nodes_after(before: Node) -> list[Node]:
-    nodes = []
-    node = before.next
-    while node.op != "root":
-        nodes.append(node)
-        node = node.next
-    return nodes
 
 
 def _require_plain(leaf: object) -> Any:
