@@ -106,9 +106,12 @@ def _share_storage(mode: FakeTensorMode, fake: FakeTensor) -> FakeTensor:
         return make_new(mode, spec)
     if getattr(fake, "_is_param", False):
         return fake.data  # type: ignore[return-value]
+    is_known = fake._determined is not None
     fake._determined = record_for_alias(fake)
     duplicate = make_view(mode, fake, spec, is_inference=torch.is_inference_mode_enabled())
     duplicate._range = None
+    if not is_known:  # writes to the copy are noted on the storage: the original needs no record of its own
+        del fake._determined
     if not duplicate.is_inference():
         _torch.count_writes([duplicate])  # eager sets the copy on the storage, which counts as a write
     return duplicate
