@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -158,3 +159,9 @@ def test_a_wrong_file_says_what_is_wrong(tmp_path: Path, text: str, message: str
 def test_a_missing_file_is_named() -> None:
     with pytest.raises(CatalogueError, match=r"no_such\.toml: No such file"):
         read_cards("no_such.toml")
+
+
+@pytest.mark.parametrize("text", ["8x", " 2 x ", "", "0xh100", "9999xh100"])
+def test_a_number_without_a_card_is_named_whole(text: str) -> None:
+    with pytest.raises(UnknownDeviceError, match=re.escape(f"no device is named {text!r}: see `understudy devices`")):
+        parse_devices(text)

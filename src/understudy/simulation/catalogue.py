@@ -181,7 +181,7 @@ def parse_devices(text: str, more: Iterable[Card] = ()) -> tuple[Card, int]:
     found = re.fullmatch(r"\s*(?:(\d+)\s*[xX×*]\s*)?(.*?)\s*", text)
     assert found is not None
     count = int(found[1] or 1)
-    if not 1 <= count <= 1024:
+    if not 1 <= count <= 1024 or not found[2]:
         raise UnknownDeviceError(text, ())
     return find_card(found[2], more), count
 
