@@ -108,6 +108,8 @@ def accept_inputs(mode: FakeTensorMode, func: Any, types: Any, args: Any, kwargs
 
 def _recall_converted(mode: FakeTensorMode, func: Any, args: Any) -> list[Any] | None:
     """The arguments, if all real tensors among them were converted before; None for calls that have to be looked at."""
+    if fake_tensor_tls.allow_non_fake_inputs_override is False:
+        return None
     recall = mode.fake_tensor_converter.recall
     known = []
     for value in args:
