@@ -230,7 +230,8 @@ def duplicate(tree: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):
             return leaf
         if id(leaf) not in copies:
-            copies[id(leaf)] = _copied(leaf, storages).requires_grad_(leaf.requires_grad)
+            can_require = leaf.is_floating_point() or leaf.is_complex()  # `i[::2] = y` makes integers that claim to
+            copies[id(leaf)] = _copied(leaf, storages).requires_grad_(leaf.requires_grad and can_require)
         return copies[id(leaf)]
 
     return tree_map(copy, tree)
