@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from understudy import _torch
 from understudy._torch import OpOverload
 from understudy.errors import DtypeError
 from understudy.ops.registry import Trait, record_of
@@ -319,8 +320,9 @@ def _of_group_norm_backward(
     results: Results, grad: TensorSpec, x: TensorSpec, mean: TensorSpec, rstd: TensorSpec, weight: Maybe, batch: int,
     channels: int, *rest: object, **settings: object,
 ) -> Sizes:  # fmt: skip
-    """Two sums for each channel."""
-    return (2 * batch * channels * max(4, x.itemsize),)
+    """Two sums for each channel. Kernels that take any strides make operands contiguous first."""
+    copies = _copies(0, 1)(results, grad, x) if _torch.group_norm_takes_any_strides() else ()
+    return (*copies, 2 * batch * channels * max(4, x.itemsize))
 
 
 # --- images of another size
