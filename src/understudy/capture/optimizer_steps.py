@@ -201,12 +201,16 @@ NUMBERS = (torch.SymInt, torch.SymFloat)
 LISTS = ("foreach", "fused", "differentiable")
 
 
+def is_torchs(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether this is an optimizer of torch: these make their state before they use it, and use it alike in each step."""
+    return type(optimizer).__module__.split(".")[:2] == ["torch", "optim"]
+
+
 def treats_each_parameter_alone(optimizer: Any) -> bool:
     """Whether this is an optimizer of torch that takes one parameter after the other, and has no hooks."""
-    is_torchs = type(optimizer).__module__.split(".")[:2] == ["torch", "optim"]
     hooks = [hook for hook in _torch.step_hooks_of(optimizer) if hook.__module__ != restore_optimizers_after.__module__]
     return (
-        is_torchs
+        is_torchs(optimizer)
         and not hooks
         and not any(group.get(name) for group in optimizer.param_groups for name in LISTS)
         # on other devices, lists are the default

@@ -27,6 +27,7 @@ from understudy.capture.optimizer_steps import (
     StateFromInputs,
     StepState,
     initial_value,
+    is_torchs,
     lazy_zeros,
     numbers_in,
     treats_each_parameter_alone,
@@ -91,7 +92,7 @@ def capture_step(
     numbers = _varying_numbers(optimizer, varying)
     capture = StepCapture(model, program, optimizer, options, state, fixed_step, numbers)
     graph = capture.run(inputs)
-    if capture.from_gradients or (capture.made and not fixed_step and not _is_torchs(optimizer)):
+    if capture.from_gradients or (capture.made and not fixed_step and not is_torchs(optimizer)):
         first, first_graph = capture, graph
         capture = StepCapture(model, program, optimizer, options, first.whole_state(), fixed_step, numbers)
         graph = capture.run(inputs)
@@ -290,7 +291,7 @@ class StepCapture(Capture):
         self._lent_entries[parameter, key] = stand_in
         if self._fixed_step and value.numel() == 1:
             self.stand_ins.remember_literal(stand_in, value.clone())
-        elif key == COUNTER and _is_torchs(self._optimizer) and value.numel() == 1:
+        elif key == COUNTER and is_torchs(self._optimizer) and value.numel() == 1:
             least = 0 if type(value) is FakeTensor else value.item()
             store_ranges(ValueRange(least, max(least, MOST_STEPS), False), [stand_in], is_written=False)
 
@@ -439,11 +440,6 @@ def _attributes_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
             "can't be done with stand-ins. Capture before it is replaced"
         )
     return attributes
-
-
-def _is_torchs(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether this is an optimizer of torch: these make their state before they use it, and use it alike in each step."""
-    return type(optimizer).__module__.split(".")[:2] == ["torch", "optim"]
 
 
 def _erase_writes(node: Node) -> None:
