@@ -22,4 +22,4 @@ def forget_new_patches() -> Iterator[None]:
     for key, place in list(ENGINE._places.items()):
         if new & set(place.patches):
             del ENGINE._places[key]
-    ENGINE._prepared.clear()
+    ENGINE._changes.clear()

@@ -8,7 +8,10 @@ preceded by the line `<!-- not run: the reason -->`.
 from __future__ import annotations
 
 import doctest
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +19,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import understudy
 from tests.registered_patches import forget_new_patches
 from tests.test_architecture import ROOMS, SIDE_ROOMS
 from understudy.cli import main
@@ -73,7 +77,9 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert not missing
 
 
-@each_page
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if page.name != "scripts.md"], ids=lambda page: page.name
+)  # that page lists files of other repositories
 def test_files_that_are_named_exist(page: Path) -> None:
     """`fake/mode.py` is a file of the package, `tests/oracle/real.py` one of the repository."""
     named = {found["path"] for found in PATH.finditer(page.read_text())}
@@ -96,6 +102,32 @@ def test_commands_in_the_readme_exist() -> None:
     assert {"demo", "test"} <= named <= targets
 
 
+def test_the_idea_from_scratch_runs() -> None:
+    """The file is a program: its assertions hold, and it uses nothing of the library."""
+    path = ROOT / "docs" / "understudy-from-scratch.py"
+    assert "import understudy" not in path.read_text()
+    subprocess.run([sys.executable, path], check=True, capture_output=True)
+
+
+def test_site_is_built_without_warnings(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
+    built = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    )
+    assert built.returncode == 0, built.stderr
+    assert "allow_non_fake_inputs" in (tmp_path / "reference" / "index.html").read_text()
+
+
+def test_reference_has_every_public_name() -> None:
+    text = (ROOT / "docs" / "reference.md").read_text()
+    listed = set(re.findall(r"^::: understudy\.(\w+)$", text, re.MULTILINE))
+    assert listed == set(understudy.__all__) - NOT_IN_REFERENCE
+
+
+NOT_IN_REFERENCE = {"ShapeEnvSettings", "run_every_layer"}
+"""An alias; a deprecated name."""
+
+
 def test_changelog_knows_this_version() -> None:
     version = re.search(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
     assert version is not None
@@ -106,12 +138,18 @@ def test_demo_says_what_it_promises(capfd: pytest.CaptureFixture[str]) -> None:
     """`make demo` with a small model: the cards in a table, and where the memory goes."""
     script = str(ROOT / "examples" / "train_gpt.py")
     assert "understudy" not in Path(script).read_text()
-    small = [script, *"--layers 2 --width 128 --heads 4 --length 64 --batch 2 --vocabulary 500 --amp --sdpa".split()]
+    small = [
+        script,
+        *"--layers 2 --width 128 --heads 4 --length 64 --batch 2 --vocabulary 500 --amp --sdpa".split(),
+    ]
     assert main(["run", "--device", "h100,t4", *small]) == 0
     said = capfd.readouterr().out
     assert [line.split()[:2] for line in said.splitlines()[-2:]] == [["h100", "fits"], ["t4", "fits"]]
-    assert main(["run", "--device", "t4", *small, "--checkpoint", "--accumulate", "2", "--save", "model.pt"]) == 0
+    assert (
+        main(["run", "--device", "t4", *small, "--checkpoint", "--accumulate", "2", "--save", "model.pt"])
+        == 0
+    )
     said = capfd.readouterr().out
-    for line in ("fits on T4: ", "Where the memory goes", "train_gpt.py:", "Not written", "model.pt"):
+    for line in ("fits on T4: ", "Where the memory goes", "train_gpt.py:", "Kept from the disk", "model.pt"):
         assert line in said
     assert not Path("model.pt").exists()

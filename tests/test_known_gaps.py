@@ -81,7 +81,9 @@ def symbolic(*shape: int, **options: Any) -> tuple[ShapeEnv, FakeTensorMode, tor
     return env, mode, mode.from_tensor(torch.zeros(*shape, **options), source="x", symbolic_context=names)
 
 
-@pytest.mark.parametrize("layer", [lambda: nn.GRU(5, 4), lambda: nn.RNN(5, 4), lambda: nn.LSTM(5, 4, proj_size=2)])
+@pytest.mark.parametrize(
+    "layer", [lambda: nn.GRU(5, 4), lambda: nn.RNN(5, 4), lambda: nn.LSTM(5, 4, proj_size=2)]
+)
 def test_steps_of_recurrent_layers_are_fixed(layer: Program) -> None:
     env, mode, x = symbolic(7, 3, 5)
     with mode:
@@ -119,7 +121,9 @@ def test_istft_runs_on_symbols() -> None:
     assert graph(torch.randn(3, 512)).shape == (3, 512)
     _, mode, x = symbolic(2, 400)
     with mode:
-        back = torch.istft(torch.stft(x, 64, return_complex=True, window=torch.ones(64)), 64, window=torch.ones(64))
+        back = torch.istft(
+            torch.stft(x, 64, return_complex=True, window=torch.ones(64)), 64, window=torch.ones(64)
+        )
     assert str(back.shape) == "torch.Size([a, 16*(b//16)])"
 
 
@@ -175,6 +179,10 @@ def test_a_tensor_at_a_symbolic_place_is_no_size() -> None:
     x, lengths = torch.randn(2, 3), torch.tensor([1, 2, 4])
     with pytest.raises(RuntimeError, match="Cannot call numel"):
         make_fx(lambda x, lengths: x.repeat(lengths[-1], 1), tracing_mode="symbolic")(x, lengths)
-    for program in (lambda x, n: x.repeat(n[-1].item(), 1), lambda x, n: x.repeat(n[1], 1), lambda x, n: torch.arange(n[-1])):
+    for program in (
+        lambda x, n: x.repeat(n[-1].item(), 1),
+        lambda x, n: x.repeat(n[1], 1),
+        lambda x, n: torch.arange(n[-1]),
+    ):
         graph = make_fx(program, tracing_mode="symbolic")(x, lengths)
         assert torch.equal(graph(x, lengths), program(x, lengths))

@@ -37,7 +37,7 @@ NAMES = """
     maybe_disable_fake_tensor_mode maybe_get_fake_mode maybe_handle_decomp optimization_hint py_sym_types
     rebind_unbacked resolve_unbacked_bindings rule run_every_layer set_meta set_original_aten_op set_proxy_slot show
     simulate
-    RehearsalOptions rehearse Rehearsal
+    RehearsalOptions rehearse Rehearsal ClusterOptions rehearse_cluster ClusterRehearsal
     export check_inputs guards_of AccelerationWarning accelerate_export
     snapshot_fake statically_known_false statically_known_true sym_and sym_eq sym_or symbolic_trace thunkify
     to_torch track_tensor track_tensor_tree unset_fake_temporarily wrap_key wrapper_and_args_for_make_fx
@@ -61,11 +61,21 @@ def test_the_stub_has_the_same_names_from_the_same_places() -> None:
     """What editors and type checkers see is what is loaded."""
     stub = ast.parse(Path(understudy.__file__).with_suffix(".pyi").read_text())
     seen = {
-        alias.name: node.module for node in stub.body if isinstance(node, ast.ImportFrom) for alias in node.names
+        alias.name: node.module
+        for node in stub.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
     }
     assert seen == understudy._HOME_OF
-    assert all(alias.name == alias.asname for node in stub.body if isinstance(node, ast.ImportFrom) for alias in node.names)
-    (listed,) = (node.value for node in stub.body if isinstance(node, ast.Assign) and node.targets[0].id == "__all__")
+    assert all(
+        alias.name == alias.asname
+        for node in stub.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    )
+    (listed,) = (
+        node.value for node in stub.body if isinstance(node, ast.Assign) and node.targets[0].id == "__all__"
+    )
     assert ast.literal_eval(listed) == understudy.__all__
 
 

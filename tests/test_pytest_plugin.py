@@ -53,6 +53,10 @@ TESTS = """
         step(width)
         assert tmp_path.exists()
 
+    @pytest.mark.rehearse(device="t4", budget="1GiB")
+    def test_nothing_on_the_card():
+        torch.ones(3).sum()
+
     def test_without():
         assert not torch.cuda.is_available()
 """
@@ -61,7 +65,7 @@ TESTS = """
 def test_marker_and_fixture(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(TESTS)
     result = pytester.runpytest_inprocess("-p", "no:cacheprovider", "--strict-markers", "-rN")
-    result.assert_outcomes(passed=5, failed=5)
+    result.assert_outcomes(passed=5, failed=6)
     result.stdout.fnmatch_lines(
         [
             "*bytes over the budget of 20MiB: fits on T4:*",
@@ -72,6 +76,7 @@ def test_marker_and_fixture(pytester: pytest.Pytester) -> None:
     result.stdout.fnmatch_lines(["does not fit on T4:*"])
     result.stdout.fnmatch_lines(["*no device is named 'h10': did you mean h100*"])
     result.stdout.fnmatch_lines(["*assert False*"])
+    result.stdout.fnmatch_lines(["no verdict on T4: nothing ran on it"])
 
 
 def test_failures_show_nothing_of_ours(pytester: pytest.Pytester) -> None:
@@ -89,7 +94,9 @@ def test_failures_show_nothing_of_ours(pytester: pytest.Pytester) -> None:
     )
     result = pytester.runpytest_inprocess("-p", "no:cacheprovider")
     result.assert_outcomes(failed=2)
-    result.stdout.fnmatch_lines(["rehearse: 'much' is no size: write 40GiB*", "*torch.ones(3, device=*", "E*differ in size"])
+    result.stdout.fnmatch_lines(
+        ["rehearse: 'much' is no size: write 40GiB*", "*torch.ones(3, device=*", "E*differ in size"]
+    )
     result.stdout.no_fnmatch_line("*src/understudy/*")
     result.stdout.no_fnmatch_line("*During handling*")
 

@@ -16,7 +16,9 @@ ROOT = Path(__file__).parent.parent
 @pytest.mark.parametrize("name", ["make_fx, symbolic", "from_tensor, one ShapeEnv"])
 def test_calls_leave_nothing_behind(name: str) -> None:
     """In a process of its own: pytest keeps what is logged."""
-    done = subprocess.run([sys.executable, "-m", "tests.repeats", "100", name], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.repeats", "100", name], cwd=ROOT, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "objects more after 100 calls" in done.stdout
 

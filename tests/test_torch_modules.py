@@ -10,8 +10,12 @@ import operator
 import subprocess
 import sys
 import threading
+import types
+import typing
+from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import sympy
@@ -31,6 +35,7 @@ from understudy.fake_tensor import FakeTensor, FakeTensorMode
 from understudy.meta_tracer import MetaTracer, symbolic_trace
 from understudy.proxy_tensor import ProxyTorchDispatchMode, PythonKeyTracer, make_fx
 from understudy.symbolic_shapes import ShapeEnv
+from understudy.torch_names import IMPORTED, INSTEAD, write_page
 
 aten = torch.ops.aten
 PAIRS = {
@@ -115,14 +120,20 @@ def arguments_refused(theirs: Any, ours: Any) -> list[str]:
     wanted = inspect.signature(theirs).parameters
     taken = inspect.signature(ours).parameters
     kinds = {parameter.kind for parameter in taken.values()}
-    in_order = [name for name, parameter in taken.items() if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
+    in_order = [
+        name for name, parameter in taken.items() if parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+    ]
     refused = []
     for place, (name, parameter) in enumerate(wanted.items()):
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             continue
         is_taken = name in taken or parameter.VAR_KEYWORD in kinds
         is_in_place = parameter.kind is parameter.KEYWORD_ONLY or in_order[place : place + 1] == [name]
-        is_optional = parameter.default is parameter.empty or name not in taken or taken[name].default is not parameter.empty
+        is_optional = (
+            parameter.default is parameter.empty
+            or name not in taken
+            or taken[name].default is not parameter.empty
+        )
         if not (is_taken and is_optional and (is_in_place or parameter.VAR_POSITIONAL in kinds)):
             refused.append(name)
     return refused
@@ -150,34 +161,17 @@ def test_the_comparison_of_arguments_finds_differences() -> None:
 
 # --- what to use instead ------------------------------------------------------------------------------------------------
 
-ADVICE = {
-    fake_tensor: {
-        "FakeTensorConfig": "every error names the line of your program",
-        "IncrementRecursionCount": "put a TorchDispatchMode of yours inside it",
-        "SingletonConstant": "use FakeTensorMode.cache_info() and FakeTensorMode.cache_clear()",
-        "evict_fake_tensor_cache_key": "use FakeTensorMode.cache_clear(), or disable_fake_tensor_cache(mode)",
-        "in_kernel_invocation_manager": "call the operator inside the mode, or say what it gives with understudy.rule or "
-        "torch.library.register_fake",
-        "inferred_fake_kernel_from_real_out": "use mode.from_tensor(real) for the stand-in of a result",
-    },
-    symbolic_shapes: {
-        "DimConstraints": "read env.guards, env.specialisations and env.var_to_range",
-        "DynamicDimConstraintPrinter": "use env.format_guards(), and env.check(*inputs)",
-        "EqualityConstraint": 'symbolic_context=dims("batch", "seq") for each input',
-        "LoggingShapeGuardPrinter": "use env.format_guards(verbose=True)",
-        "ShapeGuardPrinter": "use env.produce_guards(...) for Python code, env.format_guards() for text",
-        "ShapeGuardPythonPrinter": "env.check_source() for a function that checks inputs",
-        "Specialization": "read env.specialisations for sizes that became numbers",
-        "SymExprPrinter": "use str(size), or str(size.node.expr)",
-        "ValueRangesSLoc": "guard.line for each guard of env.guards",
-        "log_lru_cache_stats": "Use functools.lru_cache and its cache_info()",
-        "lru_cache": "Use functools.lru_cache",
-    },
-}
-CASES = [(module, name, advice) for module, table in ADVICE.items() for name, advice in table.items()]
+MODULES = {module.__name__.rpartition(".")[2]: module for module in PAIRS}
+CASES = [
+    (MODULES[module], name, advice) for module, table in INSTEAD.items() for name, advice in table.items()
+]
 
 
-@pytest.mark.parametrize(("module", "name", "advice"), CASES, ids=lambda part: part if isinstance(part, str) else "")
+@pytest.mark.parametrize(
+    ("module", "name", "advice"),
+    CASES,
+    ids=lambda part: part if isinstance(part, str) and part.isidentifier() else "",
+)
 def test_advice(module: ModuleType, name: str, advice: str) -> None:
     value = getattr(module, name)
     with pytest.raises(NotProvidedError) as caught:
@@ -192,9 +186,34 @@ def test_advice(module: ModuleType, name: str, advice: str) -> None:
     assert not isinstance(3, value)
 
 
-def test_what_has_advice_is_known() -> None:
-    found = {(m.__name__, n) for m in PAIRS for n in m.__all__ if isinstance(getattr(m, n), NotProvided)}
-    assert found == {(module.__name__, name) for module, name, _ in CASES}
+def names_of_torch(module: ModuleType) -> Iterator[str]:
+    """All names of one of torch's modules, private and imported ones too, that come from torch."""
+    for name, value in vars(module).items():
+        home = getattr(value, "__module__", module.__name__)
+        is_of_torch = isinstance(home, str) and home.split(".")[0] == "torch"
+        is_technical = name.startswith("__") or inspect.ismodule(value) or isinstance(value, TECHNICAL)
+        if is_of_torch and not is_technical and name not in ("TYPE_CHECKING", "_T", "_SympyT", "_T1", "_Ts"):
+            yield name
+
+
+TECHNICAL = (TypeVar, typing.ParamSpec, logging.Logger, torch._ops._OpNamespace, types.GenericAlias)
+
+
+@each_pair
+def test_every_name_is_there_or_says_what_to_use(ours: ModuleType, theirs: ModuleType) -> None:
+    missing = [name for name in names_of_torch(theirs) if not hasattr(ours, name)]
+    assert missing == [], "define it, or add it to understudy/torch_names.py"
+
+
+@each_pair
+def test_names_that_torch_imports_are_torchs_own(ours: ModuleType, theirs: ModuleType) -> None:
+    for name in set(names_of_torch(theirs)) & set(IMPORTED) - set(vars(ours)):
+        assert getattr(ours, name) is getattr(theirs, name), name
+
+
+def test_the_page_of_differences_is_written_from_the_table() -> None:
+    page = Path(__file__).parent.parent / "docs" / "differences.md"
+    assert page.read_text() == write_page()
 
 
 def test_the_advice_works() -> None:
@@ -208,7 +227,6 @@ def test_the_advice_works() -> None:
     assert env.specialisations == [] and len(env.var_to_range) == 2
     assert str(x.shape[0]) == "batch" and str(x.shape[0].node.expr) == "batch"
     assert env.check(torch.randn(2, 5)) and callable(env.produce_guards) and env.check_source()
-    assert fake_tensor.FakeTensorConfig.debug is torch_fake_tensor.FakeTensorConfig.debug is False
 
 
 # --- fake_tensor --------------------------------------------------------------------------------------------------------
@@ -304,7 +322,9 @@ def test_run_fallback_kernel_refuses_as_torch_does(mode: FakeTensorMode) -> None
     with pytest.raises(NotKnown):
         run_fallback(mode, aten.t_.default, x)
     with pytest.raises(NotKnown) as caught:
-        run_fallback(mode, aten.cudnn_batch_norm.default, x[None], x[0, :3], None, None, None, True, 0.1, 1e-5)
+        run_fallback(
+            mode, aten.cudnn_batch_norm.default, x[None], x[0, :3], None, None, None, True, 0.1, 1e-5
+        )
     assert isinstance(caught.value.__cause__, understudy.UnsupportedOperatorException)
     assert x.shape == (3, 4)
 
@@ -388,7 +408,10 @@ def test_init_gpu_context(mode: FakeTensorMode) -> None:
 def test_small_structures() -> None:
     tree = {"a": [torch.ones(2), 3], "b": (4.0, {"c": torch.zeros(1)}), "d": True}
     for kind in (torch.Tensor, int, float, str):
-        ours, theirs = fake_tensor.tree_flatten_only(kind, tree), torch_fake_tensor.tree_flatten_only(kind, tree)
+        ours, theirs = (
+            fake_tensor.tree_flatten_only(kind, tree),
+            torch_fake_tensor.tree_flatten_only(kind, tree),
+        )
         assert len(ours) == len(theirs) and all(map(operator.is_, ours, theirs))
     assert fake_tensor.ordered_set("b", "a", "b") == torch_fake_tensor.ordered_set("b", "a", "b")
     assert list(fake_tensor.ordered_set("b", "a", "b")) == ["b", "a"]
@@ -427,7 +450,9 @@ def test_proxy_call() -> None:
 def test_proxy_call_above_autograd() -> None:
     x = torch.randn(3)
     _, recorder = traced_by_hand(x)
-    with pytest.raises(UnderstudyError, match="pre_dispatch=True, and a recorder that was made with pre_dispatch=False"):
+    with pytest.raises(
+        UnderstudyError, match="pre_dispatch=True, and a recorder that was made with pre_dispatch=False"
+    ):
         proxy_tensor.proxy_call(recorder, aten.relu.default, True, (x,), {})
 
 
@@ -502,8 +527,15 @@ def test_selective_decompose(module: Any) -> None:
     traced = module.make_fx(f)(x)
     assert targets(traced.graph) == [aten.silu.default, aten.relu.default, aten.neg.default]
     options = {"decomposition": DECOMPOSITIONS, "trace_joint_graph": False}
-    chosen = module.selective_decompose(traced, x, should_decompose=lambda n: n.target is aten.silu.default, **options)
-    assert targets(chosen.graph) == [aten.sigmoid.default, aten.mul.Tensor, aten.relu.default, aten.neg.default]
+    chosen = module.selective_decompose(
+        traced, x, should_decompose=lambda n: n.target is aten.silu.default, **options
+    )
+    assert targets(chosen.graph) == [
+        aten.sigmoid.default,
+        aten.mul.Tensor,
+        aten.relu.default,
+        aten.neg.default,
+    ]
     y = torch.randn(5)
     assert torch.allclose(chosen(y), f(y))
     untouched = module.selective_decompose(traced, x, should_decompose=lambda n: False, **options)
@@ -572,7 +604,11 @@ def test_runtime_assert() -> None:
         torch._check(number >= 5)
     ((promise,),) = env.deferred_runtime_asserts.values()
     assert isinstance(promise, symbolic_shapes.RuntimeAssert)
-    assert str(promise.expr) == "u0 >= 5" and promise.msg.startswith("u0 >= 5    because") and "does not hold" in promise.msg
+    assert (
+        str(promise.expr) == "u0 >= 5"
+        and promise.msg.startswith("u0 >= 5    because")
+        and "does not hold" in promise.msg
+    )
 
 
 @pytest.mark.parametrize("module", [symbolic_shapes, torch_symbolic_shapes], ids=["ours", "torch's"])
@@ -581,7 +617,9 @@ def test_tracked_fake(module: Any) -> None:
     source, other = SimpleNamespace(name="L['x']"), SimpleNamespace(name="L['y']")
     tracked = module.TrackedFake(x, source, None)
     assert (tracked.fake, tracked.source, tracked.symbolic_context) == (x, source, None)
-    assert tracked == module.TrackedFake(x, source, "another") and hash(tracked) == hash(module.TrackedFake(x, source, 1))
+    assert tracked == module.TrackedFake(x, source, "another") and hash(tracked) == hash(
+        module.TrackedFake(x, source, 1)
+    )
     assert tracked != module.TrackedFake(y, source, None) and tracked != module.TrackedFake(x, other, None)
     assert tracked != "x"
 
@@ -595,9 +633,13 @@ LAYOUTS = [
 @pytest.mark.parametrize(("sizes", "strides"), LAYOUTS)
 def test_eval_is_non_overlapping_and_dense(sizes: Any, strides: Any) -> None:
     ours = symbolic_shapes.eval_is_non_overlapping_and_dense(sizes, strides)
-    assert ours == torch_symbolic_shapes.eval_is_non_overlapping_and_dense(sizes, strides) and type(ours) is int
+    assert (
+        ours == torch_symbolic_shapes.eval_is_non_overlapping_and_dense(sizes, strides) and type(ours) is int
+    )
     name = "IsNonOverlappingAndDenseIndicator"
-    assert symbolic_shapes.SYMPY_INTERP[name](*sizes, *strides) == torch_symbolic_shapes.SYMPY_INTERP[name](*sizes, *strides)
+    assert symbolic_shapes.SYMPY_INTERP[name](*sizes, *strides) == torch_symbolic_shapes.SYMPY_INTERP[name](
+        *sizes, *strides
+    )
 
 
 def test_eval_is_non_overlapping_and_dense_of_symbols() -> None:
@@ -615,14 +657,27 @@ def test_sympy_interp_runs_guards() -> None:
 
 def test_safe_expand() -> None:
     a, b, c = sympy.symbols("a b c", integer=True, positive=True)
-    for expression in ((a + b) * (a - c), (a + b) ** 3, a * (b + c * (a + 1)), a + 1, sympy.Max(a * (b + 1), c), sympy.Integer(3)):
+    for expression in (
+        (a + b) * (a - c),
+        (a + b) ** 3,
+        a * (b + c * (a + 1)),
+        a + 1,
+        sympy.Max(a * (b + 1), c),
+        sympy.Integer(3),
+    ):
         assert symbolic_shapes.safe_expand(expression) == torch_symbolic_shapes.safe_expand(expression)
     assert symbolic_shapes.safe_expand(7) == torch_symbolic_shapes.safe_expand(7) == 7
 
 
 def test_uninteresting_files() -> None:
     files = symbolic_shapes.uninteresting_files()
-    assert {torch.__file__, torch.fx.interpreter.__file__, understudy.__file__, symbolic_shapes.__file__, "<string>"} <= files
+    assert {
+        torch.__file__,
+        torch.fx.interpreter.__file__,
+        understudy.__file__,
+        symbolic_shapes.__file__,
+        "<string>",
+    } <= files
     assert __file__ not in files and pytest.__file__ not in files
 
 
@@ -651,8 +706,8 @@ def test_values_of_a_trace() -> None:
 
     traced = symbolic_trace(f, meta_args={"x": torch.randn(2, 3)})
     assert [node.op for node in traced.graph.nodes if node.target is getattr] == ["call_function"] * 2
-    assert isinstance(seen["x"], meta_tracer.MetaProxy) and isinstance(seen["transposed"], meta_tracer.MetaAttribute)
-    assert type(seen["device"]) is meta_tracer.MetaDeviceAttribute
+    assert type(seen["x"]) is type(seen["transposed"]) is FakeTensor
+    assert isinstance(seen["device"], torch.device) and seen["device"].type == "cpu"
     tensor, device, transposed, *others = seen["metas"]
     assert type(tensor) is FakeTensor and tensor.shape == (2, 3) and transposed.shape == (3, 2)
     assert device == torch.device("cpu") and others == [3, "text"]
@@ -677,7 +732,7 @@ class Informed(MetaTracer):
         return proxy
 
 
-@pytest.mark.filterwarnings("ignore:the metadata of one call could not be derived")
+@pytest.mark.filterwarnings("ignore:Could not compute metadata")
 def test_install_tensor_meta() -> None:
     def f(x: torch.Tensor) -> torch.Tensor:
         y = opaque(x)
@@ -689,14 +744,14 @@ def test_install_tensor_meta() -> None:
     assert "reshape(10)" in traced.code
 
 
-@pytest.mark.filterwarnings("ignore:the metadata of one call could not be derived")
+@pytest.mark.filterwarnings("ignore:Could not compute metadata")
 def test_proxys_to_metas_refuses() -> None:
     def f(x: Any) -> Any:
         return meta_tracer.proxys_to_metas(opaque(x))
 
-    with pytest.raises(understudy.MetaTraceError, match="say what it is with install_tensor_meta"):
+    with pytest.raises(understudy.MetaTraceError, match="set it with install_tensor_meta"):
         symbolic_trace(f, meta_args={"x": torch.randn(3)})
-    with pytest.raises(understudy.MetaTraceError, match=r"a value of a MetaTracer is expected, and .* is a Proxy"):
+    with pytest.raises(understudy.MetaTraceError, match=r"expected a MetaProxy, got .*, a Proxy"):
         torch.fx.symbolic_trace(lambda x: meta_tracer.proxys_to_metas(x))
     with pytest.raises(AssertionError):
         torch.fx.symbolic_trace(lambda x: torch_meta_tracer.proxys_to_metas(x))
@@ -738,8 +793,17 @@ def test_overrides(name: str, mode: FakeTensorMode) -> None:
     theirs = getattr(torch_meta_tracer, name)(*metas)
     override = getattr(meta_tracer, name)
     ours, fake = override(*metas), override(*fakes)
-    assert (ours.shape, ours.stride(), ours.dtype, ours.device) == (theirs.shape, theirs.stride(), theirs.dtype, theirs.device)
-    assert type(fake) is FakeTensor and (fake.shape, fake.stride(), fake.dtype) == (ours.shape, ours.stride(), ours.dtype)
+    assert (ours.shape, ours.stride(), ours.dtype, ours.device) == (
+        theirs.shape,
+        theirs.stride(),
+        theirs.dtype,
+        theirs.device,
+    )
+    assert type(fake) is FakeTensor and (fake.shape, fake.stride(), fake.dtype) == (
+        ours.shape,
+        ours.stride(),
+        ours.dtype,
+    )
 
 
 def test_an_override_for_a_module_of_ones_own() -> None:
@@ -754,7 +818,9 @@ def test_an_override_for_a_module_of_ones_own() -> None:
     overrides = meta_tracer.manual_meta_overrides
     overrides[Norm] = meta_tracer.nn_layernorm_override
     try:
-        traced = symbolic_trace(torch.nn.Sequential(Norm()), meta_args={"input": torch.randn(2, 3)}, tracer=Leaves())
+        traced = symbolic_trace(
+            torch.nn.Sequential(Norm()), meta_args={"input": torch.randn(2, 3)}, tracer=Leaves()
+        )
     finally:
         del overrides[Norm]
     (node,) = traced.graph.find_nodes(op="call_module", target="0")
@@ -788,10 +854,15 @@ def test_a_program_whose_import_lines_are_changed() -> None:
     answers = []
     for modules in (order, [PAIRS[module] for module in order]):
         space: dict[str, Any] = {}
-        exec(PROGRAM.format(**{kind: module.__name__ for kind, module in zip(kinds, modules, strict=True)}), space)
+        exec(
+            PROGRAM.format(**{kind: module.__name__ for kind, module in zip(kinds, modules, strict=True)}),
+            space,
+        )
         answers.append(space["answers"])
     assert answers[0] == answers[1] == [(6,), (6,), 6, ["input", "0", "output"]]
 
 
 def test_make_fx_is_ours() -> None:
-    assert make_fx is understudy.make_fx and importlib.import_module("understudy.proxy_tensor") is proxy_tensor
+    assert (
+        make_fx is understudy.make_fx and importlib.import_module("understudy.proxy_tensor") is proxy_tensor
+    )

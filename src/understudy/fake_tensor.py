@@ -22,18 +22,20 @@ from understudy.fake.tensor import (
     SymNumberMemoDescriptor as SymNumberMemoDescriptor,
 )
 from understudy.fake.torch_api import (
-    FakeTensorConfig as FakeTensorConfig,
-    IncrementRecursionCount as IncrementRecursionCount,
-    SingletonConstant as SingletonConstant,
+    _is_indexed_device_type as _is_indexed_device_type,
+    _is_plain_tensor as _is_plain_tensor,
+    _is_tensor_constructor as _is_tensor_constructor,
+    contains_tensor_types as contains_tensor_types,
+    has_meta as has_meta,
+    is_sparse_any as is_sparse_any,
+    is_sparse_compressed as is_sparse_compressed,
+    stride_incorrect_op as stride_incorrect_op,
     TensorMetadata as TensorMetadata,
     disable_fake_tensor_cache as disable_fake_tensor_cache,
     dump_cache_stats as dump_cache_stats,
-    evict_fake_tensor_cache_key as evict_fake_tensor_cache_key,
     extract_tensor_metadata as extract_tensor_metadata,
     get_plain_tensors as get_plain_tensors,
     get_schema_info as get_schema_info,
-    in_kernel_invocation_manager as in_kernel_invocation_manager,
-    inferred_fake_kernel_from_real_out as inferred_fake_kernel_from_real_out,
     init_gpu_context as init_gpu_context,
     is_fake as is_fake,
     is_fake_tensor as is_fake_tensor,
@@ -49,5 +51,8 @@ from understudy.fake.torch_api import (
     unset_fake_temporarily as unset_fake_temporarily,
 )
 from understudy.infer.cache import DispatchCacheInfo as DispatchCacheInfo
+from understudy.torch_names import INSTEAD as _INSTEAD, module_getattr as _module_getattr
 
+__getattr__ = _module_getattr(__name__, {"CONSTANT_NUMEL_LIMIT": 1})
 __all__ = [name for name in dir() if not name.startswith("_")]
+__all__ += [name for name in _INSTEAD["fake_tensor"] if not name.startswith("_")]

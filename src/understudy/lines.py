@@ -29,18 +29,14 @@ def is_user_file(file: str) -> bool:
     return not file.startswith(_LIBRARY) or file[len(_LIBRARY) :].split(os.sep)[0].endswith("-packages")
 
 
-@functools.cache
-def is_of_program(file: str) -> bool:
-    """Whether a file belongs to the user's program, not to an installed package."""
-    return is_user_file(file) and f"-packages{os.sep}" not in file
-
-
 def user_frames() -> Iterator[FrameType]:
     """The frames of code that is neither torch's nor ours nor generated, innermost first."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
-        if is_user_file(code.co_filename) and (code.co_name == "<module>" or not is_generated(code.co_filename)):
+        if is_user_file(code.co_filename) and (
+            code.co_name == "<module>" or not is_generated(code.co_filename)
+        ):
             yield frame
         frame = frame.f_back
 
@@ -82,7 +78,11 @@ def find_asserted_truth() -> bool | None:
     if _raises_assertion(next(steps, None)):
         return jumps_if
     # The first part of `assert a and b` jumps to the failure.
-    return not jumps_if if any(_raises_assertion(step) for step in following if step.offset == jump.argval) else None
+    return (
+        not jumps_if
+        if any(_raises_assertion(step) for step in following if step.offset == jump.argval)
+        else None
+    )
 
 
 _PADDING = ("CACHE", "EXTENDED_ARG", "NOP", "NOT_TAKEN")
@@ -103,7 +103,11 @@ def user_line() -> str:
     if own is None:
         return ""
     shown = describe_line(own.f_code.co_filename, own.f_lineno)
-    return shown if library is None else f"{shown}, in {describe_line(library.f_code.co_filename, library.f_lineno)}"
+    return (
+        shown
+        if library is None
+        else f"{shown}, in {describe_line(library.f_code.co_filename, library.f_lineno)}"
+    )
 
 
 def is_inside_torch(package: str) -> bool:
@@ -150,13 +154,19 @@ def statement_at(file: str, number: int) -> str:
         tree = ast.parse("".join(linecache.getlines(file)))
     except (SyntaxError, ValueError):
         return line
-    around = [node for node in ast.walk(tree) if isinstance(node, ast.stmt) and node.lineno <= number <= _last_line(node)]
+    around = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.stmt) and node.lineno <= number <= _last_line(node)
+    ]
     if not around:
         return line
     node = max(around, key=lambda node: node.lineno)
     lines = [linecache.getline(file, i).strip() for i in range(node.lineno, _last_line(node) + 1)]
     joined = " ".join(part for part in lines if part and not part.startswith("#"))
-    return joined.replace("( ", "(").replace(" )", ")").replace("[ ", "[").replace(" ]", "]").replace(",)", ")")
+    return (
+        joined.replace("( ", "(").replace(" )", ")").replace("[ ", "[").replace(" ]", "]").replace(",)", ")")
+    )
 
 
 def _last_line(node: ast.stmt) -> int:
@@ -216,4 +226,9 @@ def drop_own_frames(tb: TracebackType | None) -> TracebackType | None:
 
 def is_own_file(file: str) -> bool:
     """Operators reach a mode through torch's `_ops`, which a run on real tensors does not pass."""
-    return file == _OPERATORS or file.startswith(_OURS) or file == "<frozen runpy>" or file.endswith(os.sep + "runpy.py")
+    return (
+        file == _OPERATORS
+        or file.startswith(_OURS)
+        or file == "<frozen runpy>"
+        or file.endswith(os.sep + "runpy.py")
+    )

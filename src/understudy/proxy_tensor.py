@@ -3,6 +3,9 @@
 A program that imports from there changes one line.
 """
 
+from torch import Tensor as _Tensor
+from torch.nn import Parameter as _Parameter
+
 from understudy.capture.decompositions import (
     DecompositionInterpreter as DecompositionInterpreter,
     decompose as decompose,
@@ -51,5 +54,10 @@ from understudy.capture.tracer import PythonKeyTracer as PythonKeyTracer
 from understudy.capture.unrecorded_effects.torch_functions import (
     TorchFunctionMetadataMode as TorchFunctionMetadataMode,
 )
+from understudy.fake.tensor import FakeTensor as _FakeTensor
+from understudy.torch_names import module_getattr as _module_getattr
 
+__getattr__ = _module_getattr(
+    __name__, {"CONSTANT_NUMEL_LIMIT": 1, "HANDLED_TYPES": (_Tensor, _Parameter, _FakeTensor)}
+)
 __all__ = [name for name in dir() if not name.startswith("_")]

@@ -4,7 +4,6 @@ A program that imports from there changes one line. A name for a mechanism that 
 and says what to use instead when it is used.
 """
 
-from understudy import _torch
 from understudy.errors import (
     ConstraintViolationError as ConstraintViolationError,
     GuardOnDataDependentSymNode as GuardOnDataDependentSymNode,
@@ -35,26 +34,17 @@ from understudy.shapes.guards import Guard as _Guard
 from understudy.shapes.torch_api.names import (
     SYMPY_INTERP as SYMPY_INTERP,
     Constraint as Constraint,
-    DimConstraints as DimConstraints,
     DimDynamic as DimDynamic,
-    DynamicDimConstraintPrinter as DynamicDimConstraintPrinter,
-    EqualityConstraint as EqualityConstraint,
-    LoggingShapeGuardPrinter as LoggingShapeGuardPrinter,
     RelaxedUnspecConstraint as RelaxedUnspecConstraint,
-    ShapeGuardPrinter as ShapeGuardPrinter,
-    ShapeGuardPythonPrinter as ShapeGuardPythonPrinter,
-    Specialization as Specialization,
     StatefulSymbolicContext as StatefulSymbolicContext,
     StatelessSymbolicContext as StatelessSymbolicContext,
     StrictMinMaxConstraint as StrictMinMaxConstraint,
     SubclassSymbolicContext as SubclassSymbolicContext,
     SymbolicContext as SymbolicContext,
-    SymExprPrinter as SymExprPrinter,
     SymIntEqByExpr as SymIntEqByExpr,
     SymIntSymbolicContext as SymIntSymbolicContext,
     SymTypes as SymTypes,
     TrackedFake as TrackedFake,
-    ValueRangesSLoc as ValueRangesSLoc,
     canonicalize_bool_expr as canonicalize_bool_expr,
     cast_symbool_to_symint_guardless as cast_symbool_to_symint_guardless,
     check_consistent as check_consistent,
@@ -79,8 +69,6 @@ from understudy.shapes.torch_api.names import (
     is_concrete_int as is_concrete_int,
     is_nested_int as is_nested_int,
     is_symbolic as is_symbolic,
-    log_lru_cache_stats as log_lru_cache_stats,
-    lru_cache as lru_cache,
     optimization_hint as optimization_hint,
     safe_expand as safe_expand,
     sym_and as sym_and,
@@ -88,21 +76,13 @@ from understudy.shapes.torch_api.names import (
     sym_or as sym_or,
     uninteresting_files as uninteresting_files,
 )
+from understudy.torch_names import INSTEAD as _INSTEAD, module_getattr as _module_getattr
 
 ShapeEnvSettings, RuntimeAssert = _Settings, _Guard
 
-# The steps of a KeyPath: torch's own classes, because its tools ask for them. They are loaded when they are named, and
-# sympy with them.
-CallMethodKey: type
-ConvertIntKey: type
-DivideByKey: type
-InnerTensorKey: type
-_LOADED_WHEN_NAMED = ("CallMethodKey", "ConvertIntKey", "DivideByKey", "InnerTensorKey")
-
-__all__ = [*_LOADED_WHEN_NAMED, *[name for name in dir() if not name.startswith("_")]]
-
-
-def __getattr__(name: str) -> type:
-    if name in _LOADED_WHEN_NAMED:
-        return _torch.key_class(name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = _module_getattr(__name__)
+__all__ = [
+    *("CallMethodKey", "ConvertIntKey", "DivideByKey", "InnerTensorKey"),
+    *[name for name in dir() if not name.startswith("_")],
+    *[name for name in _INSTEAD["symbolic_shapes"] if not name.startswith("_")],
+]

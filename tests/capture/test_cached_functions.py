@@ -202,7 +202,9 @@ def kept_unless_compiling(function: Any) -> Any:
 
 @kept_unless_compiling
 def grid(height: int, width: int) -> torch.Tensor:
-    return torch.stack(torch.meshgrid(torch.arange(height) / height, torch.arange(width) / width, indexing="ij"), -1).flatten()
+    return torch.stack(
+        torch.meshgrid(torch.arange(height) / height, torch.arange(width) / width, indexing="ij"), -1
+    ).flatten()
 
 
 class OnGrid(nn.Module):
@@ -256,7 +258,9 @@ def test_the_functions_of_a_cache_while_sizes_are_symbols() -> None:
         steps((2, 3)), steps((2, 3)), steps((x.shape[0], 3))
         return x + steps.cache_info().hits
 
-    assert torch.equal(make_fx(program, tracing_mode="symbolic")(torch.zeros(2))(torch.zeros(4)), torch.ones(4))
+    assert torch.equal(
+        make_fx(program, tracing_mode="symbolic")(torch.zeros(2))(torch.zeros(4)), torch.ones(4)
+    )
 
 
 def test_sizes_as_keys_of_a_dict_are_fixed() -> None:

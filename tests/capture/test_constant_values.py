@@ -10,8 +10,8 @@ from torch import nn
 
 from tests.capture.captured import assert_same, captured, targets
 from understudy import FakeTensorMode, FakeTensorProp, make_fx, unset_fake_temporarily
-from understudy.capture.borrowed_modules import ConstantValues
-from understudy.errors import GuardOnDataDependentSymNode
+from understudy.capture.constant_values import ConstantValues
+from understudy.errors import DataDependentOutputException, GuardOnDataDependentSymNode
 
 ON_STAND_INS = ("fake", "symbolic")
 
@@ -90,19 +90,39 @@ class Counting(nn.Module):
         return rows
 
 
-@pytest.mark.parametrize("reads_first", [True, False])
-@pytest.mark.parametrize("in_place", [True, False])
 @pytest.mark.parametrize("mode", ON_STAND_INS)
-def test_a_buffer_that_is_written_to_is_state(mode: str, in_place: bool, reads_first: bool) -> None:
-    model = Counting(in_place, reads_first)
+def test_a_buffer_that_is_written_to_before_it_is_read_is_state(mode: str) -> None:
+    model = Counting(in_place=True, reads_first=False)
     graph = captured(model, torch.randn(1, 3), mode=mode)
     assert model.place == 1
-    for place in (1, 2):
+    for place in (2, 3):
         x = torch.randn(1, 3)
         expected = torch.zeros(5, 3)
-        expected[place if reads_first else place + 1] = x
+        expected[place] = x
         assert torch.equal(graph(x), expected)
-        assert graph.place == place + 1
+        assert graph.place == place
+
+
+@pytest.mark.parametrize(("in_place", "reads_first"), [(True, True), (False, True), (False, False)])
+@pytest.mark.parametrize("mode", ON_STAND_INS)
+def test_a_buffer_that_is_read_and_then_written_to_is_refused_by_name(
+    mode: str, in_place: bool, reads_first: bool
+) -> None:
+    model = nn.Sequential(Counting(in_place, reads_first))
+    with pytest.raises(DataDependentOutputException) as error:
+        captured(model, torch.randn(1, 3), mode=mode)
+    text = str(error.value)
+    assert text.startswith("the value of the buffer '0.place' was read at ")
+    assert (
+        "test_constant_values.py" in text
+        and "place = self.place.item(), and the program also writes to it" in text
+    )
+    assert "the graph would keep the value of this run" in text
+    assert (
+        "to do:   register it with persistent=True, which makes it state, or read its value before the trace"
+        in text
+    )
+    assert model[0].place == 1
 
 
 def test_the_values_are_known_to_the_trace_alone() -> None:
@@ -169,31 +189,48 @@ WRITES: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("reads_first", [True, False])
+def make_counting(dtype: torch.dtype, write: str, reads: str) -> tuple[torch.Tensor, Any]:
+    number, is_on = torch.tensor(3, dtype=dtype), torch.tensor(True)
+    number.same_memory = number.detach()
+
+    def program(x: torch.Tensor) -> Any:
+        if not is_on:  # a constant
+            return x
+        before = number * 2
+        read = number.item() if reads == "before" else None
+        WRITES[write](number)
+        if reads == "later":
+            read = before.item()
+        return x * (number.item() if read is None else read)
+
+    return number, program
+
+
 @pytest.mark.parametrize("write", WRITES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
 @pytest.mark.parametrize("mode", ON_STAND_INS)
-def test_a_number_that_is_written_to_is_state(mode: str, dtype: Any, write: str, reads_first: bool) -> None:
-    def counting() -> tuple[torch.Tensor, Any]:
-        number, is_on = torch.tensor(3, dtype=dtype), torch.tensor(True)
-        number.same_memory = number.detach()
-
-        def program(x: torch.Tensor) -> Any:
-            if not is_on:  # a constant as before
-                return x
-            read = number.item() if reads_first else None
-            WRITES[write](number)
-            return x * (number.item() if read is None else read)
-
-        return number, program
-
-    (number, program), (other, eager) = counting(), counting()
+def test_a_number_that_is_written_to_before_it_is_read_is_state(mode: str, dtype: Any, write: str) -> None:
+    (number, program), (other, eager) = (make_counting(dtype, write, "after") for _ in range(2))
     graph = captured(program, torch.randn(2), mode=mode, allow_non_fake_inputs=True)
     assert number == 3
     for _ in range(3):
         x = torch.randn(2)
         assert torch.equal(graph(x), eager(x))
         assert number == other
+
+
+@pytest.mark.parametrize("reads", ["before", "later"])
+@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
+@pytest.mark.parametrize("mode", ON_STAND_INS)
+def test_a_number_that_is_read_and_written_to_is_refused_by_name(
+    mode: str, dtype: Any, write: str, reads: str
+) -> None:
+    number, program = make_counting(dtype, write, reads)
+    expected = r"the value of the tensor '\w+', \S+ was read at .*, and the program also writes to it"
+    with pytest.raises(DataDependentOutputException, match=expected):
+        captured(program, torch.randn(2), mode=mode, allow_non_fake_inputs=True)
+    assert number == 3
 
 
 @pytest.mark.parametrize("mode", ON_STAND_INS)
@@ -232,9 +269,7 @@ def test_constants_of_a_mode_of_the_user_are_known_to_each_trace() -> None:
         assert targets(graph) == ["mul.Tensor"]
 
 
-def test_a_program_that_makes_its_constants_anew_is_refused() -> None:
-    """Each run of it decides by the value of another real tensor, and writes to it."""
-
+def test_a_real_tensor_of_the_program_that_is_read_and_written_to_is_refused_by_name() -> None:
     def program(x: torch.Tensor) -> Any:
         with unset_fake_temporarily():
             counts = torch.tensor([1, 2, 3])
@@ -242,14 +277,16 @@ def test_a_program_that_makes_its_constants_anew_is_refused() -> None:
             counts.add_(1)
         return x + counts
 
-    with pytest.raises(GuardOnDataDependentSymNode, match="whether u0 == 6"):
+    with pytest.raises(
+        DataDependentOutputException, match=r"the value of the tensor 'counts', i64\[3\]@cpu was read"
+    ):
         captured(program, torch.randn(3), mode="fake", allow_non_fake_inputs=True)
 
 
 def test_traces_that_overlap_leave_nothing_in_the_mode_of_the_user() -> None:
     """Two threads may trace with one mode; the first that begins may be the first that ends."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    first, second = (ConstantValues(mode, (), False) for _ in range(2))
+    first, second = (ConstantValues(mode, False) for _ in range(2))
     first.forget()
     second.forget()
     assert not mode.constant_listeners

@@ -265,7 +265,10 @@ def test_another_default_dtype_inside() -> None:
         size = torch.arange(3.0)  # determined with the dtype of here
         return *f(x), x * size.sum().item()
 
-    for graph in (*check(f, torch.randn(3)).values(), *check(g, torch.randn(3), modes=("fake", "symbolic")).values()):
+    for graph in (
+        *check(f, torch.randn(3)).values(),
+        *check(g, torch.randn(3), modes=("fake", "symbolic")).values(),
+    ):
         assert targets(graph).count("set_default_dtype") == 2
     assert torch.get_default_dtype() is torch.float32
 

@@ -248,7 +248,5 @@ class Unknown(torch.Tensor):
 
 def test_a_subclass_that_no_mode_knows() -> None:
     x = torch.ones(3, 3).as_subclass(Unknown)
-    with pytest.raises(
-        TypeError, match=r"(?s)Multiple dispatch failed.*of the class Unknown.*test_errors"
-    ):
+    with pytest.raises(TypeError, match=r"(?s)Multiple dispatch failed.*of the class Unknown.*test_errors"):
         make_fx(lambda: torch.ops.aten.t.default(x), tracing_mode="fake")()

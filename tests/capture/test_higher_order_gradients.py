@@ -219,17 +219,6 @@ def test_linearize_on_stand_ins() -> None:
 
 
 @in_each_mode
-def test_linearize(mode: str) -> None:
-    def f(x: Tensor, t: Tensor) -> Any:
-        out, jvp = torch.func.linearize(lambda x: x.sin() * 2, x)
-        return out, jvp(t)
-
-    gm = make_fx(f, tracing_mode=mode)(torch.rand(3), torch.rand(3))
-    x, t = torch.rand(3), torch.rand(3)
-    torch.testing.assert_close(gm(x, t), (x.sin() * 2, x.cos() * 2 * t))
-
-
-@in_each_mode
 def test_functionalize(mode: str) -> None:
     def f(x: Tensor) -> Tensor:
         y = x.clone()

@@ -51,7 +51,8 @@ def assigned_again(x: Tensor) -> Tensor:
 def scan_in_a_loop(x: Tensor) -> Tensor:
     total = x.sum()
     for i in range(2):
-        total = total + scan(lambda carry, row: (carry * row * (i + 2), carry + row), x[0].clone(), x)[1].sum()  # noqa: B023
+        rows = scan(lambda carry, row: (carry * row * (i + 2), carry + row), x[0].clone(), x)[1]  # noqa: B023
+        total = total + rows.sum()
     return total
 
 
@@ -165,5 +166,7 @@ def test_an_attribute_that_has_changed_is_an_error() -> None:
             y = choose(x, lambda t: t * scale.factor, y)
         return torch.autograd.grad(y.sum(), [x])
 
-    with pytest.raises(UnsupportedMutationAliasingException, match=r"is called again for its gradient.*2 became 3"):
+    with pytest.raises(
+        UnsupportedMutationAliasingException, match=r"is called again for its gradient.*2 became 3"
+    ):
         make_fx(program, tracing_mode="fake")(torch.rand(3, 4).requires_grad_())

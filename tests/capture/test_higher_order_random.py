@@ -84,7 +84,10 @@ SURROUNDINGS: dict[str, Callable[[Function], tuple[Any, Any]]] = {
     "grad": lambda f: (lambda x: gradient(f)(x[0]), lambda x: gradient(f)(x[0])),
     "vmap": lambda f: (torch.vmap(f), lambda x: torch.stack(list(map(f, x)))),
     "vmap of grad": lambda f: (torch.vmap(gradient(f)), lambda x: torch.stack(list(map(gradient(f), x)))),
-    "jvp": lambda f: (lambda x: torch.func.jvp(f, (x[0],), (x[1],)), lambda x: torch.func.jvp(f, (x[0],), (x[1],))),
+    "jvp": lambda f: (
+        lambda x: torch.func.jvp(f, (x[0],), (x[1],)),
+        lambda x: torch.func.jvp(f, (x[0],), (x[1],)),
+    ),
 }
 
 

@@ -24,13 +24,30 @@ INJECTIONS = [
     f"w; {CODE} #",
     f"w = {CODE}",
     f'\\"), {CODE}, ("',
-    f'{{{CODE}}}',
+    f"{{{CODE}}}",
     f'"""\n{CODE}\n"""',
 ]
 ODD = ["class", "None", "lambda", "a b", "a-b", "a/b", "a'b", 'a"b', "a\nb", "a\\", "\\", " ", "\t", "#", "%s", "{x}", "ﬁ", "größe",
        "名前", "0", "1a", "²", "self", "torch", "getattr", "print", "__class_", "a_b", "_a"]  # fmt: skip
-TAKEN = ["graph", "code", "meta", "shape_env", "example_state", "_graph", "_code", "print_readable", "recompile"]
-GENERATED = ["_param_constant0", "_tensor_constant0", "_param_constant1", "optimizer_state", "true_graph_0", "_generator0"]
+TAKEN = [
+    "graph",
+    "code",
+    "meta",
+    "shape_env",
+    "example_state",
+    "_graph",
+    "_code",
+    "print_readable",
+    "recompile",
+]
+GENERATED = [
+    "_param_constant0",
+    "_tensor_constant0",
+    "_param_constant1",
+    "optimizer_state",
+    "true_graph_0",
+    "_generator0",
+]
 NAMES = [*INJECTIONS, *ODD, *GENERATED]
 MODES = ["real", "fake", "symbolic"]
 
@@ -43,7 +60,9 @@ class ByKey(nn.Module):
         torch.manual_seed(0)
         names = [name for name in names if "." not in name]
         self.weights = nn.ParameterDict({name: nn.Parameter(torch.rand(3) + 0.5) for name in names})
-        self.parts = nn.ModuleDict({name: nn.Linear(3, 3) for name in names if not hasattr(nn.ModuleDict, name)})
+        self.parts = nn.ModuleDict(
+            {name: nn.Linear(3, 3) for name in names if not hasattr(nn.ModuleDict, name)}
+        )
         self.own = [name for name in [*names, *taken] if not hasattr(self, name)]
         for number, name in enumerate(self.own):
             if number % 3 == 0:
@@ -103,7 +122,11 @@ def test_each_name_alone(name: str, mode: str) -> None:
 
 
 def test_every_name_of_a_graph_module() -> None:
-    names = [name for name in names_of_graph_modules() if not hasattr(nn.ParameterDict, name) and name != "training"]
+    names = [
+        name
+        for name in names_of_graph_modules()
+        if not hasattr(nn.ParameterDict, name) and name != "training"
+    ]
     for name in names:
         model = nn.Module()
         if hasattr(model, name):
@@ -203,7 +226,10 @@ def test_states_of_parameters_whose_names_become_the_same() -> None:
         return result
 
     model, twin = make(), make()
-    step, optimizer = capture_step(model, loss, AdamW(model.parameters()), torch.ones(3)), AdamW(twin.parameters())
+    step, optimizer = (
+        capture_step(model, loss, AdamW(model.parameters()), torch.ones(3)),
+        AdamW(twin.parameters()),
+    )
     for _ in range(3):
         optimizer.zero_grad()
         loss(twin, torch.ones(3)).backward()

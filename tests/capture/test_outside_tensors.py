@@ -382,13 +382,24 @@ def test_a_write_that_a_transform_refuses(name: str) -> None:
 def test_conversion_is_not_part_of_what_is_transformed(transform: Any) -> None:
     mode = FakeTensorMode()
     leaf = torch.randn(4, 3, requires_grad=True)
-    reals = [leaf, nn.Parameter(torch.randn(3)), leaf[1:], (leaf * 2)[::2], torch.randn(4).expand(2, 4), torch.randn(3, 2).t()]
+    reals = [
+        leaf,
+        nn.Parameter(torch.randn(3)),
+        leaf[1:],
+        (leaf * 2)[::2],
+        torch.randn(4).expand(2, 4),
+        torch.randn(3, 2).t(),
+    ]
 
     def program(x: torch.Tensor) -> torch.Tensor:
         for real in reals:
             fake = mode.from_tensor(real)
             assert type(fake) is FakeTensor
-            assert (fake.requires_grad, fake.is_leaf, fake._is_view()) == (real.requires_grad, real.is_leaf, real._is_view())
+            assert (fake.requires_grad, fake.is_leaf, fake._is_view()) == (
+                real.requires_grad,
+                real.is_leaf,
+                real._is_view(),
+            )
         return (x * x).sum()
 
     assert type(transform(program)(mode.from_tensor(torch.randn(3)))) is FakeTensor

@@ -61,7 +61,9 @@ PROGRAMS: dict[str, Any] = {
     "results with names": lambda x: (x.sort(0), [x.median(1)]),
     "no gradients": without_gradients,
     "branches": with_branches,
-    "tensors of the sizes of others": lambda x: torch.zeros(2, x.shape[0]) + torch.arange(x.shape[0]) + x.new_ones(x.shape)[:, 0],
+    "tensors of the sizes of others": lambda x: (
+        torch.zeros(2, x.shape[0]) + torch.arange(x.shape[0]) + x.new_ones(x.shape)[:, 0]
+    ),
 }
 
 ONE_SIZE = ("random numbers", "a generator", "a seed")

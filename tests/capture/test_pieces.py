@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import threading
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -453,3 +454,69 @@ def test_the_names_are_torchs() -> None:
     for name in understudy.__all__:
         if hasattr(theirs, name) and name not in ("py_sym_types",):
             assert callable(getattr(theirs, name)) == callable(getattr(understudy, name)), name
+
+
+# --- subclasses of the tracer ------------------------------------------------------------------------------------------
+
+
+class CountsNodes(PythonKeyTracer):
+    def __init__(self) -> None:
+        super().__init__()
+        self.created: list[str] = []
+
+    def create_node(
+        self, kind: str, target: Any, args: Any, kwargs: Any, name: Any = None, type_expr: Any = None
+    ) -> Any:
+        self.created.append(f"{kind} {target}")
+        return super().create_node(kind, target, args, kwargs, name, type_expr)
+
+
+class CountsProxies(PythonKeyTracer):
+    def __init__(self) -> None:
+        super().__init__()
+        self.created: list[str] = []
+
+    def create_proxy(self, kind: str, target: Any, *args: Any, **kwargs: Any) -> Any:
+        self.created.append(f"{kind} {target}")
+        return super().create_proxy(kind, target, *args, **kwargs)
+
+
+@pytest.mark.parametrize("is_fake", [True, False])
+@pytest.mark.parametrize("kind", [CountsNodes, CountsProxies])
+def test_hooks_of_a_tracer_are_called_for_every_node(kind: Any, is_fake: bool) -> None:
+    tracer, weight = kind(), torch.ones(3)
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    x = mode.from_tensor(torch.randn(2, 3)) if is_fake else torch.randn(2, 3)
+    tracer.remember(x, tracer.placeholder("x"))
+    with mode if is_fake else nullcontext(), ProxyTorchDispatchMode(tracer, "fake" if is_fake else "real"):
+        first, _ = (x * weight).chunk(2)
+        first.sin_()
+    targets = [
+        "get_attr _tensor_constant0",
+        "aten.mul.Tensor",
+        "aten.split.Tensor",
+        "getitem",
+        "getitem",
+        "aten.sin_",
+    ]
+    assert len(tracer.created) == len(targets)
+    assert all(expected in found for expected, found in zip(targets, tracer.created, strict=True)), (
+        tracer.created
+    )
+    tracer.graph.lint()
+    assert all("val" in node.meta for node in tracer.graph.nodes if node.op == "call_function")
+
+
+@pytest.mark.parametrize("is_fake", [True, False])
+def test_recording_can_be_switched_off(is_fake: bool) -> None:
+    tracer, mode = PythonKeyTracer(), FakeTensorMode()
+    x = mode.from_tensor(torch.randn(2)) if is_fake else torch.randn(2)
+    tracer.remember(x, tracer.placeholder("x"))
+    recorder = ProxyTorchDispatchMode(tracer, "fake" if is_fake else "real")
+    with mode if is_fake else nullcontext(), recorder:
+        x.sin()
+        recorder.enable_tracing = False
+        assert x.cos().shape == (2,)
+        recorder.enable_tracing = True
+        x.exp()
+    assert [node.name for node in tracer.graph.nodes] == ["x", "sin", "exp"]

@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch._higher_order_ops import scan
-from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
@@ -165,7 +164,11 @@ def test_inference_mode_is_a_region_without_gradients(mode: str) -> None:
     graph = make_fx(f, tracing_mode=mode, pre_dispatch=True)(leaf())
     x, y = leaf(), leaf()
     (tripled, doubled), expected = graph(x), f(y)
-    assert [tripled.requires_grad, doubled.requires_grad] == [result.requires_grad for result in expected] == [True, False]
+    assert (
+        [tripled.requires_grad, doubled.requires_grad]
+        == [result.requires_grad for result in expected]
+        == [True, False]
+    )
     for got, want in zip((x, tripled, doubled), (y, *expected), strict=True):
         assert torch.equal(got, want)
 
@@ -181,21 +184,6 @@ def test_inference_mode_in_an_exit_stack(mode: str) -> None:
     graph = make_fx(f, tracing_mode=mode, pre_dispatch=True)(torch.zeros(3).requires_grad_())
     x = torch.zeros(3).requires_grad_()
     assert graph(x).requires_grad and torch.equal(x, torch.ones(3))
-
-
-def test_inference_mode_is_torchs_own_where_grad_mode_is_not_recorded() -> None:
-    """A function of ours around it would be one more place for an interrupt, after which inference mode stays on."""
-    own = [torch.inference_mode.__enter__, torch.inference_mode.__exit__]
-    found = []
-
-    def f(x: Tensor) -> Tensor:
-        manager = torch.inference_mode()
-        found.append([manager.__enter__.__func__, manager.__exit__.__func__])
-        return x + 1
-
-    make_fx(f, tracing_mode="fake")(torch.zeros(3))
-    make_fx(f, tracing_mode="fake", pre_dispatch=True)(torch.zeros(3))
-    assert found[0] == own and found[1] != own
 
 
 @each_mode
@@ -408,25 +396,6 @@ def test_transforms(f: Any, mode: str) -> None:
 
 
 # --- around ------------------------------------------------------------------------------------------------------------------
-
-
-@each_mode
-def test_forward_mode_gradients(mode: str) -> None:
-    """The level at which tensors are dual is one of the graph."""
-
-    def f(x: torch.Tensor, tangent: torch.Tensor) -> Any:
-        with forward_ad.dual_level():
-            y = F.layer_norm(forward_ad.make_dual(x, tangent).sin(), (4,))
-            found = forward_ad.unpack_dual(y)
-        return *found, torch.func.jvp(torch.sin, (x,), (tangent,))[1]
-
-    gm = traced(f, torch.randn(3, 4), torch.randn(3, 4), mode=mode)
-    gm.graph.eliminate_dead_code()
-    gm.recompile()
-    assert targets(gm).count(forward_ad.enter_dual_level) == targets(gm).count(forward_ad.exit_dual_level) == 1
-    args = torch.randn(3, 4), torch.randn(3, 4)
-    for _ in range(2):
-        torch.testing.assert_close(gm(*args), f(*args))
 
 
 @each_mode

@@ -1,9 +1,8 @@
-"""What a program keeps outside of its modules: after a trace it is as before; what it held before is a constant."""
+"""What modules keep besides their tensors: after a trace it is as before; what they held before is a constant."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ from torch import nn
 from understudy import (
     FakeTensor,
     MetaTraceError,
+    MixedTensorsError,
     UnsupportedOperatorException,
     export,
     make_fx,
@@ -21,15 +21,13 @@ from understudy import (
 
 X = torch.randn(2, 3)
 TABLES: dict[str, Any] = {}
-PAIRS: list[Any] = []
-SPACE = SimpleNamespace(table=None)
-VARIABLE: torch.Tensor | None = None
+
+
+def made(length: int) -> torch.Tensor:
+    return torch.arange(length) * 2.0
 
 
 class Cache:
-    table: torch.Tensor | None = None
-    tables: dict[str, Any] = {}
-
     def __init__(self) -> None:
         self.length, self.made = 0, None
 
@@ -37,86 +35,6 @@ class Cache:
         if self.length < length:
             self.length, self.made = length, made(length)
         return self.made
-
-
-OBJECT = Cache()
-
-
-def made(length: int) -> torch.Tensor:
-    return torch.arange(length) * 2.0
-
-
-def by_global_dict(x: torch.Tensor) -> torch.Tensor:
-    if "a" not in TABLES:
-        TABLES["a"] = made(x.shape[1])
-    return x * TABLES["a"]
-
-
-def by_global_list(x: torch.Tensor) -> torch.Tensor:
-    if not PAIRS:
-        PAIRS.append((made(x.shape[1]), 1))
-    return x * PAIRS[0][0]
-
-
-def by_variable(x: torch.Tensor) -> torch.Tensor:
-    global VARIABLE
-    if VARIABLE is None:
-        VARIABLE = made(x.shape[1])
-    return x * VARIABLE
-
-
-def by_class(x: torch.Tensor) -> torch.Tensor:
-    if Cache.table is None:
-        Cache.table = made(x.shape[1])
-    return x * Cache.table
-
-
-def by_dict_of_class(x: torch.Tensor) -> torch.Tensor:
-    if "a" not in Cache.tables:
-        Cache.tables["a"] = made(x.shape[1])
-    return x * Cache.tables["a"]
-
-
-def by_object(x: torch.Tensor) -> torch.Tensor:
-    return x * OBJECT.get(x.shape[1])
-
-
-def by_namespace(x: torch.Tensor) -> torch.Tensor:
-    if SPACE.table is None:
-        SPACE.table = made(x.shape[1])
-    return x * SPACE.table
-
-
-def by_default(x: torch.Tensor, kept: dict[str, Any] = {}) -> torch.Tensor:  # noqa: B006
-    if "a" not in kept:
-        kept["a"] = made(x.shape[1])
-    return x * kept["a"]
-
-
-def by_attribute(x: torch.Tensor) -> torch.Tensor:
-    if not hasattr(by_attribute, "table"):
-        by_attribute.table = made(x.shape[1])  # type: ignore[attr-defined]
-    return x * by_attribute.table  # type: ignore[attr-defined]
-
-
-def by_closure() -> Callable[[torch.Tensor], torch.Tensor]:
-    kept: list[torch.Tensor] = []
-
-    def program(x: torch.Tensor) -> torch.Tensor:
-        if not kept:
-            kept.append(made(x.shape[1]))
-        return x * kept[0]
-
-    return program
-
-
-class OfClass(nn.Module):
-    shared: torch.Tensor | None = None
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if OfClass.shared is None:
-            OfClass.shared = made(x.shape[1])
-        return x * OfClass.shared
 
 
 class OfObject(nn.Module):
@@ -128,33 +46,45 @@ class OfObject(nn.Module):
         return x * self.cache.get(x.shape[1])
 
 
-class OfGlobal(nn.Module):
+class OfDict(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tables: dict[int, torch.Tensor] = {}
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return by_global_dict(x)
+        length = int(x.shape[1])
+        if length not in self.tables:
+            self.tables[length] = made(length)
+        return x * self.tables[length]
 
 
-PROGRAMS: dict[str, Callable[[], Callable[..., torch.Tensor]]] = {
-    "dict": lambda: by_global_dict, "list": lambda: by_global_list, "class": lambda: by_class,
-    "dict of a class": lambda: by_dict_of_class, "object": lambda: by_object, "namespace": lambda: by_namespace,
-    "default": lambda: by_default, "attribute": lambda: by_attribute, "closure": by_closure,
-    "class of a module": OfClass, "object of a module": OfObject, "global of a module": OfGlobal,
-    "inside of another": lambda: lambda x: by_global_dict(x) + by_class(x),
-}  # fmt: skip
+class OfList(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.pairs: list[Any] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.pairs:
+            self.pairs.append((made(x.shape[1]), 1))
+        return x * self.pairs[0][0]
 
 
-@pytest.fixture(autouse=True)
-def forget() -> None:
-    global VARIABLE
-    VARIABLE = Cache.table = OfClass.shared = SPACE.table = None
-    OBJECT.length, OBJECT.made = 0, None
-    for container in (TABLES, PAIRS, Cache.tables, vars(by_attribute), by_default.__defaults__[0]):  # type: ignore[index]
-        container.clear()
+class OfAttribute(nn.Module):
+    table: torch.Tensor | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.table is None:
+            self.table = made(x.shape[1])
+        return x * self.table
+
+
+MODULES = [OfObject, OfDict, OfList, OfAttribute]
 
 
 @pytest.mark.parametrize("mode", ["fake", "symbolic"])
-@pytest.mark.parametrize("name", [*PROGRAMS, "variable"])
-def test_nothing_of_the_trace_stays(name: str, mode: str) -> None:
-    program = by_variable if name == "variable" else PROGRAMS[name]()
+@pytest.mark.parametrize("kind", MODULES)
+def test_nothing_of_the_trace_stays_in_a_module(kind: type[nn.Module], mode: str) -> None:
+    program = kind()
     graph = make_fx(program, tracing_mode=mode)(X)
     after = program(X)
     assert type(after) is torch.Tensor
@@ -162,9 +92,9 @@ def test_nothing_of_the_trace_stays(name: str, mode: str) -> None:
 
 
 @pytest.mark.parametrize("is_kept", [False, True])
-@pytest.mark.parametrize("name", [*PROGRAMS, "variable"])
-def test_nothing_of_a_torch_level_trace_stays(name: str, is_kept: bool) -> None:
-    program = by_variable if name == "variable" else PROGRAMS[name]()
+@pytest.mark.parametrize("kind", MODULES)
+def test_nothing_of_a_torch_level_trace_stays_in_a_module(kind: type[nn.Module], is_kept: bool) -> None:
+    program = kind()
     before = program(X) if is_kept else None
     traced = symbolic_trace(program, meta_args={"x": X.to("meta")})
     after = program(X)
@@ -173,29 +103,45 @@ def test_nothing_of_a_torch_level_trace_stays(name: str, is_kept: bool) -> None:
 
 
 @pytest.mark.parametrize("mode", ["fake", "symbolic"])
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_what_was_kept_before_is_a_constant(name: str, mode: str) -> None:
-    program = PROGRAMS[name]()
+@pytest.mark.parametrize("kind", MODULES)
+def test_what_a_module_kept_before_is_a_constant(kind: type[nn.Module], mode: str) -> None:
+    program = kind()
     before = program(X)
     graph = make_fx(program, tracing_mode=mode)(X)
     assert torch.equal(graph(X), before)
     assert torch.equal(program(X), before)
 
 
-def test_a_global_that_is_a_tensor_is_no_cache() -> None:
-    by_variable(X)
-    with pytest.raises(Exception, match="is a real tensor"):
-        make_fx(by_variable, tracing_mode="fake")(X)
-
-
 def test_after_an_error() -> None:
-    def program(x: torch.Tensor) -> torch.Tensor:
-        by_global_dict(x)
-        raise KeyError("no")
+    class Fails(OfDict):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            super().forward(x)
+            raise KeyError("no")
 
+    program = Fails()
     with pytest.raises(KeyError):
         make_fx(program, tracing_mode="fake")(X)
-    assert not TABLES
+    assert not program.tables
+
+
+def by_global_dict(x: torch.Tensor) -> torch.Tensor:
+    if "a" not in TABLES:
+        TABLES["a"] = made(x.shape[1])
+    return x * TABLES["a"]
+
+
+def test_globals_are_left_as_the_program_leaves_them() -> None:
+    TABLES.clear()
+    make_fx(by_global_dict, tracing_mode="fake")(X)
+    assert type(TABLES["a"]) is FakeTensor
+    with pytest.raises(MixedTensorsError, match="is a stand-in that was made outside of this trace"):
+        make_fx(by_global_dict, tracing_mode="fake")(X)
+    TABLES.clear()
+    by_global_dict(X)
+    with pytest.raises(MixedTensorsError, match="is a real tensor"):
+        make_fx(by_global_dict, tracing_mode="fake")(X)
+    graph = make_fx(by_global_dict, tracing_mode="fake", allow_non_fake_inputs=True)(X)
+    assert torch.equal(graph(X), by_global_dict(X))
 
 
 def test_what_holds_no_stand_ins_stays() -> None:
@@ -207,18 +153,6 @@ def test_what_holds_no_stand_ins_stays() -> None:
 
     make_fx(program, tracing_mode="fake")(X)
     assert counts == [0]
-
-
-@pytest.mark.parametrize("mode", ["fake", "symbolic"])
-def test_what_depends_on_the_inputs_was_collected_on_purpose(mode: str) -> None:
-    seen: list[torch.Tensor] = []
-
-    def program(x: torch.Tensor) -> torch.Tensor:
-        seen.append(x.exp())
-        return seen[0] + 1
-
-    make_fx(program, tracing_mode=mode)(X)
-    assert [type(value) for value in seen] == [FakeTensor]
 
 
 # --- buffers to which a module assigns ---------------------------------------------------------------------------
@@ -266,7 +200,9 @@ ROUTES: dict[str, Callable[[nn.Module, torch.Tensor], Any]] = {
     "above autograd": lambda model, x: make_fx(model, tracing_mode="fake", pre_dispatch=True)(x),
     "torch level": lambda model, x: symbolic_trace(model, {"x": x}),
     "exported": lambda model, x: export(model, (x,)).module(),
-    "decomposed": lambda model, x: export(model, (x,), decompositions=torch.export.default_decompositions()).module(),
+    "decomposed": lambda model, x: export(
+        model, (x,), decompositions=torch.export.default_decompositions()
+    ).module(),
 }
 
 

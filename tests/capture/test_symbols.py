@@ -238,7 +238,9 @@ def test_values_computed_from_a_size_are_those_at_hand(number: Any) -> None:
     assert [str(guard.condition) for guard in gm.shape_env.guards] == ["x_1 == 8"]
 
 
-@pytest.mark.parametrize("number", [lambda n: (torch.tensor(2) * n).item(), lambda n: torch.full((), n).item()])
+@pytest.mark.parametrize(
+    "number", [lambda n: (torch.tensor(2) * n).item(), lambda n: torch.full((), n).item()]
+)
 def test_values_computed_from_a_number_of_data_are_of_data(number: Any) -> None:
     def program(x: torch.Tensor) -> torch.Tensor:
         return x + number(x.sum().long().item())

@@ -19,7 +19,14 @@ SMALL: dict[str, Any] = {
 }  # fmt: skip
 """What makes a model small, under all of the names that configurations have for it."""
 
-NUMBERS_OF_LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "encoder_layers", "decoder_layers", "n_layers")
+NUMBERS_OF_LAYERS = (
+    "num_hidden_layers",
+    "n_layer",
+    "num_layers",
+    "encoder_layers",
+    "decoder_layers",
+    "n_layers",
+)
 _LIBRARIES = []
 
 

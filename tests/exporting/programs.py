@@ -33,7 +33,9 @@ def one(b: int, n: int) -> tuple[Any, ...]:
     return (torch.randn(b, n, generator=torch.Generator().manual_seed(b)),)
 
 
-def case(inputs: Callable[[int, int], tuple[Any, ...]] = one, dynamic: Any = ROWS, **options: Any) -> Callable[[Any], Any]:
+def case(
+    inputs: Callable[[int, int], tuple[Any, ...]] = one, dynamic: Any = ROWS, **options: Any
+) -> Callable[[Any], Any]:
     def register(kind: Any) -> Any:
         CASES[kind.__name__] = Case(kind, inputs, dynamic, **options)
         return kind
@@ -233,7 +235,13 @@ def pair(b: int, n: int) -> tuple[Any, ...]:
     return {"a": torch.ones(b, n), "more": [torch.randn(b, 3), 2.5]}, torch.randn(b)
 
 
-@case(pair, dynamic=({"a": {0: torch.export.Dim("b")}, "more": [{0: torch.export.Dim("b")}, None]}, {0: torch.export.Dim("b")}))
+@case(
+    pair,
+    dynamic=(
+        {"a": {0: torch.export.Dim("b")}, "more": [{0: torch.export.Dim("b")}, None]},
+        {0: torch.export.Dim("b")},
+    ),
+)
 class NestedInputs(nn.Module):
     def forward(self, parts: Any, scale: Any) -> Any:
         return parts["a"].sum(1) * scale + parts["more"][0][:, 0] * parts["more"][1]
@@ -329,7 +337,9 @@ def accumulate(x: torch.Tensor, total: torch.Tensor) -> None:
 
 
 @torch.library.custom_op("understudy_exporting::split_off", mutates_args=("rest", "last"))
-def split_off(x: torch.Tensor, rest: torch.Tensor, last: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+def split_off(
+    x: torch.Tensor, rest: torch.Tensor, last: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     rest.mul_(2)
     if last is not None:
         last.add_(1)
@@ -337,7 +347,9 @@ def split_off(x: torch.Tensor, rest: torch.Tensor, last: torch.Tensor | None = N
 
 
 @split_off.register_fake
-def _(x: torch.Tensor, rest: torch.Tensor, last: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+def _(
+    x: torch.Tensor, rest: torch.Tensor, last: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.empty_like(x), torch.empty_like(x)
 
 
@@ -379,7 +391,9 @@ class OddNames(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.parts = nn.ModuleDict({name: nn.Linear(6, 6) for name in ("a-b", "a b", "1x", "A_b")})
-        self.numbers = nn.ParameterDict({"k-1": nn.Parameter(torch.ones(6)), "K_1": nn.Parameter(torch.zeros(6))})
+        self.numbers = nn.ParameterDict(
+            {"k-1": nn.Parameter(torch.ones(6)), "K_1": nn.Parameter(torch.zeros(6))}
+        )
         self.register_buffer("x", torch.ones(6))
 
     def forward(self, x: Any) -> Any:

@@ -78,7 +78,9 @@ def try_ours(model: Any) -> str:
 def try_torch(model: Any) -> str:
     inputs, fixed = inputs_of(model, *SIZES[0]), fixed_of(model)
     try:
-        program = torch.export.export(model, (), {**inputs, **fixed}, dynamic_shapes=what_varies(model), strict=False)
+        program = torch.export.export(
+            model, (), {**inputs, **fixed}, dynamic_shapes=what_varies(model), strict=False
+        )
         return "ok" if differences(model, program.module(), fixed) <= 1e-6 else "differs"
     except Exception as error:
         return type(error).__name__

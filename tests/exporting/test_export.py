@@ -49,7 +49,9 @@ def compare_signatures(ours: ExportedProgram, theirs: ExportedProgram) -> None:
     assert ours.call_spec.out_spec == theirs.call_spec.out_spec
     assert ours.state_dict.keys() == theirs.state_dict.keys()
     assert ours.constants.keys() == theirs.constants.keys()
-    assert [entry.fqn for entry in ours.module_call_graph] == [entry.fqn for entry in theirs.module_call_graph]
+    assert [entry.fqn for entry in ours.module_call_graph] == [
+        entry.fqn for entry in theirs.module_call_graph
+    ]
 
 
 @each_case
@@ -87,7 +89,9 @@ def test_decomposed_dialect(name: str) -> None:
     for ours in (direct, again):
         ours.validate()
         for node in ours.graph.nodes:
-            assert not (isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable), node
+            assert not (isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable), (
+                node
+            )
         if theirs is not None:
             assert kinds(ours.graph_signature.output_specs) == kinds(theirs.graph_signature.output_specs)
             assert kinds(ours.graph_signature.input_specs) == kinds(theirs.graph_signature.input_specs)
@@ -99,7 +103,9 @@ def test_decomposed_dialect(name: str) -> None:
             expected = eager(*wanted)
             for program in programs:
                 given = copy.deepcopy(inputs)
-                torch.testing.assert_close(leaves_of(program(*given)), leaves_of(expected), atol=1e-5, rtol=1e-5)
+                torch.testing.assert_close(
+                    leaves_of(program(*given)), leaves_of(expected), atol=1e-5, rtol=1e-5
+                )
                 torch.testing.assert_close(leaves_of(given), leaves_of(wanted), atol=1e-5, rtol=1e-5)
 
 
@@ -115,7 +121,9 @@ def test_saved_and_loaded(name: str) -> None:
     loaded = torch.export.load(file).module()
     inputs = case.inputs(*sizes_of(case)[-1])
     given, wanted = copy.deepcopy(inputs), copy.deepcopy(inputs)
-    torch.testing.assert_close(leaves_of(loaded(*given)), leaves_of(copy.deepcopy(model)(*wanted)), atol=0, rtol=0)
+    torch.testing.assert_close(
+        leaves_of(loaded(*given)), leaves_of(copy.deepcopy(model)(*wanted)), atol=0, rtol=0
+    )
 
 
 class WritesCache(torch.nn.Module):
@@ -180,7 +188,9 @@ class Named(nn.Module):
         return next(self.children())(x)
 
 
-@pytest.mark.parametrize("name", ["class", "None", 'q"); print("', "a\\b", "two\nlines", "graph", "code", "meta"])
+@pytest.mark.parametrize(
+    "name", ["class", "None", 'q"); print("', "a\\b", "two\nlines", "graph", "code", "meta"]
+)
 def test_paths_that_code_can_not_have_are_refused(name: str) -> None:
     with pytest.raises(ExportError, match="can't be the path of a parameter"):
         understudy.export(Named(name), (torch.randn(2, 3),))
@@ -222,5 +232,7 @@ def test_inference_mode_is_no_region_of_a_program() -> None:
     """As in torch.export: a program that some other tool reads has plain operators there."""
     model, x = Counted(), torch.randn(2, 3)
     programs = understudy.export(model, (x,)), torch.export.export(model, (x,))
-    ours, theirs = ([node.target for node in program.graph.nodes if node.op == "call_function"] for program in programs)
+    ours, theirs = (
+        [node.target for node in program.graph.nodes if node.op == "call_function"] for program in programs
+    )
     assert ours == theirs

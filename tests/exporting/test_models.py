@@ -26,7 +26,8 @@ MODELS = (
 """Those of the benchmark."""
 QUICK = ("llama", "gpt2", "bert", "t5", "vit", "mixtral")
 each_model = pytest.mark.parametrize(
-    "model_type", [*QUICK, *(pytest.param(name, marks=pytest.mark.conformance) for name in MODELS if name not in QUICK)]
+    "model_type",
+    [*QUICK, *(pytest.param(name, marks=pytest.mark.conformance) for name in MODELS if name not in QUICK)],
 )
 
 
@@ -171,7 +172,9 @@ def test_a_cache_as_input_and_output() -> None:
             program.validate()
             for size in ((2, 5), (3, 7), (1, 4)):
                 got = leaves_of(program.module()(*step.make_inputs(*size)))
-                torch.testing.assert_close(got, leaves_of(step(*step.make_inputs(*size))), atol=allowed, rtol=0)
+                torch.testing.assert_close(
+                    got, leaves_of(step(*step.make_inputs(*size))), atol=allowed, rtol=0
+                )
 
 
 def sweep_types() -> list[str]:
@@ -191,6 +194,8 @@ def test_sweep() -> None:
 
     results = sweep(sweep_types())
     right = [name for name, result in results.items() if result.ours == "ok"]
-    wrong = {name: result.ours for name, result in results.items() if result.ours != "ok" and result.torch == "ok"}
+    wrong = {
+        name: result.ours for name, result in results.items() if result.ours != "ok" and result.torch == "ok"
+    }
     assert len(right) >= 200, f"only {len(right)} classes were exported"
     assert len(wrong) <= 0.03 * len(right), wrong

@@ -55,7 +55,9 @@ def test_two_names_that_must_be_equal() -> None:
 
 
 def test_auto_may_be_fixed_and_related() -> None:
-    program = export(Fixes(), (torch.randn(4, 3), torch.randn(2, 5)), dynamic_shapes=({0: Dim.AUTO}, {1: Dim.AUTO}))
+    program = export(
+        Fixes(), (torch.randn(4, 3), torch.randn(2, 5)), dynamic_shapes=({0: Dim.AUTO}, {1: Dim.AUTO})
+    )
     assert not program.range_constraints
     export(Sum(), (torch.randn(4), torch.randn(4)), dynamic_shapes=({0: Dim.AUTO}, {0: Dim.AUTO}))
 
@@ -81,10 +83,14 @@ def test_shapes_collection_and_additional_inputs() -> None:
     x, y = torch.randn(4), torch.randn(4)
     collection = torch.export.ShapesCollection()
     collection[x], collection[y] = ({0: Dim("n")},) * 2
-    assert export(Sum(), (x, y), dynamic_shapes=collection).module()(torch.ones(9), torch.ones(9)).shape == (9,)
+    assert export(Sum(), (x, y), dynamic_shapes=collection).module()(torch.ones(9), torch.ones(9)).shape == (
+        9,
+    )
     additional = torch.export.AdditionalInputs()
     additional.add((torch.ones(6), torch.ones(6)))
-    assert export(Sum(), (x, y), dynamic_shapes=additional).module()(torch.ones(9), torch.ones(9)).shape == (9,)
+    assert export(Sum(), (x, y), dynamic_shapes=additional).module()(torch.ones(9), torch.ones(9)).shape == (
+        9,
+    )
 
 
 def test_keywords_and_numbers() -> None:
@@ -92,7 +98,9 @@ def test_keywords_and_numbers() -> None:
         def forward(self, x: Any, *, times: int = 1) -> Any:
             return x * times
 
-    program = export(Scaled(), (torch.ones(4),), {"times": 3}, dynamic_shapes={"x": None, "times": Dim.DYNAMIC}).module()
+    program = export(
+        Scaled(), (torch.ones(4),), {"times": 3}, dynamic_shapes={"x": None, "times": Dim.DYNAMIC}
+    ).module()
     assert program(torch.ones(4), times=5).sum() == 20
     fixed = export(Scaled(), (torch.ones(4),), {"times": 3}).module()
     with pytest.raises(AssertionError, match="times == 3"):
@@ -117,7 +125,9 @@ def test_bounds_of_hints() -> None:
             return x * n
 
     for hint in (Dim.AUTO, Dim.DYNAMIC):
-        program = export(Scaled(), (torch.ones(4), 3), dynamic_shapes=({0: hint(max=9)}, hint(max=5))).module()
+        program = export(
+            Scaled(), (torch.ones(4), 3), dynamic_shapes=({0: hint(max=9)}, hint(max=5))
+        ).module()
         assert program(torch.ones(9), 5).sum() == 45
         with pytest.raises(AssertionError, match=r"x.size\(\)\[0\] <= 9"):
             program(torch.ones(10), 5)
@@ -195,7 +205,9 @@ def test_assertions_stay_in_the_program() -> None:
     assert torch.equal(program.module()(x), x * 2)
     with pytest.raises(RuntimeError, match="Expected Tensor with single nonzero value"):
         program.module()(-x)
-    assert "aten._assert_async.default" in {str(node.target) for node in program.run_decompositions().graph.nodes}
+    assert "aten._assert_async.default" in {
+        str(node.target) for node in program.run_decompositions().graph.nodes
+    }
 
 
 def test_guards_have_lines_and_survive_saving() -> None:
@@ -226,7 +238,10 @@ def test_a_size_of_one_that_the_program_asks_about() -> None:
     (guard,) = guards_of(strict)
     assert guard.condition == "x.size(0) != 1"
     assert guard.line.endswith("return x * 2 if x.shape[0] == 1 else x * 3")
-    with pytest.raises(AssertionError, match=r"x.size\(0\) != 1 .*else x \* 3; to run it .*: export\(…, guard_zero_one=False\)"):
+    with pytest.raises(
+        AssertionError,
+        match=r"x.size\(0\) != 1 .*else x \* 3; to run it .*: export\(…, guard_zero_one=False\)",
+    ):
         strict.module()(torch.ones(1))
     asked = ({0: "n"},)
     ours = export(Asks(), (torch.ones(4),), dynamic_shapes=asked, guard_zero_one=False)
@@ -262,7 +277,11 @@ def test_a_number_and_a_derived_size_that_the_program_fixes() -> None:
 
     rows = Dim("rows")
     with pytest.raises(ConstraintViolationError) as caught:
-        export(Repeats(), (torch.ones(4), torch.ones(9), 3), dynamic_shapes=({0: rows}, {0: 2 * rows + 1}, Dim.DYNAMIC))
+        export(
+            Repeats(),
+            (torch.ones(4), torch.ones(9), 3),
+            dynamic_shapes=({0: rows}, {0: 2 * rows + 1}, Dim.DYNAMIC),
+        )
     text = str(caught.value)
     assert "3 of the dimensions that were asked to vary" in text
     assert "times, asked to vary, is always 3\n    condition:  times == 3\n    because:" in text
@@ -391,7 +410,9 @@ def test_a_model_on_stand_ins() -> None:
         x = torch.randn(2, 30_000)
     program = export(model, (x,))
     program.validate()
-    assert [str(node.target) for node in program.graph.nodes if node.op == "call_function"] == ["aten.linear.default"]
+    assert [str(node.target) for node in program.graph.nodes if node.op == "call_function"] == [
+        "aten.linear.default"
+    ]
 
 
 def test_libraries_are_told_that_this_is_an_export() -> None:
@@ -417,7 +438,9 @@ def test_acceleration_and_its_fallback() -> None:
 
     class Odd(nn.Module):
         def forward(self, x: Any) -> Any:
-            if not isinstance(x, torch._subclasses.fake_tensor.FakeTensor) or type(x).__module__.startswith("understudy"):
+            if not isinstance(x, torch._subclasses.fake_tensor.FakeTensor) or type(x).__module__.startswith(
+                "understudy"
+            ):
                 raise NotImplementedError("not with these")
             return x + 1
 
@@ -429,7 +452,9 @@ def test_acceleration_and_its_fallback() -> None:
     assert type(program) is torch.export.ExportedProgram
     with (
         understudy.accelerate_export(),
-        pytest.warns(understudy.AccelerationWarning, match=r"input.size\(1\), asked to vary as columns, is always 3"),
+        pytest.warns(
+            understudy.AccelerationWarning, match=r"input.size\(1\), asked to vary as columns, is always 3"
+        ),
         pytest.raises(Exception, match="Constraints violated"),
     ):
         torch.export.export(nn.Sequential(nn.Linear(3, 2)), (x,), dynamic_shapes=({1: Dim("columns")},))
@@ -448,7 +473,9 @@ _B, _C = Dim("B"), Dim("C", min=2)
         (({0: 2 * _B}, None), (4, 7), [(6, 7)], [(5, 7)]),
     ],
 )
-def test_sizes_that_are_computed_of_others_are_checked(asked: Any, sizes: Any, admitted: Any, refused: Any) -> None:
+def test_sizes_that_are_computed_of_others_are_checked(
+    asked: Any, sizes: Any, admitted: Any, refused: Any
+) -> None:
     """The graph reads a size from any input that tells it: sizes that do not fit gave other results."""
 
     class Joined(torch.nn.Module):

@@ -71,7 +71,9 @@ def test_aotinductor_compiles_a_program(tmp_path: Path) -> None:
     rows = torch.export.Dim("rows", min=1, max=64)
     with torch.no_grad():
         program = export(model, (torch.randn(4, 8),), dynamic_shapes=({0: rows},))
-        package = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "network.pt2"))
+        package = torch._inductor.aoti_compile_and_package(
+            program, package_path=str(tmp_path / "network.pt2")
+        )
         compiled = torch._inductor.aoti_load_package(package)
         for count in (4, 9, 1):
             x = torch.randn(count, 8)

@@ -173,8 +173,12 @@ def export_both_ways(model: nn.Module) -> list[Any]:
 
 
 def memory_shared_by(values: list[Any]) -> set[tuple[int, int]]:
-    pointers = [value.untyped_storage().data_ptr() if isinstance(value, torch.Tensor) else None for value in values]
-    return {(i, j) for j, pointer in enumerate(pointers) for i in range(j) if pointer and pointers[i] == pointer}
+    pointers = [
+        value.untyped_storage().data_ptr() if isinstance(value, torch.Tensor) else None for value in values
+    ]
+    return {
+        (i, j) for j, pointer in enumerate(pointers) for i in range(j) if pointer and pointers[i] == pointer
+    }
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -231,15 +235,25 @@ class WritesToAnOperandInABranch(nn.Module):
 def test_refused_writes() -> None:
     x, y = make_inputs()
     cases: list[tuple[nn.Module, tuple[Any, Any], str, str]] = [
-        (WritesOverlappingBuffers(), (x, y), "a write to the memory of b_whole and b_row|b_row and b_whole", "self.row.add_"),
+        (
+            WritesOverlappingBuffers(),
+            (x, y),
+            "a write to the memory of b_whole and b_row|b_row and b_whole",
+            "self.row.add_",
+        ),
         (WritesItsFirstInput(), (x, x), "a write to the memory of x and y", "x.add_"),
         (TransposesItsInput(), (x, y), "changes the shape or strides of x", "x.t_"),
     ]
     for model, inputs, reason, line in cases:
         training = understudy.export(copy.deepcopy(model), inputs)
         expected = model(x.clone(), y.clone())
-        assert torch.equal(training.module()(x.clone(), y.clone()), expected), "the training dialect has the write itself"
-        for decompose in (training.run_decompositions, lambda m=model, i=inputs: understudy.export(m, i, decompositions=CORE())):
+        assert torch.equal(training.module()(x.clone(), y.clone()), expected), (
+            "the training dialect has the write itself"
+        )
+        for decompose in (
+            training.run_decompositions,
+            lambda m=model, i=inputs: understudy.export(m, i, decompositions=CORE()),
+        ):
             with pytest.raises(RuntimeError, match=reason) as error:
                 decompose()
             assert line in str(error.value)
@@ -263,7 +277,10 @@ def test_one_tensor_as_two_inputs() -> None:
 
     model, (x, y) = Weighted(), make_inputs()
     for inputs in ((x, x), (model.weight, y), (model.weight, model.weight)):
-        for made in (understudy.export(model, inputs), understudy.export(model, inputs, decompositions=CORE())):
+        for made in (
+            understudy.export(model, inputs),
+            understudy.export(model, inputs, decompositions=CORE()),
+        ):
             torch.testing.assert_close(made.module()(x, y), model(x, y), atol=0, rtol=0)
 
 

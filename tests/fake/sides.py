@@ -32,7 +32,9 @@ def facts(result: Any, home: str) -> list[Any]:
     leaves = tree_flatten(result)[0]
     first_on: dict[int, int] = {}
     return [
-        (*_facts_of(leaf, home), first_on.setdefault(_memory_of(leaf), number)) if isinstance(leaf, torch.Tensor) else leaf
+        (*_facts_of(leaf, home), first_on.setdefault(_memory_of(leaf), number))
+        if isinstance(leaf, torch.Tensor)
+        else leaf
         for number, leaf in enumerate(leaves)
     ]
 

@@ -55,7 +55,10 @@ SURE = {
     "a position": (lambda: torch.randn(7).argmax() < 7, True),
     "a share": (lambda: torch.sigmoid(torch.rand([])) <= 1, True),
     "a share of a mask": (lambda: (torch.randn(300) > 0).float().mean() <= 1.1, True),
-    "elements that were drawn": (lambda: torch.cat([torch.rand(3), torch.rand(2).flip(0)]).sort()[0].max() < 2, True),
+    "elements that were drawn": (
+        lambda: torch.cat([torch.rand(3), torch.rand(2).flip(0)]).sort()[0].max() < 2,
+        True,
+    ),
     "one of two": (lambda: torch.where(torch.randn(3) > 0, torch.rand(3), 5.0).sum() < 16, True),
 }
 
@@ -71,7 +74,9 @@ def test_what_follows_from_ranges_needs_no_policy(name: str, is_inference: bool)
         assert bool(program()) is answer
 
 
-@pytest.mark.parametrize("write", [torch.Tensor.logical_not_, lambda x: x.fill_(True), lambda x: x.copy_(torch.randn(2) > 0)])
+@pytest.mark.parametrize(
+    "write", [torch.Tensor.logical_not_, lambda x: x.fill_(True), lambda x: x.copy_(torch.randn(2) > 0)]
+)
 def test_a_write_ends_a_range_in_inference_mode(write: Any) -> None:
     with FakeTensorMode(), torch.inference_mode():
         mask = torch.rand(3) < 0.0
@@ -214,11 +219,46 @@ def test_a_model_is_converted_without_records() -> None:
 def test_ranges_hold_for_real_values() -> None:
     """Each rule against the real operator, on numbers drawn from the ranges that it is given."""
     torch.manual_seed(0)
-    unary = [torch.abs, torch.neg, torch.sigmoid, torch.floor, torch.isnan, torch.isinf, torch.isfinite, torch.logical_not]
-    unary += [torch.sum, torch.mean, lambda x: x.view(8, 8).sum(1), lambda x: x.flip(0), lambda x: x.sort()[0], lambda x: x[:3]]
-    unary += [lambda x: torch.cat([x, x + 7]), lambda x: x.masked_fill(x > 0.5, 9.0), lambda x: (x > 0.5).float().mean()]
-    binary = [torch.add, torch.sub, torch.mul, torch.eq, torch.ne, torch.lt, torch.le, torch.gt, torch.ge, torch.logical_or]
-    binary += [lambda x, y: torch.where(x > y, x, y), lambda x, y: torch.stack([x, y]), lambda x, y: x / y.sum()]
+    unary = [
+        torch.abs,
+        torch.neg,
+        torch.sigmoid,
+        torch.floor,
+        torch.isnan,
+        torch.isinf,
+        torch.isfinite,
+        torch.logical_not,
+    ]
+    unary += [
+        torch.sum,
+        torch.mean,
+        lambda x: x.view(8, 8).sum(1),
+        lambda x: x.flip(0),
+        lambda x: x.sort()[0],
+        lambda x: x[:3],
+    ]
+    unary += [
+        lambda x: torch.cat([x, x + 7]),
+        lambda x: x.masked_fill(x > 0.5, 9.0),
+        lambda x: (x > 0.5).float().mean(),
+    ]
+    binary = [
+        torch.add,
+        torch.sub,
+        torch.mul,
+        torch.eq,
+        torch.ne,
+        torch.lt,
+        torch.le,
+        torch.gt,
+        torch.ge,
+        torch.logical_or,
+    ]
+    binary += [
+        lambda x, y: torch.where(x > y, x, y),
+        lambda x, y: torch.stack([x, y]),
+        lambda x, y: x / y.sum(),
+    ]
     for low, high in [(0.0, 1.0), (-2.0, 3.0), (-5.0, -4.0)]:
         real = [torch.empty(64).uniform_(low, high) for _ in range(2)]
         with FakeTensorMode():
@@ -316,7 +356,9 @@ def test_checks_pass() -> None:
         torch.distributions.Bernoulli(probs=x).sample()
 
 
-@pytest.mark.skipif(not hasattr(CodeType, "co_positions"), reason="Python 3.10 has lines of instructions, no columns")
+@pytest.mark.skipif(
+    not hasattr(CodeType, "co_positions"), reason="Python 3.10 has lines of instructions, no columns"
+)
 class PassOn(torch.overrides.TorchFunctionMode):
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return function(*args, **(kwargs or {}))
@@ -381,7 +423,9 @@ DEEP = {
 @pytest.mark.parametrize("deep", DEEP.values(), ids=DEEP)
 def test_checks_pass_in_files_of_deep_syntax(deep: str, tmp_path: Path) -> None:
     file = tmp_path / "deep.py"
-    file.write_text(f"def check(mask, number=0):\n    if mask.any():\n        raise ValueError\n{deep}\n    return 'passed'\n")
+    file.write_text(
+        f"def check(mask, number=0):\n    if mask.any():\n        raise ValueError\n{deep}\n    return 'passed'\n"
+    )
     with plausible():
         assert runpy.run_path(str(file))["check"](torch.rand(3) > 0.5) == "passed"
 
@@ -429,7 +473,9 @@ def test_masks_are_balanced_or_the_worst_case() -> None:
             x[mask] = 0.0
 
 
-@pytest.mark.parametrize("probabilities", [torch.sigmoid, lambda x: torch.softmax(x, -1)], ids=["sigmoid", "softmax"])
+@pytest.mark.parametrize(
+    "probabilities", [torch.sigmoid, lambda x: torch.softmax(x, -1)], ids=["sigmoid", "softmax"]
+)
 def test_what_is_read_of_probabilities_is_one(probabilities: Any) -> None:
     with plausible():
         found = probabilities(torch.randn(64, 8, requires_grad=True)).detach()
@@ -445,7 +491,11 @@ def test_an_accuracy_is_a_share(is_inference: bool) -> None:
     with plausible(), torch.inference_mode(is_inference):
         logits, labels, counted = torch.randn(32, 1000), torch.randint(0, 1000, (32,)), torch.randn(32) > 0
         is_right = logits.argmax(1) == labels
-        for accuracy in (is_right.float().mean(), is_right.sum() / 32, (is_right & counted).sum() / counted.sum()):
+        for accuracy in (
+            is_right.float().mean(),
+            is_right.sum() / 32,
+            (is_right & counted).sum() / counted.sum(),
+        ):
             assert 0 <= accuracy.item() <= 1
 
 
@@ -487,12 +537,16 @@ def add_ones(zeros: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
 
 COUNTS = {
     "scatter": lambda chosen: torch.zeros(len(chosen), 3).scatter(1, chosen, 1).long().sum(0).tolist(),
-    "scatter_": lambda chosen: chosen.new_zeros(len(chosen), 3).scatter_(1, chosen, 1).sum(0).numpy().tolist(),
+    "scatter_": lambda chosen: (
+        chosen.new_zeros(len(chosen), 3).scatter_(1, chosen, 1).sum(0).numpy().tolist()
+    ),
     "one_hot": lambda chosen: torch.nn.functional.one_hot(chosen, 3).sum((0, 1)).tolist(),
     "bincount": lambda chosen: torch.bincount(chosen.flatten(), minlength=3).tolist(),
     "histc": lambda chosen: torch.histc(chosen.float(), bins=3, min=0, max=2).long().tolist(),
     "scatter_add_": lambda chosen: add_ones(chosen.new_zeros(3), chosen).tolist(),
-    "index_add": lambda chosen: chosen.new_zeros(3).index_add(0, chosen.flatten(), torch.ones(14, dtype=torch.int64)).tolist(),
+    "index_add": lambda chosen: (
+        chosen.new_zeros(3).index_add(0, chosen.flatten(), torch.ones(14, dtype=torch.int64)).tolist()
+    ),
     "unique": lambda chosen: chosen.unique(return_counts=True)[1].tolist(),
 }
 
@@ -524,7 +578,9 @@ def test_masks_of_what_was_drawn_have_its_share() -> None:
         assert torch.randn(1000)[torch.rand(1000) > 0.25].shape == (750,)
         assert torch.randn(1000)[torch.randint(0, 10, (1000,)) >= 7].shape == (300,)
         assert torch.randn(1000)[torch.randint(0, 10, (1000,)) < 1].shape == (100,)
-        assert (torch.zeros(9, 2000, dtype=torch.int64).scatter_(0, torch.randint(0, 9, (1, 2000)), 1) > 0).sum().item() == 2000
+        assert (
+            torch.zeros(9, 2000, dtype=torch.int64).scatter_(0, torch.randint(0, 9, (1, 2000)), 1) > 0
+        ).sum().item() == 2000
 
 
 def test_values_for_other_libraries() -> None:
@@ -593,7 +649,9 @@ def test_a_policy_of_ones_own() -> None:
 
 
 def test_an_unknown_policy() -> None:
-    with pytest.raises(ArgumentError, match=r"answers='sure': expected one of error, symbol, plausible, worst, or an object"):
+    with pytest.raises(
+        ArgumentError, match=r"answers='sure': expected one of error, symbol, plausible, worst, or an object"
+    ):
         FakeTensorMode(answers="sure")
 
 

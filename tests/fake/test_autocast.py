@@ -331,4 +331,8 @@ def test_recurrent_layers_with_symbolic_sizes(layer: Any, requires_grad: bool) -
         real = model(x)[0]
         with mode:
             found = fake(stand_in)[0]
-    assert (found.dtype, found.requires_grad, found.shape[2]) == (real.dtype, real.requires_grad, real.shape[2])
+    assert (found.dtype, found.requires_grad, found.shape[2]) == (
+        real.dtype,
+        real.requires_grad,
+        real.shape[2],
+    )

@@ -445,13 +445,17 @@ def test_wrong_gradient_shape_is_refused(device: str) -> None:
 
 
 @pytest.mark.parametrize("move", [lambda t: t.t_(), lambda t: t.transpose_(0, 1), lambda t: t.unsqueeze_(0)])
-def test_dimensions_of_a_tensor_with_differentiated_views_are_not_moved(move: Callable[[torch.Tensor], Any]) -> None:
+def test_dimensions_of_a_tensor_with_differentiated_views_are_not_moved(
+    move: Callable[[torch.Tensor], Any],
+) -> None:
     """Autograd would make the view anew of the moved tensor: the gradient would be that of other elements."""
     with FakeTensorMode():
         x = torch.ones(3, 3, requires_grad=True)
         base = x.clone()
         view = base[0]
-        with pytest.raises(UnsupportedMutationAliasingException, match="whose gradient would be that of other elements"):
+        with pytest.raises(
+            UnsupportedMutationAliasingException, match="whose gradient would be that of other elements"
+        ):
             move(base)
         del view
         assert move(x.clone()).requires_grad

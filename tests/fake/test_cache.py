@@ -54,7 +54,11 @@ DIFFERENT: dict[str, tuple[Callable[[], Any], ...]] = {
     "1, 1.0, True": (lambda: X + 1, lambda: X + 1.0, lambda: X + True, lambda: X + 1j),
     "sizes": (lambda: torch.zeros(2), lambda: torch.zeros(3), lambda: torch.zeros(2, 1)),
     "dtypes": (lambda: torch.zeros(2), lambda: torch.zeros(2, dtype=torch.int32)),
-    "devices": (lambda: torch.zeros(2), lambda: torch.zeros(2, device="cuda"), lambda: torch.zeros(2, device="cuda:1")),
+    "devices": (
+        lambda: torch.zeros(2),
+        lambda: torch.zeros(2, device="cuda"),
+        lambda: torch.zeros(2, device="cuda:1"),
+    ),
     "strides": (lambda: torch.empty(3, 3) + 1, lambda: torch.empty(3, 3).t() + 1),
     "offsets": (lambda: torch.empty(4)[:2].view(2), lambda: torch.empty(4)[2:].view(2)),
     "memory formats": (
@@ -66,7 +70,10 @@ DIFFERENT: dict[str, tuple[Callable[[], Any], ...]] = {
         lambda: torch.ops.aten.clamp.default(X, None, 1),
     ),
     "lists": (lambda: torch.cat([X, X]), lambda: torch.cat([X, X, X])),
-    "conj": (lambda: torch.empty(2, dtype=torch.cfloat) + 1, lambda: torch.empty(2, dtype=torch.cfloat).conj() + 1),
+    "conj": (
+        lambda: torch.empty(2, dtype=torch.cfloat) + 1,
+        lambda: torch.empty(2, dtype=torch.cfloat).conj() + 1,
+    ),
     "rounding": (lambda: torch.div(X, 2, rounding_mode="floor"), lambda: torch.div(X, 2)),
 }
 X = FakeTensorMode().from_tensor(torch.ones(2, dtype=torch.int64))

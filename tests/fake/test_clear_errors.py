@@ -32,8 +32,8 @@ def test_from_tensor_of_something_else() -> None:
     with pytest.raises(TypeError) as error:
         FakeTensorMode().from_tensor("x")  # type: ignore[arg-type]
     assert message(error) == (
-        "FakeTensorMode.from_tensor takes a tensor, and was given 'x', of the class str. For a module there is from_module; "
-        "numbers and strings need no stand-in"
+        "from_tensor: expected a tensor, got 'x' of type str. Use from_module for a module; numbers and strings need no "
+        "stand-in"
     )
 
 
@@ -60,7 +60,10 @@ def test_stand_ins_of_torch(is_inside: bool) -> None:
                 ours + theirs
         else:
             theirs + ours
-    assert "is a FakeTensor of torch's own mode (torch._subclasses), and stand-ins of understudy are expected" in message(error)
+    assert (
+        "is a FakeTensor of torch's own mode (torch._subclasses), and stand-ins of understudy are expected"
+        in message(error)
+    )
     assert "ours" in message(error).split("at:")[1]
 
 
@@ -75,17 +78,19 @@ def test_a_fake_function_that_returns_a_real_tensor() -> None:
     with FakeTensorMode(), pytest.raises(MixedTensorsError) as error:
         returns_real(torch.empty(3))
     assert message(error).startswith(
-        "understudy_test.returns_real.default: its fake function has returned a real tensor (Tensor of shape [3]): it is to "
-        "make one of what it is given, as in torch.empty_like(x) or x.new_empty(...)"
+        "understudy_test.returns_real.default: expected a stand-in from its fake implementation, got a real Tensor of shape "
+        "[3]; make the result from the arguments, as in torch.empty_like(x) or x.new_empty(...)"
     )
 
 
 def test_inputs_that_contain_themselves() -> None:
     inputs: list[Any] = [torch.ones(2)]
     inputs.append({"again": inputs})
-    with pytest.raises(ValueError, match=r"the inputs\[0\]\[1\]\['again'\] is the list in which it is"):
+    with pytest.raises(ValueError, match=r"the inputs\[0\]\[1\]\['again'\] is the list that contains it"):
         make_fx(lambda values: values[0] + 1, tracing_mode="fake")(inputs)
-    with pytest.raises(ValueError, match=r"meta_args\['values'\]\[1\]\['again'\] is the list in which it is"):
+    with pytest.raises(
+        ValueError, match=r"meta_args\['values'\]\[1\]\['again'\] is the list that contains it"
+    ):
         symbolic_trace(lambda values: values[0] + 1, meta_args={"values": inputs})
 
 
@@ -102,13 +107,15 @@ def test_a_real_module_that_is_moved() -> None:
 def test_lazy_modules() -> None:
     with FakeTensorMode(), pytest.raises(UnsupportedFakeTensorException) as error:
         nn.LazyLinear(4)
-    assert "lazy modules (nn.LazyLinear, …) have no sizes that a stand-in could have" in message(error)
+    assert "lazy modules (nn.LazyLinear, …) are not supported: their parameters have no sizes" in message(
+        error
+    )
     assert "nn.Linear(in_features, out_features)" in message(error)
     assert isinstance(nn.LazyLinear(4).weight, nn.parameter.UninitializedParameter)
 
 
 @pytest.mark.parametrize("check", [True, False])
-@pytest.mark.parametrize("what", ["function", "module", "trace_module", "inputs by name"])
+@pytest.mark.parametrize("what", ["function", "module", "inputs by name"])
 def test_jit_traces(what: str, check: bool) -> None:
     with FakeTensorMode(), pytest.raises(NoDataError) as error:
         x = torch.randn(2, 3)
@@ -116,12 +123,12 @@ def test_jit_traces(what: str, check: bool) -> None:
             torch.jit.trace(lambda x: x * 2, (x,), check_trace=check)
         elif what == "module":
             torch.jit.trace(nn.Linear(3, 2), x, check_trace=check)
-        elif what == "trace_module":
-            torch.jit.trace_module(nn.Linear(3, 2), {"forward": x}, check_trace=check)
         else:
             torch.jit.trace(lambda x: x * 2, example_kwarg_inputs={"x": x}, check_trace=check)
-    assert "torch.jit.trace records what real tensors go through" in message(error)
-    assert "test_clear_errors.py" in message(error) and "understudy.make_fx(function)(*inputs)" in message(error)
+    assert "torch.jit.trace runs the function on values, and stand-ins have no data" in message(error)
+    assert "test_clear_errors.py" in message(error) and "understudy.make_fx(function)(*inputs)" in message(
+        error
+    )
     traced = torch.jit.trace(lambda x: x * 2, torch.ones(2))
     assert traced(torch.ones(3)).tolist() == [2, 2, 2]
 
@@ -133,15 +140,6 @@ def test_jit_scripts() -> None:
 
 
 # --- what works -------------------------------------------------------------------------------------------------
-
-
-def test_printing_a_storage() -> None:
-    with FakeTensorMode():
-        assert repr(torch.empty(10).untyped_storage()) == (
-            "[torch.storage.UntypedStorage(device=cpu) of size 40, without data]"
-        )
-        assert "of size 40" in str(torch.empty(10, device="cuda").untyped_storage())
-    assert "of size 2" in repr(torch.zeros(2, dtype=torch.uint8).untyped_storage())
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
@@ -158,7 +156,10 @@ def test_safetensors(tmp_path: Path) -> None:
     safetensors.save_file({"a": torch.ones(3, 4), "b": torch.ones(2, dtype=torch.bfloat16)}, path)
     with FakeTensorMode():
         loaded = safetensors.load_file(path)
-        assert {name: str(tensor.spec) for name, tensor in loaded.items()} == {"a": "f32[3, 4]@cpu", "b": "bf16[2]@cpu"}
+        assert {name: str(tensor.spec) for name, tensor in loaded.items()} == {
+            "a": "f32[3, 4]@cpu",
+            "b": "bf16[2]@cpu",
+        }
         with pytest.raises(NoDataError, match="the storage of a stand-in has no data"):
             safetensors.save_file({"a": torch.empty(3, 4)}, str(tmp_path / "none.safetensors"))
 
@@ -249,7 +250,9 @@ def test_the_line_of_a_guard(package: ModuleType) -> None:
     env = ShapeEnv()
     mode = FakeTensorMode(shape_env=env)
     with mode:
-        package.attend(mode.from_tensor(torch.empty(2, 3), source="x"), mode.from_tensor(torch.empty(3, 5), source="w"))
+        package.attend(
+            mode.from_tensor(torch.empty(2, 3), source="x"), mode.from_tensor(torch.empty(3, 5), source="w")
+        )
     lines = [guard.line for guard in env.guards]
     assert all("test_clear_errors.py" in line and "vision_of_others" in line for line in lines)
 

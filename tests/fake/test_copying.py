@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import io
 import pickle
-import sys
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
@@ -100,7 +99,9 @@ def test_a_copy_has_the_same_metadata(make: Any, copied: Any, where: str, mode: 
 
 
 @each_copy
-@pytest.mark.parametrize("kind", ["plain", "transposed", "offset", "conj", "neg", "grad", "parameter", "buffer", "scalar"])
+@pytest.mark.parametrize(
+    "kind", ["plain", "transposed", "offset", "conj", "neg", "grad", "parameter", "buffer", "scalar"]
+)
 def test_bits_and_counted_writes_of_copies_are_eagers(kind: str, copied: Any, mode: FakeTensorMode) -> None:
     """Eager sets a copy on its storage, which counts as a write, unless it is a parameter; deep copies have no bits."""
 
@@ -183,7 +184,9 @@ def test_state_dicts(copied: Any, mode: FakeTensorMode) -> None:
     model = model_in(mode)
     state = copied(model.state_dict())
     assert list(state) == list(model.state_dict())
-    assert same_storage(state["0.weight"], state["1.weight"]) is (copied is not by_pickle), "plain pickle writes it twice"
+    assert same_storage(state["0.weight"], state["1.weight"]) is (copied is not by_pickle), (
+        "plain pickle writes it twice"
+    )
     assert all(type(t) is FakeTensor for t in state.values())
 
 
@@ -400,7 +403,9 @@ def test_a_module_with_stand_ins() -> None:
     model, mode = Tied().eval(), FakeTensorMode()
     fake = mode.from_module(model)
     assert type(fake) is Tied and not fake.training and model.scale.tolist() == [1.0, 1.0, 1.0]
-    assert all(type(p.data) is FakeTensor or isinstance(p, FakeTensor) for p in [*fake.parameters(), fake.scale])
+    assert all(
+        type(p.data) is FakeTensor or isinstance(p, FakeTensor) for p in [*fake.parameters(), fake.scale]
+    )
     assert fake.head.weight is fake.embedding.weight and fake.head.weight.requires_grad
     assert not any(isinstance(p, FakeTensor) for p in model.parameters())
     with mode:
@@ -408,20 +413,7 @@ def test_a_module_with_stand_ins() -> None:
 
 
 def test_from_module_says_what_it_takes() -> None:
-    with pytest.raises(TypeError, match=r"from_module takes an nn\.Module, not a Tensor; for a tensor: from_tensor"):
+    with pytest.raises(
+        TypeError, match=r"from_module: expected an nn\.Module, got a Tensor; for a tensor, use from_tensor"
+    ):
         FakeTensorMode().from_module(torch.ones(2))  # type: ignore[type-var]
-
-
-def test_an_interrupt_at_the_first_line_of_exit_does_not_leave_the_mode_active(mode: FakeTensorMode) -> None:
-    def interrupt(frame: Any, event: str, arg: object) -> None:
-        if frame.f_code is FakeCopyMode.__exit__.__code__:
-            sys.settrace(None)
-            raise KeyboardInterrupt
-
-    tracing = sys.gettrace()
-    try:
-        with pytest.raises(KeyboardInterrupt), FakeCopyMode(mode):
-            sys.settrace(interrupt)
-    finally:
-        sys.settrace(tracing)
-    assert torch._C._len_torch_function_stack() == 0

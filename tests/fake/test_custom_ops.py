@@ -194,7 +194,7 @@ def test_a_size_that_is_nobodys_to_bind(library: Any) -> None:
     scratch = getattr(torch.ops, library.ns).scratch.default
     x = torch.randn(3)
     understudy.make_fx(lambda x: scratch(x, False), tracing_mode="symbolic")(x)
-    with pytest.raises(ValueError, match="the result does not say what u0"):
+    with pytest.raises(ValueError, match=r"u0 .* can't be computed from the result"):
         understudy.make_fx(lambda x: scratch(x, True), tracing_mode="symbolic")(x)
 
 
@@ -348,7 +348,9 @@ def test_a_pure_operator_may_be_named() -> None:
 
 
 def needs_the_real_kernel(size: int) -> Any:
-    return torch.ops.aten._masked_softmax(torch.randn(1, 1, 1, size), torch.ones(1, 1, 1, size, dtype=torch.bool))
+    return torch.ops.aten._masked_softmax(
+        torch.randn(1, 1, 1, size), torch.ones(1, 1, 1, size, dtype=torch.bool)
+    )
 
 
 def test_the_real_kernel_is_the_last_resort() -> None:

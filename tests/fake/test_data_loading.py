@@ -101,7 +101,9 @@ def test_samplers_of_all_kinds_draw_for_real() -> None:
     def run() -> list[list[int]]:
         torch.manual_seed(5)
         drawn = [list(DataLoader(range(3), sampler=weighted, batch_size=None))]  # type: ignore[arg-type]
-        loader = DataLoader(torch.arange(10), batch_sampler=TensorBatches(), num_workers=2, persistent_workers=True)  # type: ignore[arg-type]
+        loader = DataLoader(
+            torch.arange(10), batch_sampler=TensorBatches(), num_workers=2, persistent_workers=True
+        )  # type: ignore[arg-type]
         for _ in range(2):
             drawn += [batch.tolist() for batch in loader]
         return drawn

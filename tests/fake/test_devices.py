@@ -443,7 +443,9 @@ MAKERS: dict[str, Callable[..., torch.Tensor]] = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:To copy construct:UserWarning", "ignore:Creating a tensor from a list:UserWarning")
+@pytest.mark.filterwarnings(
+    "ignore:To copy construct:UserWarning", "ignore:Creating a tensor from a list:UserWarning"
+)
 @pytest.mark.parametrize("device", ["cpu", "cuda", "cuda:1", torch.device("cuda")], ids=str)
 @pytest.mark.parametrize("dtype", [None, torch.float16])
 @pytest.mark.parametrize("data", DATA)

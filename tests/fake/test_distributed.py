@@ -17,12 +17,16 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from understudy import FakeTensorMode
 
-pytestmark = pytest.mark.skipif(not dist.is_available(), reason="this build of torch has no torch.distributed")
+pytestmark = pytest.mark.skipif(
+    not dist.is_available(), reason="this build of torch has no torch.distributed"
+)
 
 
 @contextlib.contextmanager
 def process_group(backend: str, size: int) -> Iterator[None]:
-    dist.init_process_group(backend, store=FakeStore() if backend == "fake" else dist.HashStore(), rank=0, world_size=size)
+    dist.init_process_group(
+        backend, store=FakeStore() if backend == "fake" else dist.HashStore(), rank=0, world_size=size
+    )
     try:
         yield
     finally:
@@ -40,7 +44,8 @@ def shard(model: nn.Sequential, **options: Any) -> nn.Module:
 WRAPPED: dict[str, Callable[[nn.Sequential], nn.Module]] = {
     "fsdp": shard,
     "fsdp, bfloat16": lambda model: shard(
-        nn.Sequential(model[0], nn.LayerNorm(16), *model[2:]), mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+        nn.Sequential(model[0], nn.LayerNorm(16), *model[2:]),
+        mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16),
     ),
     "fsdp, not resharded": lambda model: shard(model, reshard_after_forward=False),
     "ddp": lambda model: nn.parallel.DistributedDataParallel(model),
@@ -51,7 +56,13 @@ WRAPPED: dict[str, Callable[[nn.Sequential], nn.Module]] = {
 def describe(tensor: Any) -> tuple[Any, ...]:
     local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     return tuple(
-        (type(part).__name__ if hasattr(part, "to_local") else "", tuple(part.shape), part.stride(), part.dtype, str(part.device))
+        (
+            type(part).__name__ if hasattr(part, "to_local") else "",
+            tuple(part.shape),
+            part.stride(),
+            part.dtype,
+            str(part.device),
+        )
         for part in (tensor, local)
     )
 

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from understudy import FakeTensor, FakeTensorMode
-from understudy.fake import mode as mode_module
+from understudy.fake import services
 from understudy.infer import engine
 
 
@@ -59,12 +59,19 @@ def step(model: Model, optimizer: torch.optim.Optimizer, device: str) -> None:
 
 
 def snapshot(model: Model) -> Any:
-    return [(name, id(p), type(p), p.shape, p.dtype, p.device, p.requires_grad) for name, p in model.named_parameters()]
+    return [
+        (name, id(p), type(p), p.shape, p.dtype, p.device, p.requires_grad)
+        for name, p in model.named_parameters()
+    ]
 
 
 def assert_torch_is_well() -> None:
     assert _get_current_dispatch_mode_stack() == []
-    assert torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu") and not torch.is_autocast_enabled("cuda")
+    assert (
+        torch.is_grad_enabled()
+        and not torch.is_autocast_enabled("cpu")
+        and not torch.is_autocast_enabled("cuda")
+    )
     x = torch.ones(3, requires_grad=True)
     y = (x * 2).sum()
     y.backward()
@@ -114,7 +121,7 @@ def test_an_error_in_every_inference(monkeypatch: pytest.MonkeyPatch) -> None:
             raise Fault(str(call))
         return original(call, stage)
 
-    monkeypatch.setattr(mode_module, "infer", failing)
+    monkeypatch.setattr(services, "infer", failing)
     for k in range(200):
         mode = FakeTensorMode()
         mode.cache_enabled = False
@@ -151,7 +158,9 @@ def test_a_fault_while_modules_move() -> None:
         with mode:
             model.to("cuda")
             step(model, torch.optim.AdamW(model.parameters()), "cuda")
-        assert [(name, id(p)) for name, p in model.named_parameters() if isinstance(p, nn.Parameter)] == before
+        assert [
+            (name, id(p)) for name, p in model.named_parameters() if isinstance(p, nn.Parameter)
+        ] == before
 
 
 def test_a_fault_in_a_backward_hook() -> None:

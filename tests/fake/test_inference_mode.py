@@ -54,11 +54,15 @@ COMPOSITES: dict[str, Callable[[str], Any]] = {
     "repeat_interleave, by a tensor": lambda d: torch.repeat_interleave(
         r(d, 3, 2), torch.tensor([1, 2, 3], device=d), 0, output_size=6
     ),
-    "factors of complex matrices": lambda d: torch.linalg.lu_factor(torch.eye(3, dtype=torch.complex64, device=d)),
+    "factors of complex matrices": lambda d: torch.linalg.lu_factor(
+        torch.eye(3, dtype=torch.complex64, device=d)
+    ),
     "symmetric factors": lambda d: torch.linalg.ldl_factor(torch.eye(3, dtype=torch.complex64, device=d)),
     "repeat_interleave": lambda d: r(d, 3, 2).repeat_interleave(2, 0),
     "meshgrid": lambda d: torch.meshgrid(r(d, 3), r(d, 2), indexing="ij"),
-    "nonzero, known": lambda d: [torch.zeros(s, device=d).nonzero(as_tuple=True) for s in ((2, 3), (2, 0, 3))],
+    "nonzero, known": lambda d: [
+        torch.zeros(s, device=d).nonzero(as_tuple=True) for s in ((2, 3), (2, 0, 3))
+    ],
     "unflatten": lambda d: r(d, 6, 2).unflatten(0, (2, 3)),
     "kron": lambda d: torch.kron(r(d, 2, 2), r(d, 3, 3)),
     "cosine_similarity": lambda d: F.cosine_similarity(r(d, 3, 4), r(d, 3, 4)),
@@ -205,7 +209,9 @@ def test_tensors_of_their_own_on_the_same_memory(now: bool, target: bool, source
             found = [x.view(dtype) for dtype in views] + [torch.view_as_complex(x).view(torch.int64)]
             found += [x.view(torch.int32).add_(1)] if now or not source else []
             found += [y.set_(x)] if now or not target else []
-        return [(tensor.is_inference(), None if tensor.is_inference() else tensor._version) for tensor in found]
+        return [
+            (tensor.is_inference(), None if tensor.is_inference() else tensor._version) for tensor in found
+        ]
 
     expected = look(lambda: torch.ones(2, 2))
     mode = FakeTensorMode(shape_env=ShapeEnv() if sizes == "symbolic" else None)
@@ -226,7 +232,9 @@ READS_OF_DETERMINED_VALUES: dict[str, Callable[[torch.Tensor], Any]] = {
     "repeat_interleave": lambda x: x.repeat_interleave(torch.tensor([1, 2, 3]), 1),
     "cov": lambda x: torch.cov(x, fweights=torch.tensor([1, 2, 3])),
     "a condition": lambda x: x[1:] if torch.tensor([1.0, 2.0]).mean() > 1 else x,
-    "ctc_loss": lambda x: F.ctc_loss(x.new_zeros(6, 2, 5), torch.ones(2, 3, dtype=torch.int64), [6, 6], [3, 2]),
+    "ctc_loss": lambda x: F.ctc_loss(
+        x.new_zeros(6, 2, 5), torch.ones(2, 3, dtype=torch.int64), [6, 6], [3, 2]
+    ),
 }
 
 
@@ -268,7 +276,9 @@ WRITES: dict[str, Callable[[torch.Tensor], object]] = {
     "out of itself": lambda x: torch.square(x, out=x),
     "through a view": lambda x: x.reshape(-1).mul_(2),
     "out=": lambda x: torch.std(x.repeat(2, 1, 1), 0, out=x),
-    "out= of an operator that counts by itself": lambda x: torch.matmul(torch.ones(2, 3), torch.ones(3, 6), out=x),
+    "out= of an operator that counts by itself": lambda x: torch.matmul(
+        torch.ones(2, 3), torch.ones(3, 6), out=x
+    ),
     "statistics": lambda x: F.instance_norm(torch.ones(1, 6, 3), x[0], x[1], use_input_stats=True),
 }
 
@@ -288,7 +298,9 @@ def test_writes_of_composite_operators_are_counted(name: str) -> None:
 
 
 WITH_SYMBOLS: dict[str, Callable[..., Any]] = {
-    "embedding_bag": lambda x: F.embedding_bag(torch.zeros(3, 3, dtype=torch.int64), x, padding_idx=2, mode="sum"),
+    "embedding_bag": lambda x: F.embedding_bag(
+        torch.zeros(3, 3, dtype=torch.int64), x, padding_idx=2, mode="sum"
+    ),
     "cov": torch.cov,
     "corrcoef": torch.corrcoef,
     "gradient": torch.gradient,
@@ -313,7 +325,10 @@ def test_sizes_stay_open_as_without_gradients(name: str) -> None:
 
 def test_weights_of_samples_alone_require_gradients() -> None:
     mode = FakeTensorMode(shape_env=ShapeEnv())
-    table, scale = mode.from_tensor(torch.randn(5, 4)), mode.from_tensor(torch.randn(3, 3, requires_grad=True))
+    table, scale = (
+        mode.from_tensor(torch.randn(5, 4)),
+        mode.from_tensor(torch.randn(3, 3, requires_grad=True)),
+    )
     with mode:
         index = torch.zeros(3, 3, dtype=torch.int64)
         bags = F.embedding_bag(index, table, padding_idx=2, mode="sum", per_sample_weights=scale)
@@ -329,7 +344,9 @@ UNDER_AUTOCAST: dict[str, Callable[[str], Any]] = {
     "einsum": lambda d: torch.einsum("i,i->", r(d, 3), r(d, 3)),
     "cov": lambda d: torch.cov(r(d, 3, 4)),
     "multi_dot": lambda d: torch.linalg.multi_dot([r(d, 3, 4), r(d, 4, 3), r(d, 3, 2)]),
-    "cross_entropy": lambda d: F.cross_entropy(r(d, 3, 4).bfloat16(), torch.zeros(3, dtype=torch.int64, device=d)),
+    "cross_entropy": lambda d: F.cross_entropy(
+        r(d, 3, 4).bfloat16(), torch.zeros(3, dtype=torch.int64, device=d)
+    ),
     "bilinear": lambda d: F.bilinear(r(d, 2, 3), r(d, 2, 4), r(d, 5, 3, 4)),
     "normalize": lambda d: F.normalize(r(d, 2, 3).bfloat16()),
     "LSTM, mixed": lambda d: nn.LSTM(4, 3, device=d)(r(d, 2, 5, 4).bfloat16()),
@@ -398,7 +415,9 @@ def test_autocast_can_be_switched_with_keywords() -> None:
 def test_attention_without_elements_has_strides_of_its_own() -> None:
     env = ShapeEnv(specialize_zero_one=False)
     mode = FakeTensorMode(shape_env=env)
-    x = mode.from_tensor(torch.randn(2, 1, 3, 4), source="x", symbolic_context=dims("batch", "heads", "length", "width"))
+    x = mode.from_tensor(
+        torch.randn(2, 1, 3, 4), source="x", symbolic_context=dims("batch", "heads", "length", "width")
+    )
     with mode, torch.inference_mode():
         F.scaled_dot_product_attention(x, x, x)
     assert not env.check(torch.randn(1, 1, 5, 6))
@@ -418,12 +437,11 @@ def test_plans_inferred_under_autocast_serve_without_it(function: Callable[..., 
 
 
 @pytest.mark.parametrize("symbolic", [False, True])
-@pytest.mark.parametrize("of", ["out", "input"])
-def test_out_that_is_resized_by_a_composite(of: str, symbolic: bool) -> None:
+def test_out_that_is_resized_by_a_composite(symbolic: bool) -> None:
     """Its writes are not counted, as no tensor's are that is made for inference."""
     mode = FakeTensorMode(shape_env=ShapeEnv() if symbolic else None)
     x = mode.from_tensor(torch.randn(2, 5, 5), static_shapes=not symbolic)
     with mode, torch.inference_mode():
-        out = torch.empty(0, dtype=torch.int64) if of == "out" else x.clone()
-        assert torch.linalg.matrix_rank(x if of == "out" else out, out=out) is out
+        out = torch.empty(0, dtype=torch.int64)
+        assert torch.linalg.matrix_rank(x, out=out) is out
     assert out.is_inference() and [*map(int, out.shape)] == [2]

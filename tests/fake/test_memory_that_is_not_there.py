@@ -82,7 +82,15 @@ for is_inside in (True, False):
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="each attempt is a forked process")
 def test_no_way_to_the_memory() -> None:
-    command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(PROGRAM), repr(ATTEMPTS), repr(ONLY_INSIDE)]
+    command = [
+        sys.executable,
+        "-W",
+        "ignore",
+        "-c",
+        textwrap.dedent(PROGRAM),
+        repr(ATTEMPTS),
+        repr(ONLY_INSIDE),
+    ]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src"), "OMP_NUM_THREADS": "1"}
     ran = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300, check=False)
     assert ran.returncode == 0, ran.stderr
@@ -96,7 +104,9 @@ def test_whether_a_storage_is_shared_outside_of_the_mode() -> None:
         fake = torch.randn(3)
     code = "import torch; from understudy import FakeTensorMode\nwith FakeTensorMode(): x = torch.randn(3)\n"
     code += "print(x.untyped_storage().is_shared(), x.storage().is_shared())"
-    ran = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=False)
+    ran = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=False
+    )
     assert ran.stdout == "False False\n", ran.stderr
     assert not fake.untyped_storage().is_shared()
 
@@ -153,7 +163,10 @@ def test_deterministic_algorithms_fill_no_memory() -> None:
         with FakeTensorMode():
             x = torch.randn(4, 3)
             assert torch.add(x, 1, out=torch.empty(0)).shape == (4, 3)
-            assert torch.sort(x, out=(torch.empty(0), torch.empty(0, dtype=torch.int64))).values.shape == (4, 3)
+            assert torch.sort(x, out=(torch.empty(0), torch.empty(0, dtype=torch.int64))).values.shape == (
+                4,
+                3,
+            )
             assert torch.empty(0).resize_(5).shape == x.clone().resize_(5).shape == (5,)
         assert torch.utils.deterministic.fill_uninitialized_memory
     finally:
@@ -180,5 +193,7 @@ def test_a_stand_in_set_on_real_memory_leaves_it_alone() -> None:
         fake = torch.empty(0).set_(real.untyped_storage())
         other = torch.empty(0).set_(real.untyped_storage())
         fake.untyped_storage()
-        assert fake.untyped_storage()._cdata == other.untyped_storage()._cdata != real.untyped_storage()._cdata
+        assert (
+            fake.untyped_storage()._cdata == other.untyped_storage()._cdata != real.untyped_storage()._cdata
+        )
     assert real.add_(1).sum() == 8

@@ -44,7 +44,11 @@ def state_of_torch() -> dict[str, Any]:
         "autocast key": torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.AutocastIPU),
         "only lift": torch._C._only_lift_cpu_tensors(),
         "random": torch.random.get_rng_state().tolist(),
-        "patched": {patch.place: vars(owner).get(name) for patch in ENGINE.registered for owner, name in [find_place(patch)]},
+        "patched": {
+            patch.place: vars(owner).get(name)
+            for patch in ENGINE.registered
+            for owner, name in [find_place(patch)]
+        },
         "torch functions": len(torch.overrides._get_current_function_mode_stack()),
     }
 
@@ -267,7 +271,13 @@ def test_after_an_error_torch_is_as_it_was(call: Callable[[], Any], inside: bool
             assert state_of_torch() == within
             assert stack() == [mode]
     if not inside:
-        with pytest.raises(ANY_ERROR), torch.no_grad(), FakeTensorMode(), torch.autocast("cpu"), torch.device("cuda"):
+        with (
+            pytest.raises(ANY_ERROR),
+            torch.no_grad(),
+            FakeTensorMode(),
+            torch.autocast("cpu"),
+            torch.device("cuda"),
+        ):
             call()
     assert state_of_torch() == before
     assert torch.equal(torch.ones(2) + 1, torch.full((2,), 2.0))
@@ -281,7 +291,10 @@ def test_errors_of_registered_fakes_come_through() -> None:
 def test_an_environment_of_torch_is_refused_by_name() -> None:
     from torch.fx.experimental.symbolic_shapes import ShapeEnv as TorchShapeEnv
 
-    with pytest.raises(TypeError, match=r"symbolic_shapes.ShapeEnv, where an understudy.ShapeEnv is expected"):
+    with pytest.raises(
+        TypeError,
+        match=r"expected an understudy.ShapeEnv, got a torch.fx.experimental.symbolic_shapes.ShapeEnv",
+    ):
         FakeTensorMode(shape_env=TorchShapeEnv())
 
 

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.modules import module as module_hooks
-from torch.overrides import TorchFunctionMode
 
 from understudy import FakeTensor, FakeTensorMode
 from understudy.infer.engine import cache
@@ -22,12 +21,11 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
     "embedding": lambda: nn.Embedding(10, 4, padding_idx=2),
     "layer norm": lambda: nn.LayerNorm(5, eps=1e-6),
     "layer norm without weights": lambda: nn.LayerNorm(5, elementwise_affine=False),
-    "root mean square norm": lambda: nn.RMSNorm(5),
     "group norm": lambda: nn.GroupNorm(2, 6),
     "batch norm": lambda: nn.BatchNorm2d(5, momentum=None),
     "batch norm without statistics": lambda: nn.BatchNorm1d(5, track_running_stats=False),
     "convolution": lambda: nn.Conv2d(3, 8, 3, padding=1, padding_mode="reflect"),
-    "convolution of sequences": lambda: nn.Conv1d(4, 4, 3, groups=2, bias=False),
+    "grouped convolution": lambda: nn.Conv2d(4, 4, 3, groups=2, bias=False),
 }
 
 
@@ -85,7 +83,9 @@ def test_a_replayed_layer_is_as_a_real_one(name: str, on_device: bool, mode: Fak
     real = build_outside(mode, build)
     for layer in (first, *layers):
         assert attributes_of(layer) == attributes_of(real)
-        assert [type(value) for value in vars(layer).values()] == [type(value) for value in vars(real).values()]
+        assert [type(value) for value in vars(layer).values()] == [
+            type(value) for value in vars(real).values()
+        ]
         assert state_of(layer) == state_of(real)
         assert list(layer.state_dict(keep_vars=True)) == list(real.state_dict(keep_vars=True))
         assert repr(layer) == repr(real)
@@ -138,7 +138,9 @@ def test_defaults_of_the_moment_count() -> None:
     for device in ("cuda", "cuda:1", "meta"):
         with torch.device(device):
             assert [nn.Linear(2, 3).weight.device for _ in range(2)] == [torch.empty(1).device] * 2
-        assert [nn.Linear(2, 3, device=device).weight.device.type for _ in range(2)] == [device.partition(":")[0]] * 2
+        assert [nn.Linear(2, 3, device=device).weight.device.type for _ in range(2)] == [
+            device.partition(":")[0]
+        ] * 2
     assert nn.Linear(2, 3).weight.device.type == "cpu"
 
 
@@ -236,7 +238,9 @@ def test_functions_of_the_user_are_called(
 def test_hooks_for_new_parameters_are_called() -> None:
     seen: list[str] = []
     nn.BatchNorm1d(3)
-    with module_hooks.register_module_parameter_registration_hook(lambda module, name, value: seen.append(name)):
+    with module_hooks.register_module_parameter_registration_hook(
+        lambda module, name, value: seen.append(name)
+    ):
         nn.BatchNorm1d(3)
     assert seen == ["weight", "bias"]
     with module_hooks.register_module_buffer_registration_hook(lambda module, name, value: seen.append(name)):
@@ -261,7 +265,10 @@ def test_another_thread_builds_real_layers() -> None:
 
 
 def test_everything_is_as_before_when_the_last_mode_is_left() -> None:
-    places: list[tuple[Any, str]] = [(nn.Linear, "__init__"), (torch.no_grad, "__enter__"), (torch.no_grad, "__exit__")]
+    places: list[tuple[Any, str]] = [
+        (nn.Linear, "__init__"),
+        (nn.Embedding, "__init__"),
+    ]
 
     def look() -> list[object]:
         return [vars(owner)[name] for owner, name in places]
@@ -280,44 +287,3 @@ def test_everything_is_as_before_when_the_last_mode_is_left() -> None:
     assert look() == outside
     nn.Linear(2, 2)
     assert look() == patched
-
-
-# --- gradients that are off already -----------------------------------------------------------------------------------------
-
-
-def test_no_grad_is_torchs_own_where_gradients_are_on() -> None:
-    """An interrupt at the first line of a function of ours would leave them off."""
-    own = [vars(torch.no_grad)[name].original for name in ("__enter__", "__exit__")]
-    outer, inner = torch.no_grad(), torch.no_grad()
-    assert [outer.__enter__.__func__, outer.__exit__.__func__] == own
-    with outer:
-        assert outer.__exit__.__func__ is own[1] and inner.__exit__.__func__ is not own[1]
-
-
-def test_no_grad_inside_of_no_grad() -> None:
-    @torch.no_grad()
-    def ask() -> bool:
-        return torch.is_grad_enabled()
-
-    with torch.no_grad():
-        assert not ask() and not torch.is_grad_enabled()
-        with torch.enable_grad():
-            assert not ask() and torch.is_grad_enabled()
-        assert not torch.is_grad_enabled()
-        with torch.no_grad():
-            torch.set_grad_enabled(True)
-        assert not torch.is_grad_enabled()
-    assert not ask() and torch.is_grad_enabled()
-
-
-def test_a_function_mode_hears_of_each_switch() -> None:
-    class Functions(TorchFunctionMode):
-        heard: list[tuple[str, Any]] = []
-
-        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            self.heard.append((func.__name__, args))
-            return func(*args, **(kwargs or {}))
-
-    with torch.no_grad(), Functions() as functions, torch.no_grad():
-        pass
-    assert functions.heard == [("_set_grad_enabled", (False,))] * 2

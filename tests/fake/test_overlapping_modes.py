@@ -20,7 +20,10 @@ from understudy.patching import ENGINE
 
 
 def compiler_flags() -> tuple[bool, bool]:
-    return python_dispatch._is_in_torch_dispatch_mode, python_dispatch._is_in_any_mode_without_ignore_compile_internals
+    return (
+        python_dispatch._is_in_torch_dispatch_mode,
+        python_dispatch._is_in_any_mode_without_ignore_compile_internals,
+    )
 
 
 @pytest.fixture(autouse=True)

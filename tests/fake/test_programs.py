@@ -31,7 +31,9 @@ from tests.oracle.random_run import built_in_class
 from understudy import FakeTensorMode, ShapeEnv, unset_fake_temporarily
 from understudy.shapes.sizes import from_torch
 
-PROGRAMS = [text for text in Path(__file__).with_name("programs.txt").read_text().split("\n\n") if text.strip()]
+PROGRAMS = [
+    text for text in Path(__file__).with_name("programs.txt").read_text().split("\n\n") if text.strip()
+]
 PLAIN_SIZES_ONLY = "# plain sizes only"
 WITH_SYMBOLS = [text for text in PROGRAMS if "R(" in text and not text.startswith(PLAIN_SIZES_ONLY)]
 READS_LISTS = "# values of lists"
@@ -89,7 +91,9 @@ class Facts:
             return {str(name): self.of(part) for name, part in value.items()}
         if isinstance(value, torch.device):
             return "home" if str(value) in (self.home, "cpu") else str(value)
-        is_plain = isinstance(value, (bool, int, float, complex, str, bytes, torch.dtype, Raised)) or value is None
+        is_plain = (
+            isinstance(value, (bool, int, float, complex, str, bytes, torch.dtype, Raised)) or value is None
+        )
         return value if is_plain else type(value).__name__
 
     def _of_tensor(self, tensor: torch.Tensor) -> Any:
@@ -114,7 +118,9 @@ class Facts:
         if tensor.is_leaf and tensor.grad is not None:
             facts["grad"] = self.of(tensor.grad)
             if isinstance(facts["grad"], dict):
-                del facts["grad"]["version"]  # eager's engine adds up gradients in place, to plain tensors only
+                del facts["grad"][
+                    "version"
+                ]  # eager's engine adds up gradients in place, to plain tensors only
         return facts
 
 
@@ -144,7 +150,9 @@ def random_input(shape: tuple[int, ...], rg: bool, dtype: torch.dtype, kind: str
 class Run:
     """One run of a program; `sizes` replaces sizes of its inputs."""
 
-    def __init__(self, program: str, device: str = "cpu", mode: Any = None, sizes: dict[int, int] | None = None) -> None:
+    def __init__(
+        self, program: str, device: str = "cpu", mode: Any = None, sizes: dict[int, int] | None = None
+    ) -> None:
         self.device, self.mode, self.sizes = device, mode, sizes or {}
         self.reals: list[torch.Tensor] = []
         tree = ast.parse(program)
@@ -161,7 +169,9 @@ class Run:
             torch.set_default_device(None)
             torch.set_default_dtype(torch.float32)
 
-    def _make_input(self, *shape: int, rg: bool = False, dtype: torch.dtype = torch.float32, kind: str = "") -> Any:
+    def _make_input(
+        self, *shape: int, rg: bool = False, dtype: torch.dtype = torch.float32, kind: str = ""
+    ) -> Any:
         shape = tuple(self.sizes.get(size, size) for size in shape)
         is_symbolic = self.mode is not None and self.mode.shape_env is not None
         with unset_fake_temporarily() if is_symbolic else contextlib.nullcontext():
@@ -180,7 +190,9 @@ class Run:
 @pytest.mark.parametrize("device", ["cpu", "cuda:0"])
 def test_a_program_on_stand_ins(program: str, device: str) -> None:
     if device != "cpu" and READS_LISTS in program and lists_lose_their_values():
-        pytest.skip("C++ hands on a list of indices on a device that is not here without its values (torch 2.15)")
+        pytest.skip(
+            "C++ hands on a list of indices on a device that is not here without its values (torch 2.15)"
+        )
     assert Run(program, device, FakeTensorMode()).facts() == Run(program).facts()
 
 
@@ -190,10 +202,15 @@ def test_a_program_with_symbolic_sizes(program: str) -> None:
     env = ShapeEnv()
     symbolic = Run(program, mode=FakeTensorMode(shape_env=env))
     example = Run(program)
-    assert symbolic.facts(lambda size: size.node.hint if isinstance(size, SYMBOLIC) else size) == example.facts()
+    assert (
+        symbolic.facts(lambda size: size.node.hint if isinstance(size, SYMBOLIC) else size) == example.facts()
+    )
     numbers = sorted({size for real in symbolic.reals for size in real.shape if size > 1})
     for other in [{size: size + 1} for size in numbers] + [{size: size * 2 for size in numbers}]:
-        inputs = [torch.zeros([other.get(size, size) for size in real.shape], dtype=real.dtype) for real in symbolic.reals]
+        inputs = [
+            torch.zeros([other.get(size, size) for size in real.shape], dtype=real.dtype)
+            for real in symbolic.reals
+        ]
         if env.check(*inputs):
             continue
         named = {str(symbol): value for symbol, value in env.bind_symbols(None, *inputs).items()}

@@ -66,9 +66,7 @@ PROGRAMS: dict[str, Program] = {
     "layer_norm": lambda x, w, b: F.layer_norm(x, (WIDTH,), b, b),
     "group_norm": lambda x, w, b: F.group_norm(x.mT, 4, b, b),
     "batch_norm": lambda x, w, b: F.batch_norm(x.mT, b.detach(), b.detach(), b, b),
-    "batch_norm in training": lambda x, w, b: F.batch_norm(
-        x.mT, b.detach(), b.detach(), b, b, training=True
-    ),
+    "batch_norm in training": lambda x, w, b: F.batch_norm(x.mT, b.detach(), b.detach(), b, b, training=True),
     "reshape": lambda x, w, b: x.reshape(x.shape[0], -1),
     "reshape of a transposed": lambda x, w, b: x.mT.reshape(x.shape[0], -1),
     "cross_entropy": lambda x, w, b: F.cross_entropy(x.flatten(0, 1), x.argmax(-1).flatten()),
@@ -166,7 +164,13 @@ def test_the_result_is_the_same_without_listeners(name: str, device: str, kind: 
     if mode.shape_env is not None:
         assert bool(mode._cache.recipes) == (name != "reshape")
     elif device == "cpu":
-        is_single = name in ("layer_norm", "group_norm", "reshape", "reshape of a transposed", "cross_entropy")
+        is_single = name in (
+            "layer_norm",
+            "group_norm",
+            "reshape",
+            "reshape of a transposed",
+            "cross_entropy",
+        )
         assert bool(mode._cache.recipes) != is_single
 
 
@@ -338,7 +342,12 @@ def test_recipes_are_shared_between_environments(monkeypatch: pytest.MonkeyPatch
         with mode:
             y = F.linear(x, w)
             score = torch.matmul(y, x.transpose(1, 2))
-            results = (score, torch.matmul(score, x), torch.einsum("bij,bkj->bik", x, y), y.transpose(0, 1).reshape(-1))
+            results = (
+                score,
+                torch.matmul(score, x),
+                torch.einsum("bij,bkj->bik", x, y),
+                y.transpose(0, 1).reshape(-1),
+            )
         assert all(result.shape[0].node.shape_env is mode.shape_env for result in results)
         return [str(result._spec) for result in results] + [str(guard) for guard in mode.shape_env.guards]
 
@@ -399,7 +408,13 @@ SHAPES = ((2, 5, 8), (1, 5, 8), (2, 1, 1), (2, 3, 5, 8), (1, 3, 1, 8), (2, 2, 3,
 
 def products(x: Tensor, weight: Tensor) -> Iterator[Callable[[], Tensor]]:
     """Calls of composites on an operand in some layout."""
-    for bias in (None, weight.new_empty(4), weight.new_empty(1), weight.new_empty(()), weight.new_empty(1, 4)):
+    for bias in (
+        None,
+        weight.new_empty(4),
+        weight.new_empty(1),
+        weight.new_empty(()),
+        weight.new_empty(1, 4),
+    ):
         for matrix in (weight, weight.T.contiguous().T, weight[:1], weight[0]):
             yield lambda bias=bias, matrix=matrix: F.linear(x, matrix, bias)  # type: ignore[misc]
     for other in (x.mT, x.mT.contiguous(), x[:1].mT, x[0].mT, weight.T, weight[0]):
@@ -414,7 +429,12 @@ def products(x: Tensor, weight: Tensor) -> Iterator[Callable[[], Tensor]]:
     for chance in (0.0, 0.25, 1.0):
         yield lambda chance=chance: F.dropout(x, chance)  # type: ignore[misc]
         if x.ndim >= 3:
-            masks = [None, x.new_empty(x.shape[-2], x.shape[-2]), x.new_empty(x.shape[0], *[1] * (x.ndim - 1)), x @ x.mT]
+            masks = [
+                None,
+                x.new_empty(x.shape[-2], x.shape[-2]),
+                x.new_empty(x.shape[0], *[1] * (x.ndim - 1)),
+                x @ x.mT,
+            ]
             masks += [(x @ x.mT) > 0, (x.shape[-2] > 1) & (x[..., 0, :1] > 0), (x @ x.mT).half()]
             for mask in masks:
                 for value in (x, x.clone(), x[..., :1], x[:1]):
@@ -436,7 +456,9 @@ def outcome_of(program: Callable[[], Tensor]) -> object:
     return result._spec, result._is_view(), None if base is None else base._spec, result._version
 
 
-@pytest.mark.parametrize(("device", "dtype"), [("cpu", torch.float32), ("cpu", torch.bfloat16), ("cuda", torch.float32)])
+@pytest.mark.parametrize(
+    ("device", "dtype"), [("cpu", torch.float32), ("cpu", torch.bfloat16), ("cuda", torch.float32)]
+)
 def test_what_is_told_at_once_is_what_the_operators_inside_tell(
     dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

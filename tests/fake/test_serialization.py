@@ -216,7 +216,9 @@ def test_single_numbers_keep_their_values(weights_only: bool, mode: FakeTensorMo
     for _ in range(5):
         model(torch.randn(4, 3)).sum().backward()
         optimizer.step()
-    file = saved({"optimizer": optimizer.state_dict(), "scale": torch.tensor(0.5), "pair": torch.ones(2, 100)})
+    file = saved(
+        {"optimizer": optimizer.state_dict(), "scale": torch.tensor(0.5), "pair": torch.ones(2, 100)}
+    )
     with mode:
         loaded = torch.load(file, weights_only=weights_only)
         fake = nn.Linear(3, 3)

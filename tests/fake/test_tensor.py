@@ -150,13 +150,22 @@ PRINTED: dict[str, tuple[Callable[[], Any], str]] = {
     "plain": (lambda: torch.empty(2, 3), "FakeTensor((2, 3), dtype=float32, device='cpu')"),
     "scalar": (lambda: torch.tensor(3), "FakeTensor((), dtype=int64, device='cpu')"),
     "cuda": (lambda: torch.empty(2, device="cuda"), "FakeTensor((2,), dtype=float32, device='cuda:0')"),
-    "strides": (lambda: torch.empty(2, 3).t(), "FakeTensor((3, 2), dtype=float32, device='cpu', stride=(1, 3))"),
-    "grad": (lambda: torch.empty(2, requires_grad=True), "FakeTensor((2,), dtype=float32, device='cpu', requires_grad=True)"),
+    "strides": (
+        lambda: torch.empty(2, 3).t(),
+        "FakeTensor((3, 2), dtype=float32, device='cpu', stride=(1, 3))",
+    ),
+    "grad": (
+        lambda: torch.empty(2, requires_grad=True),
+        "FakeTensor((2,), dtype=float32, device='cpu', requires_grad=True)",
+    ),
     "result": (
         lambda: torch.empty(2, requires_grad=True) * 2,
         "FakeTensor((2,), dtype=float32, device='cpu', grad_fn=<MulBackward0>)",
     ),
-    "parameter": (lambda: nn.Parameter(torch.empty(2)), "FakeParameter((2,), dtype=float32, device='cpu', requires_grad=True)"),
+    "parameter": (
+        lambda: nn.Parameter(torch.empty(2)),
+        "FakeParameter((2,), dtype=float32, device='cpu', requires_grad=True)",
+    ),
 }
 
 
@@ -268,7 +277,13 @@ def test_pinned_and_shared_memory() -> None:
 
 def test_whether_two_tensors_are_the_same_view() -> None:
     x = torch.empty(2, 3)
-    views = {"x[:]": x[:], "x.view(3, 2)": x.view(3, 2), "x.clone()": x.clone(), "x[1:]": x[1:], "bytes": x.view(torch.int32)}
+    views = {
+        "x[:]": x[:],
+        "x.view(3, 2)": x.view(3, 2),
+        "x.clone()": x.clone(),
+        "x[1:]": x[1:],
+        "bytes": x.view(torch.int32),
+    }
     assert x.is_set_to(x)
     assert [name for name, view in views.items() if x.is_set_to(view)] == ["x[:]", "bytes"]
 

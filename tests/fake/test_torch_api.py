@@ -55,14 +55,21 @@ def test_what_a_stand_in_itself_says(mode: FakeTensorMode) -> None:
         three = torch.tensor(3)
         there = torch.empty(2, device="cuda:1")
     x = FakeTensor(mode, torch.empty(2, 3, device="meta"), torch.device("cpu"), real_tensor=real)
-    assert is_fake_tensor(x) and is_fake_tensor(there) and maybe_get_fake_device(there) == torch.device("cuda:1")
+    assert (
+        is_fake_tensor(x) and is_fake_tensor(there) and maybe_get_fake_device(there) == torch.device("cuda:1")
+    )
     assert maybe_get_real_tensor(x) is real and maybe_get_real_tensor(there) is None
     constant = maybe_get_fake_constant(three)
     assert constant is not None and not is_fake_tensor(constant) and constant.item() == 3
     assert maybe_get_fake_constant(x) is None
     for other in (real, TwoTensor(x, x), 3, None):
         assert not is_fake_tensor(other)
-        assert maybe_get_fake_device(other) is maybe_get_fake_constant(other) is maybe_get_real_tensor(other) is None
+        assert (
+            maybe_get_fake_device(other)
+            is maybe_get_fake_constant(other)
+            is maybe_get_real_tensor(other)
+            is None
+        )
 
 
 def test_wrapper_subclasses(mode: FakeTensorMode) -> None:
@@ -96,12 +103,12 @@ def test_wrappers_that_hold_more_than_tensors(mode: FakeTensorMode) -> None:
 
 def test_half_fake_is_an_error(mode: FakeTensorMode) -> None:
     half = TwoTensor(fake(mode), torch.ones(2, 3))
-    with pytest.raises(MixedTensorsError, match="half"):
+    with pytest.raises(MixedTensorsError, match="expected stand-ins or real tensors inside, got both"):
         is_fake(half)
     with pytest.raises(MixedTensorsError):
         maybe_get_fake_mode(half)
     two_modes = TwoTensor(fake(mode), fake(FakeTensorMode()))
-    with pytest.raises(MixedTensorsError, match="several modes"):
+    with pytest.raises(MixedTensorsError, match="expected parts of one FakeTensorMode, got parts of several"):
         maybe_get_fake_mode(two_modes)
 
 
@@ -189,7 +196,9 @@ def test_aot_export_of_stand_ins_with_symbols() -> None:
 def test_torch_make_fx_writes_stand_ins_into_its_nodes(mode: FakeTensorMode) -> None:
     gm = torch_make_fx(lambda x: x.sin() + 1)(fake(mode))
     values = [node.meta["val"] for node in gm.graph.nodes if node.op == "call_function"]
-    assert [type(value) for value in values] == [FakeTensor, FakeTensor] and all(v.fake_mode is mode for v in values)
+    assert [type(value) for value in values] == [FakeTensor, FakeTensor] and all(
+        v.fake_mode is mode for v in values
+    )
 
 
 def test_torch_propagation_in_a_mode_of_ours(mode: FakeTensorMode) -> None:
@@ -220,13 +229,8 @@ def test_memos_of_a_converter(mode: FakeTensorMode) -> None:
     y.set_(x.untyped_storage(), 0, (8,))
     fakes = [converter.from_real_tensor(mode, x, False, None), converter.from_real_tensor(mode, y)]
     assert len(converter.meta_converter.tensor_memo) == 2
-    assert [s._cdata for s in converter.meta_converter.storage_memo.values()] == [fakes[0].untyped_storage()._cdata]
+    assert [s._cdata for s in converter.meta_converter.storage_memo.values()] == [
+        fakes[0].untyped_storage()._cdata
+    ]
     del x, y, fakes
     assert not converter.meta_converter.tensor_memo and not converter.meta_converter.storage_memo
-
-
-def test_a_typed_storage_can_be_printed(mode: FakeTensorMode) -> None:
-    with mode:
-        shown = str(torch.ones(3).storage()), str(torch.ones(0).storage())
-    assert shown[0] == "...\n[torch.storage.TypedStorage(dtype=torch.float32, device=cpu) of size 3]"
-    assert shown[1].endswith("of size 0]")

@@ -45,8 +45,15 @@ def test_kinds_of_plans() -> None:
 
 def test_what_is_determined() -> None:
     assert plan_of(aten.add.Tensor, spec(2), 1).determined
-    assert plan_of(aten.zeros.default, [2]).determined and plan_of(aten.zeros.default, [2]).kind == ONE_DETERMINED
-    for op, args in ((aten.empty.memory_format, ([2],)), (aten.rand.default, ([2],)), (aten.bernoulli.default, (spec(2),))):
+    assert (
+        plan_of(aten.zeros.default, [2]).determined
+        and plan_of(aten.zeros.default, [2]).kind == ONE_DETERMINED
+    )
+    for op, args in (
+        (aten.empty.memory_format, ([2],)),
+        (aten.rand.default, ([2],)),
+        (aten.bernoulli.default, (spec(2),)),
+    ):
         assert not plan_of(op, *args).determined
     assert not plan_of(aten.zeros.default, [1 << 30]).determined
 

@@ -29,7 +29,11 @@ def capture(f: Callable[..., Any], *shape: int, **options: Any) -> Any:
     with mode:
         result = f(x)
     results = result if isinstance(result, (tuple, list)) else (result,)
-    return [str(getattr(part, "_spec", part)) for part in results], list(map(str, env.guards)), cache.misses - before
+    return (
+        [str(getattr(part, "_spec", part)) for part in results],
+        list(map(str, env.guards)),
+        cache.misses - before,
+    )
 
 
 def program(x: torch.Tensor) -> Any:
@@ -50,7 +54,10 @@ def test_what_was_assumed_is_assumed_again_with_its_own_line() -> None:
     def elsewhere(x: torch.Tensor) -> Any:
         return x.view(-1, 4)
 
-    (specs, guards, count), (other_specs, other_guards, other) = capture(twice, 6, 8), capture(elsewhere, 6, 8)
+    (specs, guards, count), (other_specs, other_guards, other) = (
+        capture(twice, 6, 8),
+        capture(elsewhere, 6, 8),
+    )
     assert specs == other_specs and count == other == 1
     assert len(guards) == len(other_guards) == 1
     assert guards[0].split("because")[0] == other_guards[0].split("because")[0] and guards != other_guards

@@ -16,8 +16,30 @@ from understudy import symbolic_trace
 x = torch.randn(2, 3)
 INJECTED = 'x"), setattr(__import__("builtins"), "injected", True), (lambda *a: 0)(self, "'
 PLAIN = ["a", "layer_1", "1", "a-b", "a b", "é"]
-HOSTILE = [INJECTED, "class", "None", "lambda", "line\nend", "tab\t", "it's", 'say "hi"', "back\\slash", "{x}", "ﬁ", "\u2028"]
-OF_GRAPH_MODULES = ["graph", "code", "meta", "shape_env", "_graph", "recompile", "print_readable", "add_submodule"]
+HOSTILE = [
+    INJECTED,
+    "class",
+    "None",
+    "lambda",
+    "line\nend",
+    "tab\t",
+    "it's",
+    'say "hi"',
+    "back\\slash",
+    "{x}",
+    "ﬁ",
+    "\u2028",
+]
+OF_GRAPH_MODULES = [
+    "graph",
+    "code",
+    "meta",
+    "shape_env",
+    "_graph",
+    "recompile",
+    "print_readable",
+    "add_submodule",
+]
 
 
 class WithParameters(nn.Module):

@@ -140,14 +140,21 @@ def _small_config(default: Any, shrink: Shrink, depth: int = 0) -> Any:
     heads, keys = (_read(default, name) for name in ("num_attention_heads", "num_key_value_heads"))
     if values.get("num_key_value_heads") and heads == keys:
         values["num_key_value_heads"] = values.get("num_attention_heads")
-    return type(default)(**{**_given_by_whole(default, depth), **{name: value for name, value in values.items() if value is not None}})
+    return type(default)(
+        **{
+            **_given_by_whole(default, depth),
+            **{name: value for name, value in values.items() if value is not None},
+        }
+    )
 
 
 def _given_by_whole(part: Any, depth: int) -> dict[str, Any]:
     """What a part of a configuration has that is not its default. Lists and tables have an entry for each layer."""
     given = part.to_diff_dict() if depth else {}
     names = inspect.signature(type(part).__init__).parameters
-    return {name: value for name, value in given.items() if name in names and not isinstance(value, (list, dict))}
+    return {
+        name: value for name, value in given.items() if name in names and not isinstance(value, (list, dict))
+    }
 
 
 def _read(config: Any, name: str) -> Any:
@@ -184,8 +191,16 @@ def _divide(by: int, name: str, value: Any) -> Any:
     if name in _KEEPS_WIDTHS:
         return _take_small(name, value)
     if isinstance(value, (list, tuple)):
-        return [_divide(by, name, each) or each for each in value] if all(type(each) is int for each in value) else None
-    is_width = type(value) is int and (value >= 256 or "heads" in name) and not any(word in name for word in ("token", "_id", "position"))
+        return (
+            [_divide(by, name, each) or each for each in value]
+            if all(type(each) is int for each in value)
+            else None
+        )
+    is_width = (
+        type(value) is int
+        and (value >= 256 or "heads" in name)
+        and not any(word in name for word in ("token", "_id", "position"))
+    )
     return value // by if is_width and by > 1 and value % by == 0 else None
 
 
@@ -231,7 +246,11 @@ def _find_transformers(class_name: str) -> Case:
 def _transformers_inputs(model: Any) -> Iterator[tuple[MakeInputs, Inputs]]:
     parameters = inspect.signature(model.forward).parameters
     fixed = {"use_cache": False} if "use_cache" in parameters else {}
-    required = tuple(name for name, each in parameters.items() if each.default is each.empty and each.kind is each.POSITIONAL_OR_KEYWORD)
+    required = tuple(
+        name
+        for name, each in parameters.items()
+        if each.default is each.empty and each.kind is each.POSITIONAL_OR_KEYWORD
+    )
     main = model.main_input_name if model.main_input_name in parameters else ""
     kinds = [
         (main, "decoder_input_ids"), (main,), required, ("input_ids", "pixel_values"), ("input_ids",), ("pixel_values",),
@@ -256,13 +275,32 @@ def _sizes_of_inputs(config: Any, names: tuple[str, ...]) -> Iterator[MakeInputs
         sizes = [(side, side) for side in dict.fromkeys((_side_of(config), IMAGE_SIDE, 64, 224))]
     elif "input_values" in names:
         longest = _attribute_of(config, "max_length", default=64)
-        sizes = [(16,), (64,), (1600,), (4000,), (1, 1600), (longest, _attribute_of(config, "num_mel_bins", default=16))]
+        sizes = [
+            (16,),
+            (64,),
+            (1600,),
+            (4000,),
+            (1, 1600),
+            (longest, _attribute_of(config, "num_mel_bins", default=16)),
+        ]
     elif "input_features" in names:
-        width = _attribute_of(config, "num_mel_bins", "feature_size", "feature_projection_input_dim", "input_dim", default=16)
+        width = _attribute_of(
+            config, "num_mel_bins", "feature_size", "feature_projection_input_dim", "input_dim", default=16
+        )
         longest = 2 * _attribute_of(config, "max_source_positions", default=8)
-        sizes = [(width, 16), (width, 64), (width, longest), (16, width), (64, width), (1, 64, width), (1600,)]
+        sizes = [
+            (width, 16),
+            (width, 64),
+            (width, longest),
+            (16, width),
+            (64, width),
+            (1, 64, width),
+            (1600,),
+        ]
     for size in sizes:
-        yield lambda batch, length, size=size: {name: _make_input(config, name, batch, length, size) for name in names}
+        yield lambda batch, length, size=size: {
+            name: _make_input(config, name, batch, length, size) for name in names
+        }
 
 
 def _side_of(config: Any) -> int:
@@ -287,8 +325,13 @@ def _make_input(config: Any, name: str, batch: int, length: int, size: tuple[int
         case "grid_thw":
             return torch.tensor([[1, 4, 4]] * batch)
         case "pixel_values" | "hidden_states" if size == FLAT_PATCHES:
-            channels, side = _attribute_of(config, "in_channels", "num_channels", default=3), _attribute_of(config, "patch_size", default=8)
-            return torch.randn(batch * 16, channels * _attribute_of(config, "temporal_patch_size", default=1) * side**2)
+            channels, side = (
+                _attribute_of(config, "in_channels", "num_channels", default=3),
+                _attribute_of(config, "patch_size", default=8),
+            )
+            return torch.randn(
+                batch * 16, channels * _attribute_of(config, "temporal_patch_size", default=1) * side**2
+            )
         case "pixel_values":
             return torch.randn(batch, _attribute_of(config, "num_channels", "in_channels", default=3), *size)
         case "input_values" | "input_features":
@@ -326,14 +369,36 @@ def _transformers_names() -> list[str]:
 # --- timm ------------------------------------------------------------------------------------------------------------
 
 
-_LEAST = ("atto", "femto", "pico", "nano", "xxtiny", "xtiny", "xxs", "tiny", "xs", "b0", "_0", "18", "small", "_s", "_t", "lite", "mini")
+_LEAST = (
+    "atto",
+    "femto",
+    "pico",
+    "nano",
+    "xxtiny",
+    "xtiny",
+    "xxs",
+    "tiny",
+    "xs",
+    "b0",
+    "_0",
+    "18",
+    "small",
+    "_s",
+    "_t",
+    "lite",
+    "mini",
+)
 
 
 def _timm_names() -> list[str]:
     """One model of each module of `timm.models`: one whose name says that it is small, if there is one."""
     prepare_transformers()
     timm = importlib.import_module("timm")
-    return [_least(timm.list_models(module=module)) for module in timm.list_modules() if timm.list_models(module=module)]
+    return [
+        _least(timm.list_models(module=module))
+        for module in timm.list_modules()
+        if timm.list_models(module=module)
+    ]
 
 
 def _least(names: list[str]) -> str:
@@ -403,7 +468,9 @@ _DEPTHS = ("layers_per_block", "encoder_layers_per_block", "decoder_layers_per_b
 def _diffusers_names() -> list[str]:
     diffusers = importlib.import_module("diffusers")
     kinds = {name: getattr(diffusers, name) for name in diffusers._import_structure["models"]}
-    return sorted(name for name, kind in kinds.items() if inspect.isclass(kind) and issubclass(kind, nn.Module))
+    return sorted(
+        name for name, kind in kinds.items() if inspect.isclass(kind) and issubclass(kind, nn.Module)
+    )
 
 
 def _find_diffusers(name: str) -> Case:
@@ -430,7 +497,11 @@ def _small_options(kind: Any) -> dict[str, Any]:
             options[name] = tuple(8 * 2 ** min(i, 2) for i in range(len(default)))
         elif name in _DEPTHS and is_list:
             options[name] = tuple(1 for _ in default)
-        elif name in _SMALL_DIFFUSERS and is_list == isinstance(_SMALL_DIFFUSERS[name], (list, tuple)) and default is not None:
+        elif (
+            name in _SMALL_DIFFUSERS
+            and is_list == isinstance(_SMALL_DIFFUSERS[name], (list, tuple))
+            and default is not None
+        ):
             options[name] = _SMALL_DIFFUSERS[name]
     return options
 
@@ -438,7 +509,11 @@ def _small_options(kind: Any) -> dict[str, Any]:
 def _diffusers_inputs(kind: Any, config: Any) -> Iterator[tuple[MakeInputs, Inputs]]:
     parameters = dict(list(inspect.signature(kind.forward).parameters.items())[1:])
     required = [name for name, parameter in parameters.items() if parameter.default is parameter.empty]
-    optional = [name for name in ("encoder_hidden_states", "timestep", "pooled_projections", "pooled_projection") if name in parameters]
+    optional = [
+        name
+        for name in ("encoder_hidden_states", "timestep", "pooled_projections", "pooled_projection")
+        if name in parameters
+    ]
     fixed: Inputs = {"return_dict": False} if "return_dict" in parameters else {}
     for names in (required, list(dict.fromkeys([*required, *optional]))):
         for rank in (4, 5, 3, 2):
@@ -448,7 +523,14 @@ def _diffusers_inputs(kind: Any, config: Any) -> Iterator[tuple[MakeInputs, Inpu
 
 
 def _make_latents(names: list[str], config: Any, rank: int, side: int) -> MakeInputs:
-    channels = next((config[name] for name in ("in_channels", "in_dim", "in_visual_dim", "latent_channels", "io_channels") if config.get(name)), 3)
+    channels = next(
+        (
+            config[name]
+            for name in ("in_channels", "in_dim", "in_visual_dim", "latent_channels", "io_channels")
+            if config.get(name)
+        ),
+        3,
+    )
     channels = channels if isinstance(channels, int) else channels[0]
 
     def make_one(name: str, batch: int, length: int) -> Any:
@@ -461,9 +543,20 @@ def _make_latents(names: list[str], config: Any, rank: int, side: int) -> MakeIn
                 return torch.rand(batch)
             case "encoder_hidden_states" | "cap_feats" | "encoder_hidden_states_t5" | "source_hidden_states":
                 return torch.randn(batch, length, 32)
-            case "pooled_projections" | "pooled_text_emb" | "pooled_projection" | "clip_text_pooled" | "proj_embedding":
+            case (
+                "pooled_projections"
+                | "pooled_text_emb"
+                | "pooled_projection"
+                | "clip_text_pooled"
+                | "proj_embedding"
+            ):
                 return torch.randn(batch, 32)
-            case "encoder_attention_mask" | "attention_mask" | "encoder_hidden_states_mask" | "text_embedding_mask":
+            case (
+                "encoder_attention_mask"
+                | "attention_mask"
+                | "encoder_hidden_states_mask"
+                | "text_embedding_mask"
+            ):
                 return torch.ones(batch, length, dtype=torch.int64)
             case "img_ids":
                 return torch.zeros(side, 3)

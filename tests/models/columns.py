@@ -108,7 +108,11 @@ def run_steps(case: Case, build: Callable[[], nn.Module]) -> Results:
         model = build()
     except Exception as error:
         return dict.fromkeys(("construct", "forward", "train step"), error)
-    steps = {"construct": state_facts, "forward": partial(forward_facts, case), "train step": partial(train_facts, case)}
+    steps = {
+        "construct": state_facts,
+        "forward": partial(forward_facts, case),
+        "train step": partial(train_facts, case),
+    }
     for name, step in steps.items():
         try:
             results[name] = step(model)
@@ -139,7 +143,11 @@ def train_facts(case: Case, model: nn.Module) -> Facts:
     torch.manual_seed(0)
     optimizer = torch.optim.AdamW(model.train().parameters(), lr=1e-3)
     outputs = leaves(model(**case.inputs(*SIZE), **case.fixed))
-    parts = [value.float().mean() for value in outputs.values() if value.requires_grad and value.is_floating_point()]
+    parts = [
+        value.float().mean()
+        for value in outputs.values()
+        if value.requires_grad and value.is_floating_point()
+    ]
     if not parts:
         return {}
     torch.stack(parts).sum().backward()
@@ -147,7 +155,9 @@ def train_facts(case: Case, model: nn.Module) -> Facts:
     facts = {}
     for name, parameter in model.named_parameters():
         gradient = parameter.grad
-        said = "none" if gradient is None else f"{gradient.dtype}{list(gradient.shape)} {gradient.device.type}"
+        said = (
+            "none" if gradient is None else f"{gradient.dtype}{list(gradient.shape)} {gradient.device.type}"
+        )
         facts[name] = f"{said}, {describe(parameter)}"
     return facts
 
@@ -158,7 +168,9 @@ def compare_facts(real: Facts, fake: Facts | Exception) -> None:
     wrong = [name for name in {**real, **fake} if real.get(name) != fake.get(name)]
     if wrong:
         first = wrong[0]
-        raise Wrong(f"{len(wrong)} of {len(real)} differ: {first}: real {real.get(first)}, fake {fake.get(first)}")
+        raise Wrong(
+            f"{len(wrong)} of {len(real)} differ: {first}: real {real.get(first)}, fake {fake.get(first)}"
+        )
 
 
 def compare_on_cuda(real: Facts, fake: Facts | Exception) -> None:
@@ -177,7 +189,10 @@ def compare_numbers(real: dict[str, Any], graph: dict[str, Any]) -> None:
         if (value.shape, value.dtype, value.stride()) != (other.shape, other.dtype, other.stride()):
             raise Wrong(f"{path}: real {describe(value)}, graph {describe(other)}")
         if not torch.equal(value, other) and value.numel():
-            a, b = (torch.nan_to_num(part.to(torch.complex128 if part.is_complex() else torch.float64)) for part in (value, other))
+            a, b = (
+                torch.nan_to_num(part.to(torch.complex128 if part.is_complex() else torch.float64))
+                for part in (value, other)
+            )
             difference = float((a - b).abs().max())
             if difference > CLOSE * max(1.0, float(a.abs().max())):
                 raise Wrong(f"{path} differs by {difference:.2g}")
@@ -199,7 +214,9 @@ def run_on_cuda(eager: Eager, answers: str) -> Results:
         return run_steps(eager.case, lambda: eager.case.build().to("cuda"))
 
 
-def run_step(run: Callable[[Eager, str], Results], compare: Callable[[Facts, Facts | Exception], None], step: str) -> Column:
+def run_step(
+    run: Callable[[Eager, str], Results], compare: Callable[[Facts, Facts | Exception], None], step: str
+) -> Column:
     """A step on stand-ins; where it reads data, with plausible answers."""
 
     def column(eager: Eager) -> str:
@@ -256,7 +273,9 @@ def propagate(eager: Eager) -> None:
         open_nodes = {node.format_node(): node for node in graph.graph.nodes if _symbols_in(node)}
         for node in open_nodes.values():
             del node.meta["val"]
-        found = [line for line in differences(graph, *inputs) if line.partition(": real ")[0] not in open_nodes]
+        found = [
+            line for line in differences(graph, *inputs) if line.partition(": real ")[0] not in open_nodes
+        ]
     if found:
         raise Wrong(f"{len(found)} nodes differ: {found[0]}")
 
@@ -281,7 +300,12 @@ def or_bound(column: Column) -> Column:
     def capture(eager: Eager) -> str | None:
         try:
             return column(eager)
-        except (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode, MetaTraceError):
+        except (
+            DataDependentOutputException,
+            DynamicOutputShapeException,
+            GuardOnDataDependentSymNode,
+            MetaTraceError,
+        ):
             if eager.bound is None:
                 raise
         column(eager.bound)

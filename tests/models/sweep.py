@@ -134,7 +134,12 @@ def write_table(results: Iterable[Result]) -> str:
         cells = [sum(is_right(r["columns"].get(column, "")) for r in group) for group in groups]
         share = 100 * cells[-1] / max(1, len(counted))
         lines.append(f"| {column} | " + " | ".join(map(str, cells)) + f" | {share:.1f}% |")
-    said = Counter((column, said) for result in counted for column, said in result["columns"].items() if said.startswith("ok ("))
+    said = Counter(
+        (column, said)
+        for result in counted
+        for column, said in result["columns"].items()
+        if said.startswith("ok (")
+    )
     return "\n".join([*lines, "", *(f"{column}: {count} {text}" for (column, text), count in said.items())])
 
 
@@ -154,9 +159,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("build/models.jsonl"))
     parser.add_argument("--library", action="append")
     parser.add_argument("--column", action="append")
-    parser.add_argument("--variants", action="store_true", help="of the named classes, run the ways that are not the default")
+    parser.add_argument(
+        "--variants", action="store_true", help="of the named classes, run the ways that are not the default"
+    )
     parser.add_argument("--table", action="store_true")
-    parser.add_argument("--here", action="store_true", help="run the named classes in this process, and show errors whole")
+    parser.add_argument(
+        "--here", action="store_true", help="run the named classes in this process, and show errors whole"
+    )
     options = parser.parse_args()
     results = read_results(options.out)
     columns = options.column or list(COLUMNS)

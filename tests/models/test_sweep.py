@@ -54,7 +54,9 @@ def test_every_column_of_hundreds() -> None:
     assert len(counted) >= LEAST_CLASSES, f"only {len(counted)} of {len(results)} classes run in eager"
     for column in COLUMNS:
         right = sum(is_right(columns[column]) for columns in counted)
-        assert right >= LEAST_SHARE * len(counted), f"{column}\n{list_failures(results)}\n{write_table(results)}"
+        assert right >= LEAST_SHARE * len(counted), (
+            f"{column}\n{list_failures(results)}\n{write_table(results)}"
+        )
 
 
 VARIED = (
@@ -68,14 +70,18 @@ def test_variants() -> None:
     """BART in float16 asks for infinities, which is data-dependent in a capture."""
     preload()
     results = [run_class(name) for name in with_variants(f"transformers/{name}" for name in VARIED)]
-    wrong = {result["name"] for result in results if not all(map(is_right, result.get("columns", {}).values()))}
+    wrong = {
+        result["name"] for result in results if not all(map(is_right, result.get("columns", {}).values()))
+    }
     assert wrong <= {"transformers/BartForConditionalGeneration+fp16"}, list_failures(results)
     assert sum("columns" in result for result in results) >= 85
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_variant_of_one(variant: str) -> None:
-    found = try_class(f"transformers/LlamaForCausalLM+{variant}", ["forward", "train step", "make_fx fake"])["columns"]
+    found = try_class(f"transformers/LlamaForCausalLM+{variant}", ["forward", "train step", "make_fx fake"])[
+        "columns"
+    ]
     assert [column for column, said in found.items() if not is_right(said)] == []
 
 

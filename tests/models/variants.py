@@ -46,7 +46,9 @@ def checkpoint_reentrant(case: Case) -> Case:
 
 def cast(dtype: torch.dtype) -> Variant:
     def change(inputs: Inputs) -> Inputs:
-        return {name: value.to(dtype) if value.is_floating_point() else value for name, value in inputs.items()}
+        return {
+            name: value.to(dtype) if value.is_floating_point() else value for name, value in inputs.items()
+        }
 
     return lambda case: _change_inputs(_change_model(case, lambda model: model.to(dtype)), change)
 
@@ -113,7 +115,9 @@ def bind_structure(case: Case, size: tuple[int, int]) -> Case | None:
     if not bound:
         return None
     case = _change_model(case, lambda model: Bound(model, bound))
-    return _change_inputs(case, lambda inputs: {name: value for name, value in inputs.items() if name not in STRUCTURE})
+    return _change_inputs(
+        case, lambda inputs: {name: value for name, value in inputs.items() if name not in STRUCTURE}
+    )
 
 
 VARIANTS: dict[str, Variant] = {

@@ -33,7 +33,19 @@ def layouts(*shape: int, dtype: torch.dtype = torch.float32) -> Iterator[torch.T
         yield filled(shape, dtype).to(memory_format=torch.channels_last)
 
 
-SHAPES: list[tuple[int, ...]] = [(), (0,), (1,), (5,), (3, 4), (1, 4), (0, 3), (2, 3, 4), (2, 1, 3), (2, 3, 4, 5), (2, 1, 3, 1)]
+SHAPES: list[tuple[int, ...]] = [
+    (),
+    (0,),
+    (1,),
+    (5,),
+    (3, 4),
+    (1, 4),
+    (0, 3),
+    (2, 3, 4),
+    (2, 1, 3),
+    (2, 3, 4, 5),
+    (2, 1, 3, 1),
+]
 
 
 def all_layouts(dtype: torch.dtype = torch.float32, shapes: Any = SHAPES) -> Iterator[torch.Tensor]:

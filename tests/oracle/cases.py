@@ -19,9 +19,7 @@ from torch.utils._pytree import tree_map
 
 from tests.oracle.compare import tensors_in
 
-DTYPES = {
-    name: getattr(torch, name) for name in ("float32", "bfloat16", "int64", "bool", "complex64")
-}
+DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "int64", "bool", "complex64")}
 
 FOREACH: list[Any] = [
     *database.foreach_unary_op_db, *database.foreach_binary_op_db, *database.foreach_pointwise_op_db,
@@ -69,7 +67,17 @@ DTYPES_OF_VARIANT = {
     "refused": ("float32",),
 }
 
-VARIANTS = ("function", "method", "inplace", "out", "out_resized", "noncontiguous", "permuted", "backward", "refused")
+VARIANTS = (
+    "function",
+    "method",
+    "inplace",
+    "out",
+    "out_resized",
+    "noncontiguous",
+    "permuted",
+    "backward",
+    "refused",
+)
 
 
 @dataclass
@@ -119,7 +127,9 @@ def samples_in(op: Any, dtype: str) -> int:
 
 
 def _case(op: Any, dtype: str, variant: str, number: int, call: Any, sample: Any, **more: Any) -> Case:
-    return Case(op.full_name, dtype, variant, number, call, (sample.input, *sample.args), dict(sample.kwargs), **more)
+    return Case(
+        op.full_name, dtype, variant, number, call, (sample.input, *sample.args), dict(sample.kwargs), **more
+    )
 
 
 def _calling(attribute: str, variant: str) -> Callable[[Any, str], Iterator[Case]]:
@@ -133,7 +143,9 @@ def _calling(attribute: str, variant: str) -> Callable[[Any, str], Iterator[Case
     return make
 
 
-def _with_inputs(change: Callable[[torch.Tensor], torch.Tensor], variant: str) -> Callable[[Any, str], Iterator[Case]]:
+def _with_inputs(
+    change: Callable[[torch.Tensor], torch.Tensor], variant: str
+) -> Callable[[Any, str], Iterator[Case]]:
     def changed(leaf: Any) -> Any:
         return change(leaf) if isinstance(leaf, torch.Tensor) else leaf
 
@@ -230,7 +242,9 @@ def duplicate(tree: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):
             return leaf
         if id(leaf) not in copies:
-            can_require = leaf.is_floating_point() or leaf.is_complex()  # `i[::2] = y` makes integers that claim to
+            can_require = (
+                leaf.is_floating_point() or leaf.is_complex()
+            )  # `i[::2] = y` makes integers that claim to
             copies[id(leaf)] = _copied(leaf, storages).requires_grad_(leaf.requires_grad and can_require)
         return copies[id(leaf)]
 

@@ -1,6 +1,6 @@
 """Failures of a sweep grouped by what seems to cause them, most frequent first, as Markdown.
 
-    python -m tests.oracle.sweep --json out.json;  python -m tests.oracle.causes out.json > report.md
+python -m tests.oracle.sweep --json out.json;  python -m tests.oracle.causes out.json > report.md
 """
 
 from __future__ import annotations

@@ -64,7 +64,9 @@ EXACT = {"rtol": 0.0, "atol": 0.0}
 def _rounding(tensors: Sequence[torch.Tensor]) -> dict[str, float]:
     """What rounding explains in the least exact of their dtypes: `out=` may be more exact than what is computed."""
     rtol, atol = default_tolerances(torch.bool, *[tensor.dtype for tensor in tensors])
-    in_8_bits = [torch.finfo(t.dtype).eps for t in tensors if t.dtype.is_floating_point and t.dtype.itemsize == 1]
+    in_8_bits = [
+        torch.finfo(t.dtype).eps for t in tensors if t.dtype.is_floating_point and t.dtype.itemsize == 1
+    ]
     return {"rtol": max(rtol, *in_8_bits, 0.0), "atol": atol}
 
 
@@ -81,7 +83,9 @@ def values_differ(a: Any, b: Any, tolerance: dict[str, float]) -> str:
         return ""
     is_rounded = a.dtype.is_floating_point or a.is_complex()
     try:
-        torch.testing.assert_close(a, b, equal_nan=True, check_stride=False, **(tolerance if is_rounded else EXACT))
+        torch.testing.assert_close(
+            a, b, equal_nan=True, check_stride=False, **(tolerance if is_rounded else EXACT)
+        )
     except AssertionError as error:
         return " ".join(str(error).split())[:300]
     return ""

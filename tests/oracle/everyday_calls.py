@@ -41,10 +41,14 @@ class Everyday:
     def supported_dtypes(self, device: str) -> frozenset[torch.dtype]:
         return self.dtypes
 
-    def sample_inputs_func(self, info: Any, device: str, dtype: torch.dtype, requires_grad: bool) -> Iterator[Any]:
+    def sample_inputs_func(
+        self, info: Any, device: str, dtype: torch.dtype, requires_grad: bool
+    ) -> Iterator[Any]:
         for shapes in self.shapes:
             first, *others = (self._new(number, shape, dtype) for number, shape in enumerate(shapes))
-            yield SimpleNamespace(input=first, args=tuple(others), kwargs={}, output_process_fn_grad=lambda result: result)
+            yield SimpleNamespace(
+                input=first, args=tuple(others), kwargs={}, output_process_fn_grad=lambda result: result
+            )
 
     def _new(self, number: int, shape: Shape, dtype: torch.dtype) -> Tensor:
         values = torch.arange(max(1, torch.Size(shape).numel())).reshape(shape)
@@ -187,7 +191,19 @@ AUGMENTED = {
 }  # fmt: skip
 AUGMENTED_BY = {
     text: _augment(text)
-    for text in ("x += y", "x -= y", "x *= y", "x /= y", "x //= y", "x **= y", "x @= y", "x &= y", "x ^= y", "x[0] += y", "x %= y")
+    for text in (
+        "x += y",
+        "x -= y",
+        "x *= y",
+        "x /= y",
+        "x //= y",
+        "x **= y",
+        "x @= y",
+        "x &= y",
+        "x ^= y",
+        "x[0] += y",
+        "x %= y",
+    )
 }
 
 
@@ -304,7 +320,9 @@ def _step(x: Tensor) -> Any:
 
 TRANSFORMS: dict[str, Callable[..., Any]] = {
     "vmap(sum)": lambda x: vmap(lambda row: row.sum() + 1)(x),
-    "vmap(in_dims=1, out_dims=-1)": lambda x: vmap(lambda row: row * 2 - row.mean(), in_dims=1, out_dims=-1)(x),
+    "vmap(in_dims=1, out_dims=-1)": lambda x: vmap(lambda row: row * 2 - row.mean(), in_dims=1, out_dims=-1)(
+        x
+    ),
     "vmap of vmap": lambda x: vmap(vmap(lambda row: row.cumsum(0)))(x),
     "vmap of a product": lambda x: vmap(torch.outer, in_dims=(0, None))(x[:, :, 0], x[0, :, 0]),
     "vmap of where": lambda x: vmap(lambda row: torch.where(row > 1, row, 0))(x),
@@ -320,13 +338,21 @@ TRANSFORMS: dict[str, Callable[..., Any]] = {
     "backward": lambda x: _differentiate(lambda leaf: (leaf[1:] * leaf[:-1]).sum(), x),
     "backward through a write": lambda x: _differentiate(lambda leaf: leaf.clone().mul_(2)[0].sum(), x),
     "backward of a norm": lambda x: _differentiate(lambda leaf: leaf.norm(dim=-1).sum(), x),
-    "backward of channels last": lambda x: _differentiate(lambda leaf: leaf.mT.contiguous().mT.relu().sum(), x),
-    "backward of attention": lambda x: _differentiate(lambda leaf: functional.scaled_dot_product_attention(leaf, leaf, leaf).sum(), x),
+    "backward of channels last": lambda x: _differentiate(
+        lambda leaf: leaf.mT.contiguous().mT.relu().sum(), x
+    ),
+    "backward of attention": lambda x: _differentiate(
+        lambda leaf: functional.scaled_dot_product_attention(leaf, leaf, leaf).sum(), x
+    ),
     "gradients twice": _differentiate_twice,
     "autograd.Function": lambda x: _differentiate(lambda leaf: _Doubled.apply(leaf).sum(), x),
-    "checkpoint": lambda x: _differentiate(lambda leaf: checkpoint(torch.tanh, leaf, use_reentrant=False).sum(), x),
+    "checkpoint": lambda x: _differentiate(
+        lambda leaf: checkpoint(torch.tanh, leaf, use_reentrant=False).sum(), x
+    ),
     "AdamW": _step,
-    "autograd.functional.jacobian": lambda x: torch.autograd.functional.jacobian(lambda row: row * 2, x[0, 0]),
+    "autograd.functional.jacobian": lambda x: torch.autograd.functional.jacobian(
+        lambda row: row * 2, x[0, 0]
+    ),
     "inference mode": lambda x: torch.inference_mode()(torch.add)(x, 1),
     "autocast": lambda x: torch.autocast("cpu", dtype=torch.bfloat16)(torch.matmul)(x, x.mT),
 }
@@ -344,9 +370,13 @@ EVERYDAY: dict[str, Everyday] = {
     **_all({**VIEWS, **SUBSCRIPTS}, ((2, 3, 4),), ((3, 3),), ((4,),)),
     **_all(INDEXED, ((3, 4, 2), (3,)), ((4, 3), (2,)), indices=(1,)),
     **_all(MASKED, ((3, 4), (3, 4)), ((2, 3, 4), (3, 4)), ((3, 4), (3, 1)), masks=(1,)),
-    **_all({**ASSIGNMENTS, **AUGMENTED_BY}, ((3, 3), (3, 3)), ((3, 4), ()), ((2, 3, 4), (1,)), ((3, 4), (4,))),
+    **_all(
+        {**ASSIGNMENTS, **AUGMENTED_BY}, ((3, 3), (3, 3)), ((3, 4), ()), ((2, 3, 4), (1,)), ((3, 4), (4,))
+    ),
     **_all({**AUGMENTED, **ARITHMETIC}, ((2, 3, 4),), ((3, 3),), ((4,),), ((),)),
-    **_all(ARITHMETIC_OF_TWO, ((3, 4), (3, 4)), ((2, 3, 4), (3, 4)), ((3, 4), (4,)), ((3, 4), ()), ((), (3, 4))),
+    **_all(
+        ARITHMETIC_OF_TWO, ((3, 4), (3, 4)), ((2, 3, 4), (3, 4)), ((3, 4), (4,)), ((3, 4), ()), ((), (3, 4))
+    ),
     **_all(CONVERSIONS, ((2, 3, 4),), ((2, 3, 2, 2),), ((4,),), ((),)),
     **_all(LAYERS_OF_IMAGES, ((2, 4, 5, 6),), ((1, 4, 3, 3),), dtypes=FLOATS),
     **_all(LAYERS_OF_SEQUENCES, ((2, 3, 4),), dtypes=FLOATS),

@@ -43,7 +43,14 @@ DTYPES: tuple[torch.dtype, ...] = (
     torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex32, torch.complex64, torch.complex128,
     torch.float8_e4m3fn, torch.float8_e5m2,
 )  # fmt: skip
-COMMON = (torch.float32,) * 4 + (torch.int64, torch.bool, torch.complex64, torch.float64, torch.bfloat16, torch.int32)
+COMMON = (torch.float32,) * 4 + (
+    torch.int64,
+    torch.bool,
+    torch.complex64,
+    torch.float64,
+    torch.bfloat16,
+    torch.int32,
+)
 
 VARIANTS = ("function", "function", "method", "inplace", "inplace", "out", "out", "backward")
 "Drawn from these; an operator that lacks one is called as a function."
@@ -100,14 +107,18 @@ class Step:
         args, kwargs = self.filled(values)
         with CONTEXTS[self.context]() if self.context else nullcontext():
             result = call_of(self.op, self.variant)(*args, **kwargs)
-            return self._gradients(result, tensors_in((args, kwargs))) if self.variant == "backward" else result
+            return (
+                self._gradients(result, tensors_in((args, kwargs))) if self.variant == "backward" else result
+            )
 
     def _gradients(self, result: Any, tensors: list[torch.Tensor]) -> Any:
         leaves = [tensor for tensor in tensors if tensor.requires_grad]
         outputs = [tensor for tensor in tensors_in(self.process(result)) if tensor.requires_grad]
         if not leaves or not outputs:
             return result
-        return torch.autograd.grad(outputs, leaves, [torch.ones_like(output) for output in outputs], allow_unused=True)
+        return torch.autograd.grad(
+            outputs, leaves, [torch.ones_like(output) for output in outputs], allow_unused=True
+        )
 
     def slots(self) -> list[int]:
         leaves = tree_flatten(self.arguments, is_leaf=lambda leaf: isinstance(leaf, Slot))[0]
@@ -193,7 +204,9 @@ class Vocabulary:
 
     def _read(self, op: str, dtype: torch.dtype) -> list[Any]:
         samples = _usable_samples(op, dtype)
-        return random.Random(f"{self.seed}/{self.block}/{op}/{dtype}").sample(samples, min(SAMPLES_KEPT, len(samples)))
+        return random.Random(f"{self.seed}/{self.block}/{op}/{dtype}").sample(
+            samples, min(SAMPLES_KEPT, len(samples))
+        )
 
     def dtype_for(self, rng: random.Random, op: str) -> torch.dtype:
         supported = CALLS[op].supported_dtypes("cpu")
@@ -254,7 +267,9 @@ class Program:
 
     def _view_step(self) -> Step | None:
         """Sometimes, a view of a value of the program, for later steps to read and write."""
-        numbers = [number for number, value in enumerate(self.real) if isinstance(value, torch.Tensor) and value.ndim]
+        numbers = [
+            number for number, value in enumerate(self.real) if isinstance(value, torch.Tensor) and value.ndim
+        ]
         if not numbers or self.rng.random() < 0.7:
             return None
         return self._step_of(self.rng.choice(tuple(VIEWS)), self.rng.choice(numbers))
@@ -306,7 +321,9 @@ class Program:
             leaves[position] = slots[id(tensor)]
         fresh = [number for number, value in enumerate(self.real) if value is None and number in self.inputs]
         for number, tensor in zip(fresh, duplicate([self.inputs[number] for number in fresh]), strict=True):
-            self.real[number] = tensor.data.requires_grad_(tensor.requires_grad)  # a version counter that starts at 0
+            self.real[number] = tensor.data.requires_grad_(
+                tensor.requires_grad
+            )  # a version counter that starts at 0
         return tree_unflatten(leaves, editor.structure)
 
     def _alike(self, given: list[int], tensor: torch.Tensor) -> int:
@@ -376,7 +393,9 @@ class Editor:
         for number in chosen:
             tensor = self.tensors[number]
             if old in tensor.shape:
-                self.tensors[number] = with_shape(tensor, [new if size == old else size for size in tensor.shape])
+                self.tensors[number] = with_shape(
+                    tensor, [new if size == old else size for size in tensor.shape]
+                )
         self.edits.append(f"size {old} -> {new}{'' if everywhere else ' in one'}")
 
     def _change_rank(self) -> None:
@@ -401,7 +420,9 @@ class Editor:
 
     def _change_layout(self, number: int, layouts: dict[str, Layout]) -> None:
         name = self.rng.choice(tuple(layouts))
-        self.tensors[number] = layouts[name](self.tensors[number].detach().resolve_conj().resolve_neg(), self.rng)
+        self.tensors[number] = layouts[name](
+            self.tensors[number].detach().resolve_conj().resolve_neg(), self.rng
+        )
         self.edits.append(name)
 
     def _share_memory(self) -> None:
@@ -415,7 +436,11 @@ class Editor:
         self.edits.append("shared")
 
     def _change_number(self) -> None:
-        numbers = [i for i, leaf in enumerate(self.leaves) if isinstance(leaf, (int, float)) and not isinstance(leaf, bool)]
+        numbers = [
+            i
+            for i, leaf in enumerate(self.leaves)
+            if isinstance(leaf, (int, float)) and not isinstance(leaf, bool)
+        ]
         if not numbers:
             return
         position = self.rng.choice(numbers)
@@ -523,7 +548,9 @@ def expanded(tensor: torch.Tensor, rng: random.Random) -> torch.Tensor:
         return tensor
     dim = rng.randrange(tensor.ndim)
     if tensor.shape[dim] == 0:
-        return with_shape(tensor, [1 if i == dim else n for i, n in enumerate(tensor.shape)]).expand(tensor.shape)
+        return with_shape(tensor, [1 if i == dim else n for i, n in enumerate(tensor.shape)]).expand(
+            tensor.shape
+        )
     return tensor.narrow(dim, 0, 1).contiguous().expand(tensor.shape)
 
 
@@ -537,13 +564,22 @@ def overlapping(tensor: torch.Tensor, rng: random.Random) -> torch.Tensor:
 def channels_last(tensor: torch.Tensor, rng: random.Random) -> torch.Tensor:
     if tensor.ndim == 4:
         return tensor.contiguous(memory_format=torch.channels_last)
-    return tensor.contiguous(memory_format=torch.channels_last_3d) if tensor.ndim == 5 else permuted(tensor, rng)
+    return (
+        tensor.contiguous(memory_format=torch.channels_last_3d) if tensor.ndim == 5 else permuted(tensor, rng)
+    )
 
 
 def odd_strides(tensor: torch.Tensor, rng: random.Random) -> torch.Tensor:
     """Strides of sizes 0 and 1, which nobody uses, say something else than usual."""
-    strides = [rng.choice((0, 1, 7)) if size < 2 else step for size, step in zip(tensor.shape, tensor.stride(), strict=True)]
-    return tensor.as_strided(tensor.shape, strides) if tensor.numel() else tensor.new_empty(0).as_strided(tensor.shape, strides)
+    strides = [
+        rng.choice((0, 1, 7)) if size < 2 else step
+        for size, step in zip(tensor.shape, tensor.stride(), strict=True)
+    ]
+    return (
+        tensor.as_strided(tensor.shape, strides)
+        if tensor.numel()
+        else tensor.new_empty(0).as_strided(tensor.shape, strides)
+    )
 
 
 def with_room(tensor: torch.Tensor) -> torch.Tensor:
@@ -551,7 +587,9 @@ def with_room(tensor: torch.Tensor) -> torch.Tensor:
     needed = tensor.storage_offset() + tensor.numel()
     if tensor.untyped_storage().nbytes() >= needed * tensor.element_size():
         return tensor
-    return torch.zeros(needed, dtype=tensor.dtype).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+    return torch.zeros(needed, dtype=tensor.dtype).as_strided(
+        tensor.shape, tensor.stride(), tensor.storage_offset()
+    )
 
 
 LAYOUTS: dict[str, Layout] = {

@@ -24,16 +24,8 @@ def ones(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 CALLS: dict[str, tuple[Call, list[Tensor]]] = {
     "an empty tensor that begins later": (lambda x, y: (x + 1, y), [ones(2, 0, 3).as_strided((0, 3), (3, 1), 3), ones(0, 3)]),
-    "out= with another size, by columns": (
-        lambda a, tau, x, out: torch.ormqr(a, tau, x, out=out), [ones(3, 3), ones(3), ones(3, 2), ones(4, 3)]),
     "out= without elements, by columns": (
         lambda a, tau, x, out: torch.ormqr(a, tau, x, out=out), [ones(3, 3), ones(3), ones(3, 2), ones(0)]),
-    "out= of householder_product": (
-        lambda a, tau, out: torch.linalg.householder_product(a, tau, out=out), [ones(3, 2), ones(2), ones(4, 3)]),
-    "out= that fits, without elements, by columns": (
-        lambda a, tau, x, out: torch.ormqr(a, tau, x, out=out), [ones(3, 3), ones(3), ones(3, 0), ones(3, 0, 2)[..., 1]]),
-    "out= of householder_product that fits, without elements": (
-        lambda a, tau, out: torch.linalg.householder_product(a, tau, out=out), [ones(2, 3, 0), ones(2, 0), ones(2, 3, 0, 2)[..., 1]]),
     "out= that is conjugated by a bit": (
         lambda a, p, b, out: torch.linalg.lu_solve(a, p, b, left=False, out=out),
         [ones(2, 2, dtype=C64), ones(2, dtype=torch.int32), ones(3, 2, dtype=C64), ones(3, 2, dtype=C64)]),
@@ -60,9 +52,6 @@ CALLS: dict[str, tuple[Call, list[Tensor]]] = {
     "a list of out= that fits": (lambda x, a, b: torch.unbind_copy(x, out=[a, b]), [ones(2, 3), ones(3), ones(3)]),
     "sizes of out= that fits": (
         lambda x, a, b: torch.split_with_sizes_copy(x, [1, 2], out=[a, b]), [ones(3, 3), ones(1, 3), ones(2, 3)]),
-    "no elements of 8 bits": (torch.linalg.solve, [ones(0, 2, 2, dtype=F8), ones(0, 2, 1, dtype=F8)]),
-    "no elements of 16 bits": (torch.linalg.eigvalsh, [ones(0, 0, dtype=torch.float16)]),
-    "distances of no elements of 8 bits": (torch.cdist, [ones(1, 4, 5, dtype=F8), ones(0, 3, 5, dtype=F8)]),
     "gradient of a softmax of no integers": (
         lambda x: torch.ops.aten._softmax_backward_data(x, x, 0, torch.float32), [ones(0, 2, dtype=torch.int64)]),
     "counts of nothing, with weights": (lambda x, w: torch.bincount(x, w, 4), [ones(0, dtype=torch.int64), ones(3)]),
@@ -79,37 +68,20 @@ CALLS: dict[str, tuple[Call, list[Tensor]]] = {
     "a copy from beyond an expanded tensor": (lambda x: torch.as_strided_copy(x[:1].expand(3, 3), (2, 2), (1, 2)), [
         ones(3, 3, dtype=torch.bool)]),
     "out= by columns, and another that fits": (lambda x, a, b: torch.geqrf(x, out=(a, b)), [ones(3, 5), ones(0), ones(3)]),
-    "out= by rows, since another does not fit": (lambda x, a, b: torch.geqrf(x, out=(a, b)), [ones(3, 5), ones(0), ones(4)]),
     "a transposed kernel that makes nothing of nothing": (
         lambda x, w: torch.nn.functional.conv_transpose1d(x, w, padding=1), [ones(0, 2, 1), ones(2, 2, 2)]),
     "a transposed kernel of a batch that makes nothing": (
         lambda x, w: torch.nn.functional.conv_transpose1d(x, w, padding=1), [ones(2, 2, 1), ones(2, 2, 2)]),
     "indices of 32 bits, of all elements": (torch.take_along_dim, [ones(2, 3), ones(4, dtype=torch.int32)]),
-    "one value of another dtype, by a mask": (
-        lambda x, m, v: x.index_put_((m,), v), [ones(2), ones(2, dtype=torch.bool), ones(1, dtype=torch.int64)]),
     "windows that fit": (
         lambda x: torch.nn.functional.fractional_max_pool3d(x, 2, output_size=2, _random_samples=torch.zeros(1, 1, 3)),
         [ones(1, 1, 4, 4, 4)]),
-    "out= without elements in another dtype": (
-        lambda x, out: torch.cholesky_inverse(x, out=out), [torch.eye(5), ones(0, dtype=torch.float16)]),
-    "out= of reflections, without elements in another dtype": (
-        lambda a, tau, out: torch.linalg.householder_product(a, tau, out=out), [ones(3, 2), ones(2), ones(0, dtype=torch.float64)]),
-    "out= of a factor, without elements in another dtype": (
-        lambda x, a, b: torch.geqrf(x, out=(a, b)), [ones(3, 5), ones(0, dtype=torch.float64), ones(0, dtype=torch.float64)]),
-    "out= of vectors, without elements in another dtype": (
-        lambda x, a, b: torch.linalg.eig(x, out=(a, b)),
-        [torch.eye(3), ones(0, dtype=torch.complex128), ones(0, dtype=torch.complex128)]),
     "bags that begin at 8-bit positions": (
         torch._embedding_bag_forward_only, [ones(5, 4), ones(6, dtype=torch.int32), torch.zeros(2, dtype=torch.int8)]),
     "bags of 8-bit indices": (
         torch._embedding_bag, [ones(5, 4), ones(6, dtype=torch.int8), torch.zeros(2, dtype=torch.int64)]),
-    "factors of no unsigned integers": (
-        torch.lu_unpack, [ones(0, 3, 3, dtype=torch.uint16), ones(0, 3, dtype=torch.int32)]),
-    "factors of small complex numbers, without their pivots": (
-        lambda x, p: torch.lu_unpack(x, p, unpack_pivots=False), [ones(3, 3, dtype=torch.complex32), ones(3, dtype=torch.int32)]),
     "residuals of vectors": (lambda a, b: torch.linalg.lstsq(a, b, driver="gels"), [torch.eye(3)[:, :2].repeat(2, 1, 1), ones(2, 3)]),
     "residuals of one vector": (lambda a, b: torch.linalg.lstsq(a, b, driver="gels"), [torch.eye(3)[:, :2].clone(), ones(3)]),
-    "no distances of different floats": (torch.cdist, [ones(0, 5), ones(3, 5, dtype=torch.float64)]),
     "a complex weight that is real": (lambda x: torch.lerp(x, x, 1.2 + 0j), [ones(3)]),
     "a product that is added to its own column": (
         lambda x: x.view(2, 1).addr_(x, ones(1)), [ones(2)]),
@@ -151,11 +123,8 @@ REFUSED: dict[str, tuple[Call, list[Tensor]]] = {
     "more padding than half of a dilated kernel": (
         lambda x: torch.nn.functional.max_pool2d(x, 3, 2, 2, dilation=2), [ones(1, 2, 6, 6)]),
     "a copy between expanded tensors": (lambda x, y: x.copy_(y), [ones(4).expand(3, 4), ones(4).expand(3, 4)]),
-    "large unsigned integers, shifted": (lambda x: x >> 1, [ones(3, dtype=torch.uint64)]),
-    "large unsigned integers, shifted in place": (lambda x: x.__ilshift__(1), [ones(3, dtype=torch.uint16)]),
     "pivots beside unsigned integers": (
         lambda x, p: torch.lu_unpack(x, p, unpack_data=False), [ones(3, 3, dtype=torch.uint64), ones(3, dtype=torch.int32)]),
-    "pivots beside small complex numbers": (torch.lu_unpack, [ones(3, 3, dtype=torch.complex32), ones(3, dtype=torch.int32)]),
     "an interval that ends beyond its dtype": (lambda x: x.uniform_(1, LARGEST), [ones(2, dtype=torch.float16)]),
     "an interval of nothing that begins beyond its dtype": (lambda x: x.uniform_(-1e39, 0), [ones(0)]),
     "an interval that is wider than its dtype": (lambda x: x.uniform_(-3e38, 3e38), [ones(2, dtype=torch.bfloat16)]),
@@ -175,7 +144,6 @@ REFUSED: dict[str, tuple[Call, list[Tensor]]] = {
     "padding that leaves less than nothing": (
         lambda x: torch.nn.functional.pad(x, (1, 1, -3, -3), mode="replicate"), [ones(2, 3, 4, 4)]),
     "unsigned pivots": (torch.linalg.ldl_solve, [torch.eye(2), ones(2, dtype=torch.uint64), ones(2, 1)]),
-    "combinations of unsigned integers": (torch.combinations, [ones(3, dtype=torch.uint32)]),
     "a negative chance": (
         lambda x: torch.nn.functional.scaled_dot_product_attention(x, x, x, dropout_p=-1), [ones(2, 2, 3, 8)]),
     "a view beyond its storage": (lambda x: torch.as_strided(x, (2, 2), (2, 2)), [ones(4)]),
@@ -183,15 +151,10 @@ REFUSED: dict[str, tuple[Call, list[Tensor]]] = {
     "windows that do not fit": (
         lambda x: torch.nn.functional.fractional_max_pool3d(x, 2, output_size=2, _random_samples=torch.zeros(1, 1, 3)),
         [ones(1, 1, 3, 3, 3)]),
-    "a stride that no kernel takes": (lambda x: torch.nn.functional.avg_pool3d(x, 1, stride=2**62), [ones(1, 1, 3, 3, 3)]),
-    "indices of no triangle": (lambda: torch.triu_indices(20, 21, LARGEST), []),
-    "a complex factor": (lambda x, a, b: torch.addr(x, a, b, beta=1j), [ones(3, 2, dtype=torch.int8), ones(3), ones(2)]),
     "pivots that are no integers": (torch.linalg.ldl_solve, [ones(2, 2), ones(2), ones(2, 1)]),
     "values of another dtype": (
         lambda x, m, i, v: torch.ops.aten._unsafe_masked_index_put_accumulate(x, m, [i], v),
         [ones(3), ones(2, dtype=torch.bool), torch.zeros(2, dtype=torch.int64), ones(2, dtype=torch.bool)]),
-    "scales of nothing": (
-        lambda a, b, s: torch._scaled_mm(a, b, s, s), [ones(16, 16, dtype=F8), ones(16, 16, dtype=F8).t(), ones(2, 2)]),
     "counts of fractions": (torch.bincount, [ones(2, 3)]),
     "a slope of 8 bits": (torch.nn.functional.prelu, [ones(2, dtype=F8), ones(1, dtype=F8)]),
     "chunks of a negative number": (lambda x: torch.unsafe_chunk(x, -1), [ones(4)]),
@@ -207,9 +170,6 @@ REFUSED: dict[str, tuple[Call, list[Tensor]]] = {
         lambda x, t, w: torch.nn.functional.multi_margin_loss(x, t, weight=w), [ones(2, 3), ones(2, dtype=torch.int64), ones(1, 3)]),
     "an order that is a bool": (lambda x: torch._foreach_norm([x], True), [ones(2)]),
     "the least of nothing": (lambda x: torch._foreach_norm([x], -torch.inf), [ones(0)]),
-    "rows that are no columns": (
-        lambda a, b, s: torch.ops.aten._scaled_mm_v2(a, b, [s], [0], [0], [s], [0], [0], None, torch.float32),
-        [ones(4, 3, dtype=F8), ones(4, 3, dtype=F8), ones(1)]),
     "a transposed kernel that makes nothing": (
         lambda x, w: torch.nn.functional.conv_transpose1d(x, w, padding=1), [ones(1, 2, 1), ones(2, 2, 2)]),
     "a transposed kernel of 64 bits that makes nothing": (
@@ -218,17 +178,11 @@ REFUSED: dict[str, tuple[Call, list[Tensor]]] = {
     "a spread kernel of integers": (
         lambda x, w: torch.nn.functional.conv2d(x, w, dilation=2),
         [ones(1, 2, 4, 4, dtype=torch.int8), ones(2, 2, 2, 2, dtype=torch.int8)]),
-    "the largest of integers in windows": (lambda x: torch.nn.functional.max_pool1d(x, 2), [ones(1, 2, 4, dtype=torch.int64)]),
     "a product of bools": (
         torch.nn.functional.bilinear, [ones(2, 3, dtype=torch.bool), ones(2, 4, dtype=torch.bool), ones(5, 3, 4, dtype=torch.bool)]),
-    "segments of integers": (
-        lambda x, n: torch.segment_reduce(x, "sum", lengths=n), [ones(4, dtype=torch.int64), 2 * ones(2, dtype=torch.int64)]),
-    "lengths of segments that are fractions": (lambda x, n: torch.segment_reduce(x, "sum", lengths=n), [ones(4), 2 * ones(2)]),
     "classes of which there are none": (lambda x: torch.nn.functional.one_hot(x, 0), [torch.zeros(2, dtype=torch.int64)]),
     "half a class": (lambda x: torch.nn.functional.one_hot(x, 2.5), [torch.zeros(2, dtype=torch.int64)]),  # type: ignore[arg-type]
     "a negative number of classes": (lambda x: torch.nn.functional.one_hot(x, -2), [torch.zeros(2, dtype=torch.int64)]),
-    "a total of another dtype in place": (
-        lambda x: x.cumsum_(0, dtype=torch.float32), [ones(2, 2, dtype=torch.float16)]),
     "a copy of another dtype": (
         lambda x, out: torch.narrow_copy(x, 1, 0, 2, out=out), [ones(3, 3, dtype=torch.int64), ones(3, 2)]),
     "a bool factor of integers": (
@@ -236,9 +190,6 @@ REFUSED: dict[str, tuple[Call, list[Tensor]]] = {
     "statistics that are no vector": (
         lambda x, m, v: torch.nn.functional.batch_norm(x, m, v, training=True), [ones(2, 1), ones(1), ones()]),
     "statistics of a vector": (lambda x: torch.nn.functional.batch_norm(x, None, None, training=True), [ones(5)]),
-    "places that are written to": (lambda x: x.index_fill_(0, x, 2), [torch.zeros(1, dtype=torch.int64)]),
-    "a product that is written to what it is made of": (
-        lambda x, y: torch.kron(x, y, out=y), [ones(1, 3), ones(3, 3)]),
     "the largest of nothing": (lambda x: torch.renorm(x, torch.inf, 0, 1.0), [ones(2, 0)]),
     "one of no categories": (lambda x: torch.multinomial(x, 1, replacement=True), [ones(2, 0)]),
     "gradients of mixed dtypes": (

@@ -51,7 +51,15 @@ OUTCOMES = {
     "crash": "the process died in the run on stand-ins",
 }
 SILENT = ("mismatch", "unsound", "wrong", "crash")
-HANDLERS = (RuntimeError, NotImplementedError, IndexError, ValueError, TypeError, AttributeError, OverflowError)
+HANDLERS = (
+    RuntimeError,
+    NotImplementedError,
+    IndexError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    OverflowError,
+)
 ABOUT_VALUES = (
     "is zero and using it on lu_solve", "INTERNAL ASSERT FAILED", "ZeroDivisionError", "allocated size does not match",
     "could not create a primitive",
@@ -92,7 +100,8 @@ class Tally:
         if finding.cause:
             self.groups[finding.group] += 1
             self.examples.setdefault(
-                finding.group, f"{where} {finding.variant} [{', '.join(finding.edits)}]\n      {finding.detail}"
+                finding.group,
+                f"{where} {finding.variant} [{', '.join(finding.edits)}]\n      {finding.detail}",
             )
 
     def merge(self, other: Tally) -> None:
@@ -118,7 +127,9 @@ class Tally:
         }
 
 
-def run_programs(kind: str, vocabulary: Vocabulary, numbers: Sequence[int], announce: Callable[[int, bool], None]) -> Tally:
+def run_programs(
+    kind: str, vocabulary: Vocabulary, numbers: Sequence[int], announce: Callable[[int, bool], None]
+) -> Tally:
     tally = Tally()
     runner = {"static": run_static, "symbolic": run_symbolic, "captured": run_captured}[kind]
     for number in numbers:
@@ -126,7 +137,9 @@ def run_programs(kind: str, vocabulary: Vocabulary, numbers: Sequence[int], anno
         program = vocabulary.new_program(number)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            for finding, steps in runner(program, lambda on_stand_ins=True, number=number: announce(number, on_stand_ins)):
+            for finding, steps in runner(
+                program, lambda on_stand_ins=True, number=number: announce(number, on_stand_ins)
+            ):
                 tally.add(finding, steps, f"{vocabulary.seed}/{vocabulary.block}/{number}")
                 _cover(tally, finding)
     return tally
@@ -176,7 +189,9 @@ def run_static(program: Program, announce: Callable[..., None]) -> Iterator[tupl
             return
 
 
-def _judge(step: Step, program: Program, fakes: list[Any], mode: Any, real: tuple[Any, BaseException | None]) -> Finding:
+def _judge(
+    step: Step, program: Program, fakes: list[Any], mode: Any, real: tuple[Any, BaseException | None]
+) -> Finding:
     result, raised = real
     try:
         seed()
@@ -192,7 +207,12 @@ def _judge(step: Step, program: Program, fakes: list[Any], mode: Any, real: tupl
     if found and _is_other_path(step, program, fake_result, fakes):
         return Finding("other path", step.op, step.variant, step.edits)
     if found:
-        kinds = sorted({text.partition(":")[0].partition("[")[0] + text.partition(":")[0].rpartition("]")[2] for text in found})
+        kinds = sorted(
+            {
+                text.partition(":")[0].partition("[")[0] + text.partition(":")[0].rpartition("]")[2]
+                for text in found
+            }
+        )
         detail = f"{shown(step, program.real)}\n      {'; '.join(found[:5])}"
         return Finding("mismatch", step.op, step.variant, step.edits, ", ".join(kinds), detail)
     Program.append_results(fake_result, fakes)
@@ -217,7 +237,9 @@ def _is_other_path(step: Step, program: Program, fake_result: Any, fakes: list[A
     return False
 
 
-def _run_below_mode(step: Step, program: Program, fill: Callable[[torch.Tensor], None] | None) -> tuple[Any, list[Any]] | None:
+def _run_below_mode(
+    step: Step, program: Program, fill: Callable[[torch.Tensor], None] | None
+) -> tuple[Any, list[Any]] | None:
     inputs = dict(zip(program.inputs, duplicate(list(program.inputs.values())), strict=True))
     values: list[Any] = []
     if fill is not None:
@@ -253,12 +275,18 @@ def _differences(
     real: Any, fake: Any, real_values: list[Any], fake_values: list[Any], counts_writes: bool = True
 ) -> list[str]:
     zeros = [0 if counts_writes else sys.maxsize] * len(real_values)
-    found = [str(each) for each in differences(observe(real, real_values, zeros), observe(fake, fake_values, zeros))]
+    found = [
+        str(each)
+        for each in differences(observe(real, real_values, zeros), observe(fake, fake_values, zeros))
+    ]
     if found:
         return found
     pairs = [
         *((f"in[{i}]", a, b) for i, (a, b) in enumerate(zip(real_values, fake_values, strict=True))),
-        *((f"out[{i}]", a, b) for i, (a, b) in enumerate(zip(tensors_in(real), tensors_in(fake), strict=True))),
+        *(
+            (f"out[{i}]", a, b)
+            for i, (a, b) in enumerate(zip(tensors_in(real), tensors_in(fake), strict=True))
+        ),
     ]
     for where, a, b in pairs if counts_writes else ():
         if a.requires_grad != b.requires_grad:
@@ -273,10 +301,16 @@ def built_in_class(error: BaseException) -> type[BaseException]:
 
 
 def _judge_error(
-    step: Step, error: BaseException, raised: BaseException | None, values: Sequence[Any], before: Sequence[Step] = ()
+    step: Step,
+    error: BaseException,
+    raised: BaseException | None,
+    values: Sequence[Any],
+    before: Sequence[Step] = (),
 ) -> Finding:
     """`values`: those of the real run; `before`: steps of the same run, any of which may have raised the error."""
-    if fx_run.decides_by_data(error) and any(each.op in DATA_DEPENDENT or each.op in READS_VALUES for each in (*before, step)):
+    if fx_run.decides_by_data(error) and any(
+        each.op in DATA_DEPENDENT or each.op in READS_VALUES for each in (*before, step)
+    ):
         return Finding("data-dependent", step.op, step.variant, step.edits)
     if raised is not None:
         wanted = built_in_class(raised)
@@ -285,14 +319,23 @@ def _judge_error(
         if depends_on_values(step, values):
             return Finding("by values", step.op, step.variant, step.edits)
         cause = f"{wanted.__name__}, not {type(error).__name__}: {_said(raised)[:90]}"
-        return Finding("refused otherwise", step.op, step.variant, step.edits, cause, f"{_text(raised)[:200]} / {_text(error)[:200]}")
+        return Finding(
+            "refused otherwise",
+            step.op,
+            step.variant,
+            step.edits,
+            cause,
+            f"{_text(raised)[:200]} / {_text(error)[:200]}",
+        )
     return Finding("error", step.op, step.variant, step.edits, _said(error), _text(error))
 
 
 def _judge_missed(step: Step, program: Program, raised: BaseException) -> Finding:
     if any(words in str(raised) for words in NO_MEMORY):
         return Finding("by memory", step.op, step.variant, step.edits)
-    is_about_values = isinstance(raised, torch.linalg.LinAlgError) or any(words in str(raised) for words in ABOUT_VALUES)
+    is_about_values = isinstance(raised, torch.linalg.LinAlgError) or any(
+        words in str(raised) for words in ABOUT_VALUES
+    )
     if is_about_values or depends_on_values(step, program.real):
         return Finding("by values", step.op, step.variant, step.edits)
     detail = f"{shown(step, program.real)}\n      {_text(raised)[:300]}"
@@ -317,7 +360,9 @@ def depends_on_values(step: Step, values: Sequence[Any]) -> bool:
 
 def _refill(tensor: torch.Tensor, fill: Callable[[torch.Tensor], None]) -> None:
     storage = tensor.untyped_storage()
-    flat = torch.empty(0, dtype=tensor.dtype).set_(storage, 0, (storage.nbytes() // tensor.element_size(),), (1,))
+    flat = torch.empty(0, dtype=tensor.dtype).set_(
+        storage, 0, (storage.nbytes() // tensor.element_size(),), (1,)
+    )
     try:
         fill(flat if fill is not _identity else tensor.detach())
     except RuntimeError:  # a dtype that can't be filled so
@@ -411,7 +456,9 @@ def run_symbolic(program: Program, announce: Callable[..., None]) -> Iterator[tu
         yield _symbolic_finding(program, settings, announce), len(program.steps)
 
 
-def _refused_with_symbols(program: Program, step: Step, raised: BaseException, settings: dict[str, bool]) -> Finding:
+def _refused_with_symbols(
+    program: Program, step: Step, raised: BaseException, settings: dict[str, bool]
+) -> Finding:
     try:
         run = symbolic.SymbolicRun(whole_case(program, step), **settings)
     except Exception as error:
@@ -439,11 +486,25 @@ def _symbolic_finding(program: Program, settings: dict[str, bool], announce: Cal
             return Finding("other path", last.op, last.variant, edits)
         if _breaks_a_promise(run, real):
             return Finding("data-dependent", last.op, last.variant, edits)
-        return Finding("mismatch", case.op, last.variant, edits, "at the example's sizes", f"real {real}, symbolic {said}"[:700])
+        return Finding(
+            "mismatch",
+            case.op,
+            last.variant,
+            edits,
+            "at the example's sizes",
+            f"real {real}, symbolic {said}"[:700],
+        )
     announce(False)  # from here on, real kernels run
     wrong = _wrong_elsewhere(run, program.rng) if _has_own_memory(case) else ""
     if wrong:
-        return Finding("unsound", case.op, last.variant, edits, wrong.partition(":")[0], f"{wrong}; guards {list(run.env.guards)}"[:900])
+        return Finding(
+            "unsound",
+            case.op,
+            last.variant,
+            edits,
+            wrong.partition(":")[0],
+            f"{wrong}; guards {list(run.env.guards)}"[:900],
+        )
     return Finding("ok", last.op, last.variant, edits)
 
 
@@ -500,7 +561,9 @@ def _has_uninitialised_values(case: Case) -> bool:
 def _has_cached_casts(case: Case) -> bool:
     """Whether the numbers depend on autocast keeping the casts of leaves: gradients are then added up in bfloat16.
     `make_fx` switches that off, as torch's own does."""
-    with patch.dict(CONTEXTS, autocast=lambda: torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=False)):
+    with patch.dict(
+        CONTEXTS, autocast=lambda: torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=False)
+    ):
         without = _values_in(case, nullcontext())
     return not all(map(_are_equal, _values_in(case, nullcontext()), without))
 
@@ -550,9 +613,13 @@ def _wrong_elsewhere(run: symbolic.SymbolicRun, rng: random.Random) -> str:
     for _ in range(24):
         values = {symbol: rng.choice((run.env.hints[symbol], 0, 1, 2, 3, 5, 7)) for symbol in run.symbols}
         sizes = symbolic._changed(run, values)
-        if sizes == run.env.hints:  # the storage of an input may be larger than the input, and at these sizes it was so
+        if (
+            sizes == run.env.hints
+        ):  # the storage of an input may be larger than the input, and at these sizes it was so
             continue
-        if not (symbolic.is_admissible(run, sizes) and symbolic.is_affordable(run, sizes)) or run.broken(sizes):
+        if not (symbolic.is_admissible(run, sizes) and symbolic.is_affordable(run, sizes)) or run.broken(
+            sizes
+        ):
             continue
         said, inputs = symbolic.at(run.result, sizes), symbolic._shown(run, sizes)
         try:
@@ -578,12 +645,16 @@ def _as_told(real: tuple[Any, ...], said: tuple[Any, ...]) -> tuple[Any, ...]:
     if len(real) < 2 or real[1] != said[1] or not isinstance(real[1], int):
         return real
     end = 2 + real[1]
-    is_emptied = any(size == 0 for size, told in zip(real[2:end], said[2:end], strict=True) if told is symbolic.UNKNOWN)
+    is_emptied = any(
+        size == 0 for size, told in zip(real[2:end], said[2:end], strict=True) if told is symbolic.UNKNOWN
+    )
     return (*real[:end], *said[end : end + real[1]], *real[end + real[1] :]) if is_emptied else real
 
 
 def _takes_other_values(run: symbolic.SymbolicRun, sizes: Any, error: Exception) -> bool:
-    if isinstance(error, torch.linalg.LinAlgError) or any(words in str(error) for words in (*NO_MEMORY, *ABOUT_VALUES)):
+    if isinstance(error, torch.linalg.LinAlgError) or any(
+        words in str(error) for words in (*NO_MEMORY, *ABOUT_VALUES)
+    ):
         return True
     for fill in (*FILLS, *MASKS):
         args, _ = run.real_inputs(sizes)
@@ -615,9 +686,14 @@ def run_captured(program: Program, announce: Callable[..., None]) -> Iterator[tu
     last = program.steps[-1]
     edits = tuple(edit for step in program.steps for edit in step.edits)
     mode = program.rng.choice(("fake", "fake", "symbolic"))
-    if any(step.op in VALUES_FROM_NOWHERE or _writes_to_overlapping_memory(step, program) for step in program.steps):
+    if any(
+        step.op in VALUES_FROM_NOWHERE or _writes_to_overlapping_memory(step, program)
+        for step in program.steps
+    ):
         return
-    if program.context.startswith("autocast") and any(step.op in CAST_BY_THEIR_KERNELS for step in program.steps):
+    if program.context.startswith("autocast") and any(
+        step.op in CAST_BY_THEIR_KERNELS for step in program.steps
+    ):
         return
     verdict = fx_run.examine(case, "understudy", (mode,))[mode]
     outcome = {"rounded": "ok", "refused": "ok"}.get(verdict.outcome, verdict.outcome)
@@ -626,7 +702,10 @@ def run_captured(program: Program, announce: Callable[..., None]) -> Iterator[tu
     if outcome in ("ok", "data-dependent", "other path"):
         yield Finding(outcome, last.op, last.variant, edits), len(program.steps)
     else:
-        yield Finding(outcome, case.op, f"{last.variant} {mode}", edits, verdict.cause, verdict.detail[:600]), len(program.steps)
+        yield (
+            Finding(outcome, case.op, f"{last.variant} {mode}", edits, verdict.cause, verdict.detail[:600]),
+            len(program.steps),
+        )
 
 
 def _writes_to_overlapping_memory(step: Step, program: Program) -> bool:
@@ -637,4 +716,10 @@ def _writes_to_overlapping_memory(step: Step, program: Program) -> bool:
 
 def _overlaps_itself(tensor: torch.Tensor) -> bool:
     length = tensor.untyped_storage().nbytes() // tensor.element_size()
-    return torch.arange(length).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset()).unique().numel() < tensor.numel()
+    return (
+        torch.arange(length)
+        .as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+        .unique()
+        .numel()
+        < tensor.numel()
+    )

@@ -128,7 +128,9 @@ def _crashed(plan: Plan, place: tuple[int, ...]) -> Any:
     tally = Tally()
     where = f"{plan.seed}/{place[0]}/{place[1]}"
     if place[2] and (alone := _try_alone(_run_alone, plan, place[0], place[1])) is not None:
-        alone.coverage[f"ended at {where}, which ends no process by itself: memory was overwritten before it"] += 1
+        alone.coverage[
+            f"ended at {where}, which ends no process by itself: memory was overwritten before it"
+        ] += 1
         return alone
     if place[2] and _try_alone(_run_real, plan, place[0], place[1]):
         tally.add(Finding("crash", "?", "", (), "the process died, or did not come back", where), 1, where)
@@ -151,9 +153,14 @@ def print_report(tally: Any, seconds: float, groups: int) -> None:
     ran = {key.removeprefix("ran ") for key in tally.coverage if key.startswith("ran ")}
     names = {key.rpartition(" ")[0] for key in ran}
     everyday = len(names & EVERYDAY.keys())
-    print(f"covered: {len(names & OPS.keys())} of {len(OPS)} operators ran; with their variants {len(ran) - everyday}")
+    print(
+        f"covered: {len(names & OPS.keys())} of {len(OPS)} operators ran; with their variants {len(ran) - everyday}"
+    )
     print(f"         {everyday} of {len(EVERYDAY)} everyday calls")
-    print("  edits: " + ", ".join(f"{k[5:]} {n}" for k, n in tally.coverage.most_common() if k.startswith("edit "))[:1500])
+    print(
+        "  edits: "
+        + ", ".join(f"{k[5:]} {n}" for k, n in tally.coverage.most_common() if k.startswith("edit "))[:1500]
+    )
     for key, number in tally.coverage.items():
         if key.startswith("ended "):
             print(f"  {number} process {key}")
@@ -176,8 +183,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--kind", choices=("static", "symbolic", "captured"), default="static")
     parser.add_argument("--count", type=int, default=10_000, help="operators, at least")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--block", type=int, default=0, help="the first block: a long sweep can be made in pieces")
-    parser.add_argument("--programs", type=int, default=150, help="programs in a block: few go through more operators")
+    parser.add_argument(
+        "--block", type=int, default=0, help="the first block: a long sweep can be made in pieces"
+    )
+    parser.add_argument(
+        "--programs", type=int, default=150, help="programs in a block: few go through more operators"
+    )
     parser.add_argument("--groups", type=int, default=60, help="how many kinds of findings are printed")
     parser.add_argument("--ops", nargs="+", help="names of operators; all, if not given")
     parser.add_argument("--program", help="seed/block/number")

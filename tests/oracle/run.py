@@ -91,7 +91,9 @@ def copies(case: Case) -> Any:
 
 
 def stand_ins(case: Case, mode: Any) -> Any:
-    return tree_map(lambda leaf: mode.from_tensor(leaf) if isinstance(leaf, torch.Tensor) else leaf, copies(case))
+    return tree_map(
+        lambda leaf: mode.from_tensor(leaf) if isinstance(leaf, torch.Tensor) else leaf, copies(case)
+    )
 
 
 def judge(case: Case, real: Run, fake: Run) -> Verdict:

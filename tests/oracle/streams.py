@@ -31,7 +31,18 @@ OF_CONSTRUCTION = {
     "aten.clone.default": "copy.deepcopy clones the data of a real parameter; a stand-in has none",
 }
 
-PLAIN = (bool, int, float, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
+PLAIN = (
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    type(None),
+    torch.dtype,
+    torch.device,
+    torch.layout,
+    torch.memory_format,
+)
 
 
 class Call(NamedTuple):

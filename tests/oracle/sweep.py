@@ -246,13 +246,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m tests.oracle.sweep", description=__doc__.partition("\n")[0])  # type: ignore[union-attr]
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.oracle.sweep", description=__doc__.partition("\n")[0]
+    )  # type: ignore[union-attr]
     parser.add_argument("--engine", choices=(*engines.NAMES, "both"), default="understudy")
     parser.add_argument("--dtypes", nargs="+", default=Plan.dtypes)
     parser.add_argument("--ops", help="a regular expression for the operators' names")
     parser.add_argument("--variant", nargs="+", default=())
     parser.add_argument("--samples", default="all", help="how many of each operator and variant, or 'all'")
-    parser.add_argument("--context", choices=CONTEXTS, help="around both runs; gradients are taken without one only")
+    parser.add_argument(
+        "--context", choices=CONTEXTS, help="around both runs; gradients are taken without one only"
+    )
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--json", help="write the results to this file")
     parser.add_argument("--show", action="store_true", help="print each failure")
@@ -270,7 +274,9 @@ def _show(result: dict[str, Any]) -> None:
     for engine, cells in result["engines"].items():
         for key, cell in cells.items():
             for failure in cell["failures"]:
-                print(f"{engine} {result['op']} {key} sample {failure.get('sample')} × {failure['count']}: {failure['outcome']}")
+                print(
+                    f"{engine} {result['op']} {key} sample {failure.get('sample')} × {failure['count']}: {failure['outcome']}"
+                )
                 for name in ("inputs", "detail", "culprit"):
                     if failure.get(name):
                         print(f"    {name}: {failure[name]}")
@@ -280,14 +286,22 @@ def _table(report: dict[str, Any]) -> None:
     from tests.oracle.run import OUTCOMES
 
     rows = [
-        (outcome, engine, str(sums["samples"].get(outcome, 0)), str(sums["operators"].get(outcome, 0)), meaning)
+        (
+            outcome,
+            engine,
+            str(sums["samples"].get(outcome, 0)),
+            str(sums["operators"].get(outcome, 0)),
+            meaning,
+        )
         for outcome, meaning in OUTCOMES.items()
         for engine, sums in report["engines"].items()
     ]
     headings = ("outcome", "engine", "samples", "operators", "meaning")
     _print_rows(headings, rows)
     for engine, sums in report["engines"].items():
-        print(f"{engine}: {sums['samples that fail']} samples of {sums['operators with a failure']} operators fail")
+        print(
+            f"{engine}: {sums['samples that fail']} samples of {sums['operators with a failure']} operators fail"
+        )
 
 
 def _print_rows(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -68,7 +68,9 @@ READING_BEYOND = frozenset({
 lies there, and now and then it ends the process. The sizes that their guards keep away are not tried."""
 NEVER_EMPTY = frozenset({"nn.functional.pdist"})
 """Operators of which a gradient of nothing takes the process with it."""
-QUESTIONS = frozenset({"aten::size", "aten::stride", "aten::numel", "aten::storage_offset", "aten::sym_size", "aten::sym_numel"})
+QUESTIONS = frozenset(
+    {"aten::size", "aten::stride", "aten::numel", "aten::storage_offset", "aten::sym_size", "aten::sym_numel"}
+)
 """What C++ asks of tensors: no steps of a computation."""
 
 SLICES = frozenset({"aten::alias", "aten::slice.Tensor", "aten::slice_backward"})
@@ -145,7 +147,9 @@ def asker(frame: Any) -> str:
 class SymbolicRun:
     """A case run once with symbolic sizes."""
 
-    def __init__(self, case: Case, duck_shape: bool, listener: Any = None, specialize_zero_one: bool = True) -> None:
+    def __init__(
+        self, case: Case, duck_shape: bool, listener: Any = None, specialize_zero_one: bool = True
+    ) -> None:
         self.listener = listener
         self.env = WatchedEnv(duck_shape=duck_shape, specialize_zero_one=specialize_zero_one)
         self.mode = FakeTensorMode(shape_env=self.env)
@@ -190,7 +194,9 @@ class SymbolicRun:
         return tree_map(replaced, (self.case.args, self.case.kwargs))
 
     def real_result(self, sizes: Sizes, listener: Any = None) -> Any:
-        args, kwargs = self.real_inputs(sizes)  # not for the listener: how inputs are made is no step of the operator
+        args, kwargs = self.real_inputs(
+            sizes
+        )  # not for the listener: how inputs are made is no step of the operator
         seed()
         with warnings.catch_warnings(), listener or nullcontext():
             warnings.simplefilter("ignore")
@@ -252,7 +258,9 @@ def without_full_slices(steps: list[Step], sizes: Sizes) -> list[Step]:
     found: list[Step] = []
     stands_for: dict[int, int] = {}
     for step in steps:
-        taken, made = ([stands_for.get(storage, storage) for storage in each] for each in (step.taken, step.made))
+        taken, made = (
+            [stands_for.get(storage, storage) for storage in each] for each in (step.taken, step.made)
+        )
         if step.name in SLICES and shape(step.results) == shape(step.given):
             stands_for[made[0]] = taken[0]
         else:
@@ -264,7 +272,13 @@ def wired(steps: list[Step]) -> list[Any]:
     """What the operators are and which results they work on: the same names in another order of brackets are another run."""
     numbers: dict[int, int] = {}
     return [
-        (step.name, *[[numbers.setdefault(each, len(numbers)) for each in storages] for storages in (step.taken, step.made)])
+        (
+            step.name,
+            *[
+                [numbers.setdefault(each, len(numbers)) for each in storages]
+                for storages in (step.taken, step.made)
+            ],
+        )
         for step in steps
     ]
 
@@ -279,7 +293,9 @@ class Listener(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         if func.namespace == "aten" and func.name() not in QUESTIONS:
             given = args[0] if func.name() in SLICES else tree_map(_number_in, (args, kwargs))
-            taken, made = ([self._storage(tensor) for tensor in tensors_in(each)] for each in ((args, kwargs), result))
+            taken, made = (
+                [self._storage(tensor) for tensor in tensors_in(each)] for each in ((args, kwargs), result)
+            )
             self.heard.append(Step(func.name(), described(result), described(given), taken, made))
         return result
 
@@ -309,7 +325,9 @@ def called(case: Case, args: Any, kwargs: Any) -> Any:
     outputs = [tensor for tensor in tensors_in(case.differentiable_part(result)) if tensor.requires_grad]
     if not leaves or not outputs:
         return ()
-    return torch.autograd.grad(outputs, leaves, [torch.ones_like(output) for output in outputs], allow_unused=True)
+    return torch.autograd.grad(
+        outputs, leaves, [torch.ones_like(output) for output in outputs], allow_unused=True
+    )
 
 
 def described(result: Any) -> list[Any]:
@@ -416,14 +434,17 @@ def is_admissible(run: SymbolicRun, sizes: Sizes) -> bool:
     if run.case.op in NEVER_EMPTY and not all(sizes.values()):
         return False
     return all(
-        (symbol.low is None or sizes[symbol] >= symbol.low) and (symbol.high is None or sizes[symbol] <= symbol.high)
+        (symbol.low is None or sizes[symbol] >= symbol.low)
+        and (symbol.high is None or sizes[symbol] <= symbol.high)
         for symbol in run.symbols
     )
 
 
 def is_affordable(run: SymbolicRun, sizes: Sizes) -> bool:
     """Whether the inputs have few enough elements at these sizes."""
-    return elements(run, sizes) <= max(MOST_ELEMENTS, MOST_GROWTH * sum(leaf.numel() for leaf, _ in run.inputs))
+    return elements(run, sizes) <= max(
+        MOST_ELEMENTS, MOST_GROWTH * sum(leaf.numel() for leaf, _ in run.inputs)
+    )
 
 
 def elements(run: SymbolicRun, sizes: Sizes) -> int:
@@ -449,14 +470,18 @@ def examine(case: Case, duck_shape: bool) -> Examined:
     examined = Examined(Verdict("ok"), [str(guard) for guard in run.env.guards])
     answer = at(run.result, run.env.hints)
     if answer != real:
-        examined.verdict = Verdict("mismatch", "at the example's sizes", f"real {real}, symbolic {answer} from {run.result}"[:900])
+        examined.verdict = Verdict(
+            "mismatch", "at the example's sizes", f"real {real}, symbolic {answer} from {run.result}"[:900]
+        )
         return examined
     if case.op not in TRUSTING:
         _try_others(run, examined)
     if run.env.unbacked and examined.verdict.outcome == "ok":
         examined.verdict = Verdict("data-dependent")
     elif not examined.tried and examined.verdict.outcome == "ok":
-        examined.verdict = Verdict("static", "; ".join(str(guard.condition) for guard in run.env.guards)[:300])
+        examined.verdict = Verdict(
+            "static", "; ".join(str(guard.condition) for guard in run.env.guards)[:300]
+        )
     return examined
 
 
@@ -493,7 +518,9 @@ def _try_admitted(run: SymbolicRun, sizes: Sizes, examined: Examined) -> None:
     examined.tried += 1
     said = at(run.result, sizes)
     if said != real and examined.verdict.outcome == "ok":
-        detail = f"at {_shown(run, sizes)}: real {real}, said {said} from {run.result}; guards {examined.guards}"
+        detail = (
+            f"at {_shown(run, sizes)}: real {real}, said {said} from {run.result}; guards {examined.guards}"
+        )
         examined.verdict = Verdict("unsound", "at other sizes", detail[:1500])
 
 

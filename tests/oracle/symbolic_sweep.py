@@ -45,7 +45,15 @@ def sweep_op(name: str, plan: Plan) -> dict[str, Any]:
     from tests.oracle.cases import OPS, Limits, cases_of, dtypes_of
 
     limits = {variant: plan.samples if variant in plan.variants else 0 for variant in static_variants()}
-    cell: dict[str, Any] = {"counts": {}, "failures": [], "guards": 0, "trials": 0, "on the way": 0, "needless": {}, "unmet": {}}
+    cell: dict[str, Any] = {
+        "counts": {},
+        "failures": [],
+        "guards": 0,
+        "trials": 0,
+        "on the way": 0,
+        "needless": {},
+        "unmet": {},
+    }
     started = time.perf_counter()
     op = OPS[name]
     for dtype in dtypes_of(op, plan.dtypes):
@@ -57,7 +65,11 @@ def sweep_op(name: str, plan: Plan) -> dict[str, Any]:
         except Exception as error:  # a broken sample generator must not hide the other dtypes
             cell["counts"]["unusable"] = cell["counts"].get("unusable", 0) + 1
             cell["failures"].append({"outcome": "unusable", "cause": repr(error)[:200], "count": 1})
-    return {"op": name, "seconds": round(time.perf_counter() - started, 2), "engines": {"understudy": {"*": cell}}}
+    return {
+        "op": name,
+        "seconds": round(time.perf_counter() - started, 2),
+        "engines": {"understudy": {"*": cell}},
+    }
 
 
 def static_variants() -> tuple[str, ...]:
@@ -96,7 +108,9 @@ def _record(case: Any, duck_shape: bool, cell: dict[str, Any]) -> None:
             found["guards"].append(guard)
     for text in examined.unmet:
         cell["unmet"][text] = cell["unmet"].get(text, 0) + 1
-    known = next((f for f in cell["failures"] if (f["outcome"], f["cause"]) == (verdict.outcome, verdict.cause)), None)
+    known = next(
+        (f for f in cell["failures"] if (f["outcome"], f["cause"]) == (verdict.outcome, verdict.cause)), None
+    )
     if known is not None:
         known["count"] += 1
     elif verdict.cause and len(cell["failures"]) < CAUSES_KEPT:
@@ -133,7 +147,11 @@ def needless_by_asker(results: Sequence[dict[str, Any]]) -> list[tuple[int, str,
             counts[asker] += found["count"]
             examples.setdefault(asker, {})[str(result["op"])] = found["guards"][0]
     return [
-        (count, asker, ", ".join(f"{op} ({guard})" for op, guard in list(examples[asker].items())[:EXAMPLES_KEPT]))
+        (
+            count,
+            asker,
+            ", ".join(f"{op} ({guard})" for op, guard in list(examples[asker].items())[:EXAMPLES_KEPT]),
+        )
         for asker, count in counts.most_common()
     ]
 
@@ -154,13 +172,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.show:
             _show(result, options.show)
         if len(results) % SAVED_EACH == 0:
-            print(f"{len(results)}/{len(names)}  {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
+            print(
+                f"{len(results)}/{len(names)}  {time.monotonic() - started:.0f} s",
+                file=sys.stderr,
+                flush=True,
+            )
             _save(results, options.json)
     summary = totals(results)
     _save(results, options.json)
     for outcome in (*OUTCOMES, "crash", "unusable"):
         counts = summary["samples"].get(outcome, 0), summary["operators"].get(outcome, 0)
-        print(f"{outcome:15s} {counts[0]:6d} samples of {counts[1]:4d} operators   {OUTCOMES.get(outcome, '')}")
+        print(
+            f"{outcome:15s} {counts[0]:6d} samples of {counts[1]:4d} operators   {OUTCOMES.get(outcome, '')}"
+        )
     if options.show == "all":
         for count, asker, examples in needless_by_asker(results):
             print(f"needless × {count}: {asker}\n    {examples}")
@@ -196,7 +220,9 @@ def _show(result: dict[str, Any], what: str) -> None:
     cell = cell_of(result)
     for failure in cell["failures"]:
         if what == "all" or failure["outcome"] not in ("static", "refused"):
-            print(f"{result['op']} {failure.get('where', '')} × {failure['count']}: {failure['outcome']} {failure['cause']}")
+            print(
+                f"{result['op']} {failure.get('where', '')} × {failure['count']}: {failure['outcome']} {failure['cause']}"
+            )
             print(f"    inputs: {failure.get('inputs')}\n    {failure.get('detail')}")
     if what == "all":
         for text, count in cell.get("unmet", {}).items():

@@ -114,7 +114,9 @@ def swept(op: str, *failing: tuple[str, str]) -> dict[str, Any]:
 
 def test_what_is_not_in_the_table_is_reported() -> None:
     check([swept("add")], FULL)
-    with pytest.raises(AssertionError, match=r"not in the table of gaps:\s+add fake/function sample 0: wrong"):
+    with pytest.raises(
+        AssertionError, match=r"not in the table of gaps:\s+add fake/function sample 0: wrong"
+    ):
         check([swept("add", ("fake/function", "wrong"))], FULL)
     with pytest.raises(AssertionError, match=r"linalg.norm fake/out sample 0: wrong"):
         check([swept("linalg.norm", ("fake/out", "wrong"))], FULL)

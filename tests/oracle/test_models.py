@@ -69,7 +69,10 @@ def test_a_converted_model_gives_the_same_metadata(program: Program) -> None:
     torch.manual_seed(0)
     model, inputs = program.build().eval(), program.inputs()
     mode = new_mode(UNDER_TEST)
-    state = {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers(remove_duplicate=False))}
+    state = {
+        **dict(model.named_parameters(remove_duplicate=False)),
+        **dict(model.named_buffers(remove_duplicate=False)),
+    }
     stand_ins = {name: mode.from_tensor(tensor) for name, tensor in state.items()}
     given = {name: mode.from_tensor(value) for name, value in inputs.items()}
     with mode, torch.no_grad():

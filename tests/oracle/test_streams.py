@@ -22,7 +22,9 @@ def test_the_operator_stream_is_that_of_the_real_run(program: Program) -> None:
     parted = divergence(real.preparation, fake.preparation)
     assert parted is None, f"while the model is built, at {parted}"
     if program.name in OTHER_PATHS:
-        assert divergence(real.step, fake.step) is not None, "it takes the same path now: remove it from OTHER_PATHS"
+        assert divergence(real.step, fake.step) is not None, (
+            "it takes the same path now: remove it from OTHER_PATHS"
+        )
         return
     parted = divergence(real.step, fake.step)
     assert parted is None, f"in the training step, at {parted}"

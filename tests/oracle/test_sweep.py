@@ -69,7 +69,9 @@ def _within(plan: Plan, dtype: str, sample: int) -> bool:
 def test_first_samples(number: int) -> None:
     results = [sweep_op(name, SHORT) for name in chunk(number)]
     assert not unlisted(results), "\n".join(["not in the table of gaps:", *unlisted(results)])
-    assert not closed(results, SHORT), "\n".join(["closed: remove from the table of gaps:", *closed(results, SHORT)])
+    assert not closed(results, SHORT), "\n".join(
+        ["closed: remove from the table of gaps:", *closed(results, SHORT)]
+    )
 
 
 @pytest.mark.parametrize("number", range(CHUNKS))
@@ -88,7 +90,9 @@ def test_all_samples_in_inference_mode() -> None:
 def test_all_samples() -> None:
     results = list(sweep(FULL, operator_names(None), jobs=2))
     assert not unlisted(results), "\n".join(["not in the table of gaps:", *unlisted(results)])
-    assert not closed(results, FULL), "\n".join(["closed: remove from the table of gaps:", *closed(results, FULL)])
+    assert not closed(results, FULL), "\n".join(
+        ["closed: remove from the table of gaps:", *closed(results, FULL)]
+    )
 
 
 def test_gaps_name_operators_and_give_reasons() -> None:

@@ -6,7 +6,15 @@ import pytest
 
 from tests.oracle.transform_sweep import TRANSFORMS, examine, samples_of
 
-OPERATORS = ("nn.functional.layer_norm", "nn.functional.group_norm", "softmax", "matmul", "nn.functional.linear", "gather", "cumsum")
+OPERATORS = (
+    "nn.functional.layer_norm",
+    "nn.functional.group_norm",
+    "softmax",
+    "matmul",
+    "nn.functional.linear",
+    "gather",
+    "cumsum",
+)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -24,5 +32,9 @@ def test_a_difference_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.oracle import transform_sweep
 
     (sample,) = samples_of("softmax", 1)
-    monkeypatch.setattr(transform_sweep, "make_fx", lambda program, tracing_mode: lambda *given: lambda *given: program(*given)[:1])
+    monkeypatch.setattr(
+        transform_sweep,
+        "make_fx",
+        lambda program, tracing_mode: lambda *given: lambda *given: program(*given)[:1],
+    )
     assert examine("softmax", sample, "vmap", "fake")[0] == "wrong"

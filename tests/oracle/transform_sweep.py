@@ -66,7 +66,11 @@ def samples_of(op: str, count: int) -> list[Any]:
         samples = list(islice(info.sample_inputs_func(info, "cpu", torch.float32, False), 30))
     except Exception:  # the database has no samples of this dtype
         return []
-    small = [each for each in samples if isinstance(each.input, torch.Tensor) and 0 < each.input.numel() <= MOST_ELEMENTS]
+    small = [
+        each
+        for each in samples
+        if isinstance(each.input, torch.Tensor) and 0 < each.input.numel() <= MOST_ELEMENTS
+    ]
     usable = [each for each in small if each.input.is_floating_point() and each.input.layout is torch.strided]
     return usable if len(usable) <= count else [*usable[: count - 1], usable[-1]]
 

@@ -175,7 +175,7 @@ def test_another_object_goes_on_from_what_is_written() -> None:
 
 def test_arguments_and_changes_exclude_each_other() -> None:
     prop = FakeTensorProp(chain(1))
-    with pytest.raises(TypeError, match="takes no others"):
+    with pytest.raises(TypeError, match="expected no other arguments"):
         prop.propagate(torch.randn(2), changed=[])
 
 

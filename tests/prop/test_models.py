@@ -15,7 +15,15 @@ from tests.graph.reality import RealRun, differences
 from tests.oracle.models import PROGRAMS
 from understudy import FakeTensorMode, FakeTensorProp
 
-PLAIN = ["mlp", "cnn", "cnn, channels last", "cnn, 1-D", "unet", "transformer, written out", "transformer, sdpa"]
+PLAIN = [
+    "mlp",
+    "cnn",
+    "cnn, channels last",
+    "cnn, 1-D",
+    "unet",
+    "transformer, written out",
+    "transformer, sdpa",
+]
 HUGGING = ["gpt2", "llama", "bert", "t5", "vit", "resnet"]
 
 
@@ -78,13 +86,19 @@ def test_graph_of_a_training_step(name: str) -> None:
     def step(parameters: dict[str, torch.Tensor], *inputs: torch.Tensor) -> Any:
         leaves = {key: value.detach().requires_grad_() for key, value in parameters.items()}
         output = torch.func.functional_call(model, leaves, inputs)
-        loss = output.get("loss", next(iter(output.values()))) if isinstance(output, dict) else output.float().mean()
+        loss = (
+            output.get("loss", next(iter(output.values())))
+            if isinstance(output, dict)
+            else output.float().mean()
+        )
         return torch.autograd.grad(loss.sum(), list(leaves.values()), allow_unused=True)
 
     check(make_fx(step)(parameters, *inputs), parameters, *inputs)
 
 
-@pytest.mark.parametrize("name", ["mlp", "cnn", "transformer, written out", "transformer, sdpa", "bert", "vit"])
+@pytest.mark.parametrize(
+    "name", ["mlp", "cnn", "transformer, written out", "transformer, sdpa", "bert", "vit"]
+)
 def test_exported(name: str) -> None:
     model, inputs = prepared(name)
     exported = torch.export.export(model, inputs, strict=False)
@@ -110,7 +124,12 @@ def test_our_transformer() -> None:
 
 def test_modules_as_leaves() -> None:
     model = nn.Sequential(
-        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(inplace=True), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(72, 4)
+        nn.Conv2d(3, 8, 3),
+        nn.BatchNorm2d(8),
+        nn.ReLU(inplace=True),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(72, 4),
     )
     check(torch.fx.symbolic_trace(model), torch.randn(2, 3, 8, 8))
     check(torch.fx.symbolic_trace(model.train()), torch.randn(2, 3, 8, 8))

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode as TorchFakeTensorMode
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv as TorchShapeEnv
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.graph.reality import aliasing, differences
@@ -194,7 +196,9 @@ def test_lone_numbers_where_lists_are_expected_and_lazy_bits() -> None:
     module = GraphModule(nn.Module(), graph)
     FakeTensorProp(module).propagate(torch.randn(1, 1, 4, 4))
     assert differences(module, torch.randn(1, 1, 4, 4)) == []
-    lazy = make_fx(lambda x: (x.conj() + 1, x.conj().imag.neg(), x.conj().clone()))(torch.randn(3, dtype=torch.complex64))
+    lazy = make_fx(lambda x: (x.conj() + 1, x.conj().imag.neg(), x.conj().clone()))(
+        torch.randn(3, dtype=torch.complex64)
+    )
     FakeTensorProp(lazy).propagate(torch.randn(3, dtype=torch.complex64))
     assert differences(lazy, torch.randn(3, dtype=torch.complex64)) == []
 
@@ -419,17 +423,71 @@ def test_subgraphs_are_propagated_the_first_time_they_are_met(monkeypatch: pytes
     invoke = torch.ops.higher_order.invoke_subgraph
     calls = [graph.call_function(invoke, (inner, "inner", x))]
     for _ in range(2):
-        calls.append(graph.call_function(invoke, (inner, "inner", graph.call_function(operator.getitem, (calls[-1], 0)))))
+        calls.append(
+            graph.call_function(
+                invoke, (inner, "inner", graph.call_function(operator.getitem, (calls[-1], 0)))
+            )
+        )
     graph.output(calls[-1])
     module = GraphModule(root, graph)
     ran = []
     sweep = FakeTensorProp._sweep
-    monkeypatch.setattr(FakeTensorProp, "_sweep", lambda self, args: (ran.append(self.module), sweep(self, args))[1])
+    monkeypatch.setattr(
+        FakeTensorProp, "_sweep", lambda self, args: (ran.append(self.module), sweep(self, args))[1]
+    )
     FakeTensorProp(module).propagate(torch.randn(2, 3))
     assert ran == [module, module.inner]
     assert [str(FakeTensorProp.spec_of(node)[0]) for node in calls] == ["f32[2, 3]@cpu"] * 3
     assert [tuple(node.meta["val"].shape) for node in list(module.inner.graph.nodes)[:2]] == [(2, 3)] * 2
     assert len(aliasing(module)) == 4  # x, and what each call made
+
+
+def module_with_subgraph() -> GraphModule:
+    root = nn.Module()
+    root.inner = subgraph()
+    graph = Graph()
+    x = graph.placeholder("x")
+    invoke = torch.ops.higher_order.invoke_subgraph
+    graph.output(graph.call_function(invoke, (graph.get_attr("inner"), "inner", x)))
+    return GraphModule(root, graph)
+
+
+def test_seen_subgraphs() -> None:
+    module = module_with_subgraph()
+    prop = FakeTensorProp(module)
+    assert len(prop.seen_subgraphs) == 0
+    prop.propagate(torch.randn(2, 3))
+    assert prop.seen_subgraphs == {"inner"}
+    module = module_with_subgraph()
+    prop = FakeTensorProp(module)
+    prop.seen_subgraphs.add("inner")
+    assert prop.propagate(torch.randn(2, 3))[0].shape == (2, 3)
+    assert not any("val" in node.meta for node in module.inner.graph.nodes)
+
+
+def test_a_mode_of_torch() -> None:
+    graph = Graph()
+    x, y = graph.placeholder("x"), graph.placeholder("y")
+    product = graph.call_function(aten.mm.default, (x, y))
+    graph.output(product)
+    module = GraphModule(nn.Module(), graph)
+    theirs = TorchFakeTensorMode()
+    real = torch.randn(2, 3), torch.randn(3, 4)
+    fakes = [theirs.from_tensor(tensor) for tensor in real]
+    for run in ("propagate", "propagate_dont_convert_inputs"):
+        prop = FakeTensorProp(module, theirs)
+        for args in (real, fakes) if run == "propagate" else (fakes,):
+            result = getattr(prop, run)(*args)
+            assert type(result) is FakeTensor and result.fake_mode is prop.mode
+            assert str(product.meta["val"].spec) == "f32[2, 4]@cpu"
+    symbolic = TorchFakeTensorMode(shape_env=TorchShapeEnv())
+    assert str(FakeTensorProp(module, symbolic).propagate(*real).shape[0].node.expr) != "2"
+    with pytest.raises(
+        TypeError, match="expected plain sizes, got a fake of torch's own mode with symbolic sizes"
+    ):
+        FakeTensorProp(module, symbolic).propagate(*[symbolic.from_tensor(tensor) for tensor in real])
+    with pytest.raises(TypeError, match="expected a FakeTensorMode, got a str"):
+        FakeTensorProp(module, "fake")  # type: ignore[arg-type]
 
 
 def test_both_branches_have_values() -> None:

@@ -14,7 +14,9 @@ from tests.graph.random_graphs import UNARY, graphs
 from tests.graph.reality import RealRun, account, aliasing, differences
 from understudy import FakeTensorMode, FakeTensorProp
 
-slowly = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+slowly = settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+)
 REPLACEMENTS: list[Any] = [(target, rest) for target, rest in UNARY if not isinstance(target, str)]
 
 

@@ -1,6 +1,6 @@
 """Random proofs against brute force: no answer may be wrong.
 
-    python -m tests.shapes.proofs --count 1000000 --seed 1
+python -m tests.shapes.proofs --count 1000000 --seed 1
 """
 
 from __future__ import annotations
@@ -93,7 +93,9 @@ def random_fact(world: World, pool: list[Value]) -> Question:
             continue
 
 
-def ask(world: World, facts: Facts, question: Question, admitted: np.ndarray, learned: list[str], tally: Tally) -> None:
+def ask(
+    world: World, facts: Facts, question: Question, admitted: np.ndarray, learned: list[str], tally: Tally
+) -> None:
     where = admitted & question.legal
     truths = question.truth[where]
     answer = facts.prove(question.condition)
@@ -106,7 +108,13 @@ def ask(world: World, facts: Facts, question: Question, admitted: np.ndarray, le
 
 
 def check_simplified(
-    world: World, facts: Facts, value: Value, admitted: np.ndarray, learned: list[str], tally: Tally, cache: dict[Expr, np.ndarray]
+    world: World,
+    facts: Facts,
+    value: Value,
+    admitted: np.ndarray,
+    learned: list[str],
+    tally: Tally,
+    cache: dict[Expr, np.ndarray],
 ) -> None:
     where = admitted & value.legal
     simple = facts.simplify(value.expr)
@@ -119,13 +127,28 @@ def check_simplified(
     if not (actual[where] == expected).all():
         tally.unsound.append(report(world, learned, value.text, f"{value.expr} simplified to {simple}"))
     if facts.simplify(simple) is not simple and facts.simplify(simple) != simple:
-        tally.unsound.append(report(world, learned, value.text, f"{value.expr} simplified to {simple}, then to {facts.simplify(simple)}"))
-    if expected.size and ((low is not None and expected.min() < low) or (high is not None and expected.max() > high)):
+        tally.unsound.append(
+            report(
+                world,
+                learned,
+                value.text,
+                f"{value.expr} simplified to {simple}, then to {facts.simplify(simple)}",
+            )
+        )
+    if expected.size and (
+        (low is not None and expected.min() < low) or (high is not None and expected.max() > high)
+    ):
         tally.unsound.append(report(world, learned, value.text, f"{value.expr} in [{low}, {high}]"))
 
 
 def check_shorter(
-    world: World, facts: Facts, fact: Question, admitted: np.ndarray, learned: list[str], tally: Tally, cache: dict[Expr, np.ndarray]
+    world: World,
+    facts: Facts,
+    fact: Question,
+    admitted: np.ndarray,
+    learned: list[str],
+    tally: Tally,
+    cache: dict[Expr, np.ndarray],
 ) -> None:
     """What a guard says must be true of the same sizes as what was asked."""
     if isinstance(fact.condition, bool):
@@ -141,7 +164,9 @@ def check_shorter(
 
 
 def report(world: World, learned: list[str], text: str, claim: str) -> str:
-    ranges = ", ".join(f"{s.text} in [{s.expr.low}, {s.expr.high}]" for s in world.symbols if isinstance(s.expr, Expr))
+    ranges = ", ".join(
+        f"{s.text} in [{s.expr.low}, {s.expr.high}]" for s in world.symbols if isinstance(s.expr, Expr)
+    )
     return f"{claim}\n    asked: {text}\n    facts: {learned}\n    with {ranges}"
 
 
@@ -160,4 +185,3 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
-

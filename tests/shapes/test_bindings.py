@@ -80,7 +80,9 @@ def test_a_symbol_that_nothing_tells_is_an_error() -> None:
     env, mode, x = made()
     with mode:
         x.nonzero()
-        with pytest.raises(ValueError, match=r"the result does not say what u0 \(made by aten.nonzero"):
+        with pytest.raises(
+            ValueError, match=r"u0 \(made by aten.nonzero.* can't be computed from the result"
+        ):
             compute_unbacked_bindings(env, x + 1)
         with env.ignore_fresh_unbacked_symbols():
             x.sum(0).nonzero()

@@ -22,9 +22,13 @@ from understudy import (
 )
 
 
-def converted(shape: tuple[int, ...], source: Any = "x", context: Any = None, **options: Any) -> tuple[ShapeEnv, Any]:
+def converted(
+    shape: tuple[int, ...], source: Any = "x", context: Any = None, **options: Any
+) -> tuple[ShapeEnv, Any]:
     env = ShapeEnv(**options)
-    return env, FakeTensorMode(shape_env=env).from_tensor(torch.empty(shape), source=source, symbolic_context=context)
+    return env, FakeTensorMode(shape_env=env).from_tensor(
+        torch.empty(shape), source=source, symbolic_context=context
+    )
 
 
 def test_the_switches_are_independent() -> None:
@@ -35,7 +39,9 @@ def test_the_switches_are_independent() -> None:
 
 
 def constrained(constraint: Any, program: Callable[[Any], Any], shape: tuple[int, ...] = (4, 6)) -> list[str]:
-    context = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * 2, constraint_sizes=[constraint, None])
+    context = StatelessSymbolicContext(
+        dynamic_sizes=[DimDynamic.DYNAMIC] * 2, constraint_sizes=[constraint, None]
+    )
     env, x = converted(shape, context=context)
     program(x)
     return env.produce_guards([x], [LocalSource("x")], input_contexts=[context])
@@ -53,8 +59,16 @@ KEPT: list[tuple[Any, Callable[[Any], Any], tuple[int, int]]] = [
     (within(2, 64, warn_only=True), lambda x: bool(x.shape[0] > 3), (4, 6)),
 ]
 BROKEN: list[tuple[Any, Callable[[Any], Any], str]] = [
-    (RelaxedUnspecConstraint(warn_only=False), lambda x: int(x.shape[0]), r"was to be dynamic, and has become 4"),
-    (within(2, 64), lambda x: bool(x.shape[0] > 3), r"any number in 2\.\.64, but it was assumed that x_0 >= 4"),
+    (
+        RelaxedUnspecConstraint(warn_only=False),
+        lambda x: int(x.shape[0]),
+        r"was to be dynamic, and has become 4",
+    ),
+    (
+        within(2, 64),
+        lambda x: bool(x.shape[0] > 3),
+        r"any number in 2\.\.64, but it was assumed that x_0 >= 4",
+    ),
     (within(2, 64), lambda x: bool(x.shape[0] % 2 == 0), r"x_0 % 2 == 0    because .*test_constraints.py"),
 ]
 
@@ -72,7 +86,9 @@ def test_what_is_broken(constraint: Any, program: Callable[[Any], Any], message:
 
 
 def test_an_example_outside_of_its_range() -> None:
-    with pytest.raises(ConstraintViolationError, match=r"x\.size\(0\): the example is 4, which is not in 8\.\.64"):
+    with pytest.raises(
+        ConstraintViolationError, match=r"x\.size\(0\): the example is 4, which is not in 8\.\.64"
+    ):
         converted((4,), context=StatelessSymbolicContext(
             dynamic_sizes=[DimDynamic.DYNAMIC], constraint_sizes=[within(8, 64)]
         ))  # fmt: skip
@@ -133,7 +149,9 @@ def test_promises_about_inputs_are_checked() -> None:
     with x.fake_mode:
         torch._check(x.shape[0] % 2 == 0)
     (broken,) = env.check(torch.empty(3, 6))
-    assert str(broken).startswith("u0 % 2 == 0    because ") and str(broken).endswith("but u0 = 3 (x.size(0))")
+    assert str(broken).startswith("u0 % 2 == 0    because ") and str(broken).endswith(
+        "but u0 = 3 (x.size(0))"
+    )
     assert not env.check(torch.empty(8, 6))
 
 

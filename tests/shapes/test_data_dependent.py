@@ -401,7 +401,7 @@ def test_that_it_has_is_a_guard() -> None:
         _picked(x, mask)
     assert [guard.text for guard in env.guards] == ["x_0 == m_0"]
     with pytest.raises(
-        IndexError, match=r"the mask b8\[5\]@cpu does not have the sizes of f32\[x_0, x_1\]@cpu"
+        IndexError, match=r"the mask b8\[5\]@cpu does not match f32\[x_0, x_1\]@cpu"
     ) as caught:
         _picked(x, mode.from_tensor(torch.ones(5) > 0, static_shapes=True))
     assert "test_data_dependent.py" in str(caught.value)
@@ -424,14 +424,8 @@ REFUSED: dict[str, tuple[Callable[..., Any], list[torch.Tensor]]] = {
     "masked_select by bytes": (torch.masked_select, [torch.zeros(3), torch.zeros(3, dtype=torch.uint8)]),
     "repeat_interleave by floats": (torch.repeat_interleave, [torch.zeros(3)]),
     "repeat_interleave by rows": (torch.repeat_interleave, [torch.zeros(3, 2, dtype=torch.int64)]),
-    "unique of complex numbers": (torch.unique, [torch.zeros(3, dtype=torch.complex64)]),
     "unique along no dimension": (lambda x: torch.unique(x, dim=2), [torch.zeros(3, 2)]),
     "unique along a dimension of a number": (lambda x: torch.unique(x, dim=0), [torch.zeros(())]),
-    "unique_consecutive of complex numbers": (
-        torch.unique_consecutive,
-        [torch.zeros(3, dtype=torch.complex64)],
-    ),
-    "nonzero of unsigned numbers": (torch.nonzero, [torch.zeros(3, dtype=torch.uint16)]),
 }
 
 
@@ -486,7 +480,7 @@ def test_losses_of_targets_whose_lengths_are_data() -> None:
     given = examples(15, 5, 7)
     for ours, real in zip(graph(*given), program(*given), strict=True):
         torch.testing.assert_close(ours, real)
-    with pytest.raises(RuntimeError, match="are no lengths for the batch"), mode:
+    with pytest.raises(RuntimeError, match="expected one length for each entry of the batch"), mode:
         program(*fakes[:3], torch.ones(2, dtype=torch.int64) * torch.randint(1, 3, (2,)))
 
 

@@ -34,7 +34,9 @@ PROGRAMS: dict[str, Callable[[Tensor], Any]] = {
     "take_along_dim": lambda x: torch.take_along_dim(x, x.argsort(1), 1),
     "stft": lambda x: torch.stft(x, 4, 2, window=torch.ones(4), return_complex=True, center=False),
     "istft": lambda x: torch.istft(torch.complex(x, x)[:3], 4, window=torch.ones(4)),
-    "istft in float32": lambda x: torch.istft(torch.complex(x, x)[:3], 4, window=torch.ones(4, dtype=torch.bfloat16)),
+    "istft in float32": lambda x: torch.istft(
+        torch.complex(x, x)[:3], 4, window=torch.ones(4, dtype=torch.bfloat16)
+    ),
 }
 
 
@@ -79,6 +81,9 @@ def test_autocast_of_devices_that_are_not_here() -> None:
     with mode:
         x = base.to("cuda")
         with torch.autocast("cuda", torch.float16):
-            covariance, signal = torch.cov(x), torch.istft(torch.complex(x, x)[:3], 4, window=torch.ones(4, device="cuda"))
+            covariance, signal = (
+                torch.cov(x),
+                torch.istft(torch.complex(x, x)[:3], 4, window=torch.ones(4, device="cuda")),
+            )
     assert (covariance.dtype, signal.dtype) == (torch.float16, torch.float32)
     assert covariance.shape[0] == base.shape[0] and not isinstance(covariance.shape[0], int)

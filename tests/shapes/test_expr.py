@@ -85,7 +85,7 @@ def test_normal_form(expr: int | Expr, same: int | Expr) -> None:
 
 
 def test_symbols_have_names_of_their_own() -> None:
-    with pytest.raises(ValueError, match="there is a symbol seq already"):
+    with pytest.raises(ValueError, match="symbol seq exists already"):
         algebra.symbol("seq")
 
 

@@ -14,7 +14,9 @@ from torch.utils._sympy.value_ranges import ValueRanges
 from understudy import Dim, FakeTensorMode, ShapeEnv, dims
 
 
-def spec_of(shape: tuple[int, ...], context: Any = None, env: ShapeEnv | None = None, mark: Any = None) -> str:
+def spec_of(
+    shape: tuple[int, ...], context: Any = None, env: ShapeEnv | None = None, mark: Any = None
+) -> str:
     real = torch.randn(*shape)
     if mark is not None:
         mark(real)
@@ -77,7 +79,10 @@ def test_marks() -> None:
     env = ShapeEnv()
     assert spec_of((8, 6, 8), None, env, mark) == "f32[x_0, 6, x_2]@cpu"
     assert interval(env, "x_0") == (2, 32)
-    assert spec_of((8, 6), None, ShapeEnv(assume_static_by_default=True), lambda t: mark_dynamic(t, 0)) == "f32[x_0, 6]@cpu"
+    assert (
+        spec_of((8, 6), None, ShapeEnv(assume_static_by_default=True), lambda t: mark_dynamic(t, 0))
+        == "f32[x_0, 6]@cpu"
+    )
 
 
 def test_a_derived_dimension_has_to_fit() -> None:
@@ -87,13 +92,13 @@ def test_a_derived_dimension_has_to_fit() -> None:
 
 @pytest.mark.parametrize("name", ["batch size", "2", "class", "floor", ""])
 def test_names_have_to_be_names(name: str) -> None:
-    with pytest.raises(ValueError, match="can't name a dimension"):
+    with pytest.raises(ValueError, match="dimension name must be a Python identifier"):
         Dim(name)
 
 
 @pytest.mark.parametrize("context", [("batch",), "batch", (1.5, "m"), 7])
 def test_a_context_has_an_entry_for_each_dimension(context: Any) -> None:
-    with pytest.raises(ValueError, match=r"one entry for each of the 2 dimensions|a dimension is a name"):
+    with pytest.raises(ValueError, match=r"one entry for each of the 2 dimensions|expected a name"):
         spec_of((4, 5), context)
 
 
@@ -125,10 +130,10 @@ def test_strides_follow_the_sizes(shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize(
     ("context", "complaint"),
     [
-        ({5: "n"}, "has entries for others: {5: 'n'}"),
-        ({"n": 0}, "has entries for others"),
-        (("n", 3), r"x.size\(1\) is 8, where the symbolic context says 3"),
-        ({1: 7}, r"x.size\(1\) is 8, where the symbolic context says 7"),
+        ({5: "n"}, "expected entries for 2 dimensions, got {5: 'n'}"),
+        ({"n": 0}, "expected entries for 2 dimensions"),
+        (("n", 3), r"x.size\(1\): expected 3 by the symbolic context, got 8"),
+        ({1: 7}, r"x.size\(1\): expected 7 by the symbolic context, got 8"),
     ],
 )
 def test_contexts_that_do_not_fit(context: Any, complaint: str) -> None:
@@ -144,5 +149,7 @@ def test_dimensions_from_the_end() -> None:
 
 
 def test_names_of_dimensions_need_an_environment() -> None:
-    with pytest.raises(ValueError, match=r"has no ShapeEnv to own them: FakeTensorMode\(shape_env=ShapeEnv\(\)\)"):
+    with pytest.raises(
+        ValueError, match=r"has no ShapeEnv to own them: FakeTensorMode\(shape_env=ShapeEnv\(\)\)"
+    ):
         FakeTensorMode().from_tensor(torch.ones(2), symbolic_context=dims("batch"))

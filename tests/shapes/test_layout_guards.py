@@ -48,7 +48,6 @@ PROGRAMS: dict[str, tuple[Program, list[tuple[int, ...]]]] = {
     "a diagonal below the main one": (lambda x: x.diagonal(-1), [(1, 4)]),
     "a copy of it": (lambda x: torch.diagonal_copy(x, 2), [(3, 5)]),
     "half of a spectrum": (lambda x: torch.fft.irfft(x), [(3, 2)]),
-    "a mask of fewer dimensions": (lambda x, y: torch.masked.sum(x, 1, mask=y > 0), [(3, 2, 4), (2, 4)]),
 }  # fmt: skip
 
 
@@ -79,7 +78,10 @@ def test_nothing_is_assumed(name: str) -> None:
         tried += 1
         expected = program(*inputs)
         spec = out.spec
-        found = [s if isinstance(s, int) else s.value.evaluate(values) for s in (*spec.shape, *spec.stride, spec.offset)]
+        found = [
+            s if isinstance(s, int) else s.value.evaluate(values)
+            for s in (*spec.shape, *spec.stride, spec.offset)
+        ]
         assert found == [*expected.shape, *expected.stride(), expected.storage_offset()], (sizes, spec)
     assert tried >= 8
 

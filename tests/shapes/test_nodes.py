@@ -182,7 +182,9 @@ def test_constants_are_plain_numbers() -> None:
     assert node.constant == 3 and node.maybe_as_int() == 3 and node.symbolic == 3
     assert env.node(True, bool).maybe_as_int() is None and env.node(1.5, float).maybe_as_float() == 1.5
     symbol = symbols(env)[0].node
-    assert symbol.maybe_as_int() is None and not symbol.is_constant() and symbol.has_hint() and symbol.hint == 12
+    assert (
+        symbol.maybe_as_int() is None and not symbol.is_constant() and symbol.has_hint() and symbol.hint == 12
+    )
 
 
 def test_torch_takes_it_for_its_own() -> None:

@@ -110,7 +110,9 @@ def at(spec: Any, values: Any) -> tuple[Any, ...]:
     return tuple(map(number, spec.shape)), tuple(map(number, spec.stride)), number(spec.offset)
 
 
-def agree(shape: tuple[int, ...], wanted: list[tuple[str, int]], others: list[tuple[int, ...]], **options: Any) -> int:
+def agree(
+    shape: tuple[int, ...], wanted: list[tuple[str, int]], others: list[tuple[int, ...]], **options: Any
+) -> int:
     """How many of the other shapes were admitted."""
     steps, program = program_for(torch.zeros(shape), wanted)
     env = ShapeEnv(duck_shape=False, **options)

@@ -37,13 +37,22 @@ def on_symbols(program: Callable[..., Any], *reals: Tensor) -> tuple[ShapeEnv, A
         (lambda x: torch.linalg.matrix_norm(x, 2), "f32[]@cpu"),
         (lambda x: torch.linalg.matrix_norm(x, 1, keepdim=True), "f32[1, 1]@cpu"),
         (lambda x: torch.linalg.norm(x.expand(3, -1, -1), -float("inf"), (0, 2)), "f32[rows]@cpu"),
-        (lambda x: torch.linalg.norm(x.expand(3, -1, -1), 2, (2, 0), keepdim=True), "f32[1, rows, 1]~(1, 1, 1)@cpu"),
+        (
+            lambda x: torch.linalg.norm(x.expand(3, -1, -1), 2, (2, 0), keepdim=True),
+            "f32[1, rows, 1]~(1, 1, 1)@cpu",
+        ),
         (lambda x: torch.kron(x, x[0]), "f32[rows, columns**2]@cpu"),
         (lambda x: torch.nn.functional.max_pool1d(x, 2), "f32[rows, columns//2]@cpu"),
-        (lambda x: torch.nn.functional.max_pool1d(x, 3, 2, 1, ceil_mode=True), "f32[rows, columns//2 + 1]@cpu"),
+        (
+            lambda x: torch.nn.functional.max_pool1d(x, 3, 2, 1, ceil_mode=True),
+            "f32[rows, columns//2 + 1]@cpu",
+        ),
         (lambda x: torch.take_along_dim(x, x.argmax(1, keepdim=True), 1), "f32[rows, 1]@cpu"),
         (lambda x: torch.combinations(x[0]), "f32[(columns**2 - columns)//2, 2]@cpu"),
-        (lambda x: torch.combinations(x[0], 3, True), "f32[(columns**3 + 3*columns**2 + 2*columns)//6, 3]@cpu"),
+        (
+            lambda x: torch.combinations(x[0], 3, True),
+            "f32[(columns**3 + 3*columns**2 + 2*columns)//6, 3]@cpu",
+        ),
         (lambda x: torch.gradient(x, dim=1)[0], "f32[rows, columns]@cpu"),
         (lambda x: torch.gradient(x, spacing=2.0, edge_order=2)[1], "f32[rows, columns]@cpu"),
         (lambda x: torch.gradient(x, spacing=[x[0]], dim=1)[0], "f32[rows, columns]@cpu"),
@@ -57,19 +66,38 @@ def on_symbols(program: Callable[..., Any], *reals: Tensor) -> tuple[ShapeEnv, A
         (torch.hash_tensor, "u64[]@cpu"),
         (lambda x: (x * 1).fill_diagonal_(2.0), "f32[rows, columns]@cpu"),
         (lambda x: (x * 1).fill_diagonal_(2.0, wrap=True), "f32[rows, columns]@cpu"),
-        (lambda x: torch.zeros(torch._shape_as_tensor(x)[0].item(), 2), "f32[rows, 2]@cpu"),
-        (lambda x: torch._C._nn.unflatten_dense_tensors(torch.cat([x.view(-1), x[0]]), [x, x[0]])[0], "f32[rows, columns]@cpu"),
-        (lambda x: torch._C._nn.unflatten_dense_tensors(torch.cat([x.view(-1), x[0]]), [x, x[0]])[1], "f32[columns]+rows*columns@cpu"),
-        (lambda x: torch.nn.functional.embedding_bag(x.argsort(1) % 4, x, padding_idx=1), "f32[rows, columns]@cpu"),
-        (lambda x: torch.stft(x, 4, center=False, return_complex=True, window=x.new_ones(4)), "c64[rows, 3, columns - 3]~(3*columns - 9, 1, 3)@cpu"),
-        (lambda x: torch.ops.aten._upsample_bilinear2d_aa.vec(x[None, None], None, False, [2.0, 2.0]), "f32[1, 1, 2*rows, 2*columns]@cpu"),
-        (lambda x: torch.nn.functional.cross_entropy(x, x.softmax(1), x[0], reduction="none"), "f32[rows]@cpu"),
+        (
+            lambda x: torch._C._nn.unflatten_dense_tensors(torch.cat([x.view(-1), x[0]]), [x, x[0]])[0],
+            "f32[rows, columns]@cpu",
+        ),
+        (
+            lambda x: torch._C._nn.unflatten_dense_tensors(torch.cat([x.view(-1), x[0]]), [x, x[0]])[1],
+            "f32[columns]+rows*columns@cpu",
+        ),
+        (
+            lambda x: torch.nn.functional.embedding_bag(x.argsort(1) % 4, x, padding_idx=1),
+            "f32[rows, columns]@cpu",
+        ),
+        (
+            lambda x: torch.stft(x, 4, center=False, return_complex=True, window=x.new_ones(4)),
+            "c64[rows, 3, columns - 3]~(3*columns - 9, 1, 3)@cpu",
+        ),
+        (
+            lambda x: torch.ops.aten._upsample_bilinear2d_aa.vec(x[None, None], None, False, [2.0, 2.0]),
+            "f32[1, 1, 2*rows, 2*columns]@cpu",
+        ),
+        (
+            lambda x: torch.nn.functional.cross_entropy(x, x.softmax(1), x[0], reduction="none"),
+            "f32[rows]@cpu",
+        ),
     ],
 )
 def test_sizes_stay_symbols(program: Callable[[Tensor], Tensor], spec: str) -> None:
     env, out = on_symbols(program, torch.randn(4, 6))
     assert str(out.spec) == spec and not env.specialisations
-    assert tuple(program(torch.randn(4, 6)).shape) == tuple(size.node.hint if hasattr(size, "node") else size for size in out.shape)
+    assert tuple(program(torch.randn(4, 6)).shape) == tuple(
+        size.node.hint if hasattr(size, "node") else size for size in out.shape
+    )
 
 
 def test_pieces() -> None:
@@ -104,11 +132,15 @@ def test_weights_are_values() -> None:
         lambda x: torch.linalg.matrix_norm(x, -1),
         lambda x: torch.linalg.multi_dot([x, x.t(), x, x.t()]),
         lambda x: torch.nn.functional.bilinear(x, x, (x.t() @ x).expand(7, -1, -1)),
-        lambda x: torch.nn.functional.cross_entropy(x, x.detach().softmax(1), x[0].detach(), label_smoothing=0.1),
+        lambda x: torch.nn.functional.cross_entropy(
+            x, x.detach().softmax(1), x[0].detach(), label_smoothing=0.1
+        ),
     ],
 )
 def test_gradients_flow(program: Callable[[Tensor], Tensor]) -> None:
-    env, out = on_symbols(lambda x: torch.autograd.grad(program(x.requires_grad_()).sum(), x)[0], torch.randn(4, 6))
+    env, out = on_symbols(
+        lambda x: torch.autograd.grad(program(x.requires_grad_()).sum(), x)[0], torch.randn(4, 6)
+    )
     assert [str(size) for size in out.spec.shape] == ["rows", "columns"] and not env.specialisations
 
 
@@ -143,7 +175,9 @@ def steps_of(program: Callable[..., Any], *args: Tensor) -> list[str]:
         lambda x: torch.linalg.multi_dot([x, x.view(-1, 1), x.view(1, -1)]),
         lambda x: torch.stft(x, 4, win_length=2, return_complex=True, window=x.new_ones(2)),
         lambda x: torch.ops.aten.stft.center(x, 4, normalized=True, return_complex=False),
-        lambda x: torch.nn.functional.cross_entropy(x.view(2, -1), x.view(2, -1), x[::2], label_smoothing=0.1),
+        lambda x: torch.nn.functional.cross_entropy(
+            x.view(2, -1), x.view(2, -1), x[::2], label_smoothing=0.1
+        ),
         lambda x: x.view(2, 2, 3) @ x.view(2, 3, 2),
         lambda x: x.view(3, 2, 2).transpose(0, 1) @ x.view(2, 2, 3),
         lambda x: x.view(2, 1, 3, 2).expand(2, 3, 3, 2) @ x.view(1, 3, 2, 2).expand(2, 3, 2, 2),
@@ -157,8 +191,12 @@ def test_the_steps_are_those_of_a_real_run(program: Callable[[Tensor], Any]) -> 
 
 
 def test_a_row_from_the_end_is_recorded_by_its_number() -> None:
-    env, out = on_symbols(lambda x: torch.nn.functional.embedding_bag(x.argsort(1), x, padding_idx=-1), torch.randn(4, 6))
-    assert str(out.spec) == "f32[4, columns]@cpu" and [str(each.condition) for each in env.guards] == ["rows == 4"]
+    env, out = on_symbols(
+        lambda x: torch.nn.functional.embedding_bag(x.argsort(1), x, padding_idx=-1), torch.randn(4, 6)
+    )
+    assert str(out.spec) == "f32[4, columns]@cpu" and [str(each.condition) for each in env.guards] == [
+        "rows == 4"
+    ]
 
 
 def test_a_chain_asks_which_way_is_cheaper() -> None:

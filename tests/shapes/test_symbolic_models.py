@@ -117,7 +117,9 @@ def result_of(output: Any) -> Any:
 
 
 def shape_at(shape: tuple[int, ...], dimensions: tuple[Any, ...], sizes: dict[str, int]) -> tuple[int, ...]:
-    return tuple(sizes.get(getattr(dim, "name", ""), size) for size, dim in zip(shape, dimensions, strict=True))
+    return tuple(
+        sizes.get(getattr(dim, "name", ""), size) for size, dim in zip(shape, dimensions, strict=True)
+    )
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -156,10 +158,26 @@ def _compare_with_real_run(model: Model, env: ShapeEnv, spec: Any, sizes: dict[s
 
 
 def number_at(size: Any, values: Any) -> Any:
-    return size if isinstance(size, int) else size.value.evaluate(values) if hasattr(size.value, "evaluate") else size.value
+    return (
+        size
+        if isinstance(size, int)
+        else size.value.evaluate(values)
+        if hasattr(size.value, "evaluate")
+        else size.value
+    )
 
 
-TRAINED = ("transformer, written out", "nn.TransformerEncoder", "cnn", "lstm", "gpt2", "llama", "bert", "t5", "resnet")
+TRAINED = (
+    "transformer, written out",
+    "nn.TransformerEncoder",
+    "cnn",
+    "lstm",
+    "gpt2",
+    "llama",
+    "bert",
+    "t5",
+    "resnet",
+)
 
 
 @pytest.mark.parametrize("name", TRAINED)
@@ -179,7 +197,10 @@ def test_backward(name: str) -> None:
     for parameter in module.parameters():
         if parameter.grad is not None:
             assert parameter.grad.shape == parameter.shape
-    assert {str(guard.condition) for guard in env.guards} <= {*model.guards, *NEEDED_BY_TRAINING.get(name, ())}
+    assert {str(guard.condition) for guard in env.guards} <= {
+        *model.guards,
+        *NEEDED_BY_TRAINING.get(name, ()),
+    }
 
 
 # A gradient is spread over what was averaged, and masks over what they were drawn for: a size of 1 has other strides.

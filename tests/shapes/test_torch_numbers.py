@@ -79,7 +79,15 @@ def test_expressions_say_what_became_of_symbols() -> None:
 def test_expressions_are_in_the_symbols_of_the_environment() -> None:
     env, x = sizes(8, 6)
     a, b = x.shape
-    numbers = [a & 3, a | b, a ^ 1, torch.sym_ite(a > b, a, b), math.trunc(a / b), round(a / 3), math.floor(a * 0.3) + 1]
+    numbers = [
+        a & 3,
+        a | b,
+        a ^ 1,
+        torch.sym_ite(a > b, a, b),
+        math.trunc(a / b),
+        round(a / 3),
+        math.floor(a * 0.3) + 1,
+    ]
     for number in numbers:
         expression = number.node.expr
         assert expression.free_symbols <= set(env.var_to_val)
@@ -121,7 +129,7 @@ def test_no_more_guards() -> None:
     env, x = sizes(4)
     with env.error_on_new_guards():
         assert x.shape[0] > 1  # it is known
-        with pytest.raises(RuntimeError, match="it would have to be assumed that x_0 >= 4"):
+        with pytest.raises(RuntimeError, match="guards are frozen, and x_0 >= 4 would be a new one"):
             bool(x.shape[0] > 3)
     assert x.shape[0] > 3 and len(env.guards) == 1
     env.freeze_runtime_asserts()
@@ -133,7 +141,10 @@ def test_a_symbol_that_is_lost() -> None:
     env = ShapeEnv()
     with FakeTensorMode(shape_env=env):
         torch.randn(4).nonzero()
-        with pytest.raises(PendingUnbackedSymbolNotFound, match=r"does not say what u0 \(made by aten\.nonzero"):
+        with pytest.raises(
+            PendingUnbackedSymbolNotFound,
+            match=r"u0 \(made by aten\.nonzero.* can't be computed from the result",
+        ):
             compute_unbacked_bindings(env, torch.empty(3))
 
 
@@ -147,7 +158,11 @@ def test_nothing_in_nothing() -> None:
     env = ShapeEnv()
     with FakeTensorMode(shape_env=env):
         empty = torch.empty(0, 3)
-        assert empty.nonzero().shape == (0, 2) and empty[empty > 0].shape == (0,) and torch.unique(empty).shape == (0,)
+        assert (
+            empty.nonzero().shape == (0, 2)
+            and empty[empty > 0].shape == (0,)
+            and torch.unique(empty).shape == (0,)
+        )
 
 
 @pytest.mark.parametrize("flags", [(False, False), (True, False), (False, True), (True, True)])
@@ -169,7 +184,7 @@ def test_what_kernels_give_besides_distinct_slices(name: str, flags: tuple[bool,
     with mode:
         found = run(mode.from_tensor(real, static_shapes=True))
     assert [str(size).replace("u0", "2") for size in found] == [str(size) for size in run(real)]
-    with mode, pytest.raises(RuntimeError, match="nothing in the slices"):
+    with mode, pytest.raises(RuntimeError, match="expected slices with elements"):
         run(torch.empty(3, 0))
 
 
@@ -248,7 +263,9 @@ def test_torch_nodes_as_sizes() -> None:
     n = own_number(env, 5)
     with FakeTensorMode(shape_env=env):
         x = torch.empty(n, 3)
-        assert str(x.view(-1).shape[0]) == "3*s0" and str((x + torch.ones(n, 1)).shape) == "torch.Size([s0, 3])"
+        assert (
+            str(x.view(-1).shape[0]) == "3*s0" and str((x + torch.ones(n, 1)).shape) == "torch.Size([s0, 3])"
+        )
     assert not env.specialisations
 
 
@@ -263,12 +280,18 @@ def test_torch_nodes_without_hint() -> None:
 
 
 @pytest.mark.parametrize("is_torch_node", [False, True])
-@pytest.mark.parametrize("compare", [operator.gt, operator.lt, operator.ge, operator.le, operator.eq, operator.ne])
+@pytest.mark.parametrize(
+    "compare", [operator.gt, operator.lt, operator.ge, operator.le, operator.eq, operator.ne]
+)
 def test_floats_with_a_hint_are_not_rounded(compare: Any, is_torch_node: bool) -> None:
     for number in (2, 2.4, 2.5, 3):
         env = ShapeEnv()
         symbol = env.create_symbol(2.5, source=ConstantSource("f"), dynamic_dim=DimDynamic.DYNAMIC)
-        node = TorchSymNode(symbol, env, float, hint=2.5) if is_torch_node else env.create_symfloatnode(symbol).node
+        node = (
+            TorchSymNode(symbol, env, float, hint=2.5)
+            if is_torch_node
+            else env.create_symfloatnode(symbol).node
+        )
         value = torch.SymFloat(node)
         assert bool(compare(value, number)) is compare(2.5, number)
         assert len(env.guards) == 1 and math.floor(value) == 2 and float(value * 2 + 1) == 6.0

@@ -106,7 +106,7 @@ def test_a_size_that_must_be_negative_is_refused() -> None:
     _, mode, (n,) = numbers(1)
     with mode:
         torch._check(n <= -2)
-        with pytest.raises(RuntimeError, match="negative"):
+        with pytest.raises(RuntimeError, match="expected sizes of at least 0"):
             torch.empty(n + 1)
 
 
@@ -118,7 +118,9 @@ def test_graphs_leave_to_operators_what_these_check() -> None:
 
 
 def test_graphs_leave_the_sum_of_sizes_to_split() -> None:
-    graph = make_fx(lambda n, x: x.split(n.tolist()), tracing_mode="symbolic")(torch.tensor([2, 3]), torch.randn(5))
+    graph = make_fx(lambda n, x: x.split(n.tolist()), tracing_mode="symbolic")(
+        torch.tensor([2, 3]), torch.randn(5)
+    )
     assert not graph.graph.find_nodes(op="call_function", target=torch.ops.aten._assert_scalar.default)
     assert [piece.shape[0] for piece in graph(torch.tensor([4, 1]), torch.randn(5))] == [4, 1]
     with pytest.raises(RuntimeError, match="split_with_sizes"):

@@ -80,7 +80,11 @@ class World:
     def example(self) -> dict[Expr, int]:
         """Sizes out of the grid, of most symbols. Facts may not hold there: then they have to do without."""
         place = self.rng.randrange(self.symbols[0].values.size)
-        return {s.expr: int(s.values[place]) for s in self.symbols if isinstance(s.expr, Expr) and self.rng.random() < 0.9}
+        return {
+            s.expr: int(s.values[place])
+            for s in self.symbols
+            if isinstance(s.expr, Expr) and self.rng.random() < 0.9
+        }
 
     # -- expressions ---------------------------------------------------------------------------------
 
@@ -96,7 +100,23 @@ class World:
     def expression(self, depth: int) -> Value:
         if depth == 0 or self.rng.random() < 0.15:
             return self.leaf()
-        kind = self.rng.choice(("add", "add", "sub", "mul", "mul", "floordiv", "floordiv", "mod", "min", "max", "abs", "pow", "round"))
+        kind = self.rng.choice(
+            (
+                "add",
+                "add",
+                "sub",
+                "mul",
+                "mul",
+                "floordiv",
+                "floordiv",
+                "mod",
+                "min",
+                "max",
+                "abs",
+                "pow",
+                "round",
+            )
+        )
         a = self.expression(depth - 1)
         if kind == "abs":
             return self.operation("absolute", a)
@@ -121,21 +141,35 @@ class World:
                 raise TooLarge
             right = np.where(right == 0, 1, right)
         values = guarded(kind, a.values, right)
-        return Value(getattr(self.algebra, kind)(a.expr, b.expr), values, legal, f"{kind}({a.text}, {b.text})")
+        return Value(
+            getattr(self.algebra, kind)(a.expr, b.expr), values, legal, f"{kind}({a.text}, {b.text})"
+        )
 
     # -- conditions ----------------------------------------------------------------------------------
 
     def relation(self, kind: str, a: Value, b: Value) -> Question:
         condition = getattr(conditions, kind)(a.expr, b.expr)
-        return Question(condition, COMPARE[kind](a.values, b.values), a.legal & b.legal, f"{kind}({a.text}, {b.text})")
+        return Question(
+            condition, COMPARE[kind](a.values, b.values), a.legal & b.legal, f"{kind}({a.text}, {b.text})"
+        )
 
     def question(self, pool: list[Value]) -> Question:
         rng = self.rng
         if rng.random() < 0.12:
             a, b = self.question(pool), self.question(pool)
             if rng.random() < 0.5:
-                return Question(conditions.both(a.condition, b.condition), a.truth & b.truth, a.legal & b.legal, f"both({a.text}, {b.text})")
-            return Question(conditions.either(a.condition, b.condition), a.truth | b.truth, a.legal & b.legal, f"either({a.text}, {b.text})")
+                return Question(
+                    conditions.both(a.condition, b.condition),
+                    a.truth & b.truth,
+                    a.legal & b.legal,
+                    f"both({a.text}, {b.text})",
+                )
+            return Question(
+                conditions.either(a.condition, b.condition),
+                a.truth | b.truth,
+                a.legal & b.legal,
+                f"either({a.text}, {b.text})",
+            )
         if rng.random() < 0.06:
             a = self.question(pool)
             return Question(conditions.negate(a.condition), ~a.truth, a.legal, f"negated({a.text})")
@@ -151,18 +185,32 @@ class World:
         if choice <= 1:
             c = rng.choice((2, 3, 4, 8))
             subject = rng.choice((x, x, self.operation("mul", x, y), self.operation("add", x, y)))
-            return self.relation("eq", self.operation("mod", subject, self.number(c)), self.number(rng.choice((0, 0, 0, 1, 2))))
+            return self.relation(
+                "eq", self.operation("mod", subject, self.number(c)), self.number(rng.choice((0, 0, 0, 1, 2)))
+            )
         if choice == 2:
             return self.relation("eq", x, y)
         if choice == 3:
-            return self.relation(rng.choice(("lt", "le", "ge", "ne")), x, self.number(rng.choice((0, 1, 4, 8, 20))))
+            return self.relation(
+                rng.choice(("lt", "le", "ge", "ne")), x, self.number(rng.choice((0, 1, 4, 8, 20)))
+            )
         if choice == 4:
-            return self.relation(rng.choice(("lt", "le", "eq")), x, self.operation(rng.choice(("add", "mul")), y, self.number(rng.choice((1, 2, 3)))))
+            return self.relation(
+                rng.choice(("lt", "le", "eq")),
+                x,
+                self.operation(rng.choice(("add", "mul")), y, self.number(rng.choice((1, 2, 3)))),
+            )
         if choice == 5:
             k, m = self.number(rng.choice((2, 3, 4))), self.number(rng.choice((3, 4, 5, 8)))
-            return self.relation(rng.choice(("eq", "le")), self.operation("mul", k, x), self.operation("mul", m, y))
+            return self.relation(
+                rng.choice(("eq", "le")), self.operation("mul", k, x), self.operation("mul", m, y)
+            )
         if choice == 6:
-            return self.relation(rng.choice(("le", "ge", "eq")), self.operation("mul", x, y), self.number(rng.choice((4, 12, 16, 24))))
+            return self.relation(
+                rng.choice(("le", "ge", "eq")),
+                self.operation("mul", x, y),
+                self.number(rng.choice((4, 12, 16, 24))),
+            )
         return self.question(pool)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from understudy.infer.engine import written_inputs
+from understudy.ops.traits.writes import written_inputs
 from understudy.spec import TensorSpec
 from understudy.spec.call import Call, describe, flat, map_structure
 

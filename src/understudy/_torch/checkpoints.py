@@ -95,7 +95,13 @@ def meta_storage(nbytes: int, device: torch.device) -> Any:
 
 def reduce_as_real(tensor: Tensor, storage: object, metadata: dict[str, bool]) -> Any:
     """The reduction of a real tensor with the metadata of `tensor` on `storage`."""
-    geometry: Any = (tensor.storage_offset(), tuple(tensor.size()), tensor.stride(), tensor.requires_grad, OrderedDict())
+    geometry: Any = (
+        tensor.storage_offset(),
+        tuple(tensor.size()),
+        tensor.stride(),
+        tensor.requires_grad,
+        OrderedDict(),
+    )
     extra = (metadata,) if metadata else ()
     if tensor.dtype in torch.storage._new_dtypes():
         return torch._utils._rebuild_tensor_v3, (storage, *geometry, tensor.dtype, *extra)

@@ -6,7 +6,7 @@ import operator
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from importlib.machinery import PathFinder
 from typing import Any
 
@@ -25,14 +25,12 @@ from understudy._torch.identity import call_on_demand, is_module_conversion
 from understudy._torch.modes import (
     FAKE,
     active_fake_mode,
-    active_recorder,
     count_function_modes,
     is_recorded_above_autograd,
     no_modes,
 )
 from understudy._torch.schema import OpOverload, tracks_own_views
 from understudy._torch.tensors import DispatchKeySet, NoDispatch, innermost, is_stand_in
-from understudy.contexts import Restoring, contextmanager, guard_exit
 from understudy.patching import ANY_MODE, ENGINE, switch
 
 
@@ -41,13 +39,6 @@ def hide_from_compiler(function: object) -> None:
     eval_frame = torch._C._dynamo.eval_frame
     skip = eval_frame._FrameAction.SKIP
     eval_frame.set_code_exec_strategy(function.__code__, eval_frame._FrameExecStrategy(skip, skip))
-
-
-def step_hooks_of(optimizer: Any) -> list[Any]:
-    """The hooks that are called at the steps of an optimizer, its own and those of all optimizers."""
-    own = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
-    of_all = _optimizer._global_optimizer_pre_hooks, _optimizer._global_optimizer_post_hooks
-    return [hook for table in (*own, *of_all) for hook in table.values()]
 
 
 def allow_foreach(kind: Any) -> None:
@@ -132,7 +123,9 @@ def inside_composite(op: OpOverload) -> Any:
     C++ does not cast and, in inference mode, tracks no views and counts no writes; inside of it, eager does, unless the
     operator has a kernel of its own for that."""
     enabled = _list_enabled_autocast_keys()
-    is_cast_whole = any(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key.name) for key in enabled)
+    is_cast_whole = any(
+        torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key.name) for key in enabled
+    )
     open_keys = [SPARE_AUTOCAST_KEYS, *map(DispatchKeySet, enabled)] if enabled and not is_cast_whole else []
     if torch.is_inference_mode_enabled() and not tracks_own_views(op):
         open_keys.append(_VIEW_KEYS)
@@ -193,7 +186,7 @@ _flags_before: list[tuple[bool, bool, bool]] = []
 
 @switch("torch.utils._python_dispatch: the two flags that say 'in some mode'", during=ANY_MODE)
 def turn_compiler_flags(is_on: bool) -> None:
-    """Two flags of the process tell torch's compiler to skip code that runs in a mode. torch's modes save and restore
+    """With two flags of the process, torch's compiler skips code that runs in a mode. torch's modes save and restore
     them, which breaks when two threads overlap; counting does not."""
     if is_on:
         if not _flags_before:
@@ -210,10 +203,16 @@ _count_dispatch_modes = torch._C._len_torch_dispatch_stack
 
 def _other_modes() -> list[Any]:
     """The modes of this thread that are not ours, outermost first."""
-    return [mode for mode in _modes._get_current_dispatch_mode_stack() if getattr(mode, "old_dispatch_mode_flags", None)]
+    return [
+        mode
+        for mode in _modes._get_current_dispatch_mode_stack()
+        if getattr(mode, "old_dispatch_mode_flags", None)
+    ]
 
 
-def _restore_flags(in_mode: bool, keeps_out_compiler: bool, was_in_other_mode: bool, others: list[Any]) -> None:
+def _restore_flags(
+    in_mode: bool, keeps_out_compiler: bool, was_in_other_mode: bool, others: list[Any]
+) -> None:
     """Also correct the flags that torch's modes have saved: one that was entered inside ours restores them later; one
     that was entered before ours may have been left already."""
     if others and not in_mode:
@@ -241,26 +240,10 @@ def is_only_mode(mode: object) -> bool:
     )
 
 
-def has_function_modes(harmless: str = "only_counts") -> bool:
-    """Whether there is a function mode without the attribute `harmless`, which marks modes that only count calls."""
+def has_function_modes() -> bool:
+    """Whether there is a function mode other than those that only count calls, which have the attribute `only_counts`."""
     stack = range(torch._C._len_torch_function_stack())
-    return not all(getattr(torch._C._get_function_stack_at(i), harmless, False) for i in stack)
-
-
-def has_only_recorder(mode: object, recorder: object) -> bool:
-    """Whether a call reaches only this recorder and this fake mode: no other mode, transform, autocast or global module
-    hook."""
-    count = 2 - is_recorded_above_autograd()  # a recorder above autograd is not in the stack
-    return (
-        torch._C._len_torch_dispatch_stack() == count
-        and torch._C._get_dispatch_mode(FAKE) is mode
-        and active_recorder() is recorder
-        and not has_function_modes("only_records")
-        and not torch.nn.modules.module._has_any_global_hook()
-        and not is_autocast_enabled()
-        and not has_transforms()
-        and not torch.fx.traceback.has_preserved_node_meta()
-    )
+    return not all(getattr(torch._C._get_function_stack_at(i), "only_counts", False) for i in stack)
 
 
 def is_autocast_enabled() -> bool:
@@ -318,7 +301,7 @@ _is_included = torch._C._dispatch_tls_is_dispatch_key_included
 count_dispatch_modes: Callable[[], int] = _count_dispatch_modes
 
 
-class ReplayOnRealTensors(Restoring):
+class ReplayOnRealTensors:
     """A context to run recorded operators on real tensors: below all modes, without autocast, with the recorded default
     dtype."""
 
@@ -329,16 +312,13 @@ class ReplayOnRealTensors(Restoring):
 
     def __enter__(self) -> None:
         self._dtype_before = torch.get_default_dtype()
-        self._guards: list[Any] = []
-        guard_exit(self, self.restore)
         # In this order, because the last one has to be freed first.
-        self._guards.append(NoDispatch())
-        self._guards.append(torch._C._ExcludeDispatchKeyGuard(_AUTOCAST_KEYS))
+        self._guards = [NoDispatch(), torch._C._ExcludeDispatchKeyGuard(_AUTOCAST_KEYS)]
         self._guards[1].__enter__()
         if self._dtype_before is not self._dtype:
             _set_default_dtype(self._dtype)
 
-    def restore(self) -> None:
+    def __exit__(self, *exception: object) -> None:
         if self._dtype_before is not self._dtype:
             _set_default_dtype(self._dtype_before)
         while self._guards:
@@ -371,6 +351,8 @@ def list_program_modes() -> list[Any]:
 # --- recording ----------------------------------------------------------------------------------------------
 
 _PRE_DISPATCH = DispatchKey.PreDispatch
+
+
 def mark_above_autograd(mode: object) -> None:
     """Mark a new recorder as one above autograd."""
     mode.__dict__["_dispatch_key"] = _PRE_DISPATCH
@@ -398,11 +380,6 @@ STAND_IN_KEYS = SPARE_AUTOCAST_KEYS | DispatchKeySet(DispatchKey.CPU)
 def below(keys: Any) -> Any:
     """A context in which these dispatch keys are excluded."""
     return torch._C._ExcludeDispatchKeyGuard(keys)
-
-
-BATCHED_KEYS = DispatchKeySet(DispatchKey.FuncTorchBatched)
-RANDOM_BATCH_KEYS = DispatchKeySet(DispatchKey.FuncTorchVmapMode)
-"""At one level of vmap, random operators come here first."""
 
 
 def kernel_libraries(key: str) -> tuple[Any, Any]:
@@ -461,7 +438,7 @@ _SPARE = (*_spare, DispatchKey.AutocastIPU)
 
 
 def can_skip_composites_for(mode: object) -> bool:
-    """Whether nobody observes a composite operator on stand-ins of `mode`, nor the operators inside it.
+    """Whether no other mode observes a composite operator on stand-ins of `mode`, or the operators inside it.
 
     What `composites_are_observed` and `can_skip_dispatch_for` ask, each question once: it is asked at every composite.
     """
@@ -489,7 +466,9 @@ def only_autocast_observes_composites() -> bool:
 
 
 def _have_observers() -> bool:
-    return count_function_modes() != 0 or _transform() is not None or _is_traced() or _is_included(_PRE_DISPATCH)
+    return (
+        count_function_modes() != 0 or _transform() is not None or _is_traced() or _is_included(_PRE_DISPATCH)
+    )
 
 
 def casting_key(op: OpOverload, device_type: str) -> DispatchKeySet | None:
@@ -500,22 +479,18 @@ def casting_key(op: OpOverload, device_type: str) -> DispatchKeySet | None:
     return DispatchKeySet(key) if has_kernel else None
 
 
-_excluded_keys, _is_key_excluded = torch._C._dispatch_tls_local_exclude_set, torch._C._dispatch_tls_is_dispatch_key_excluded
+_excluded_keys, _is_key_excluded = (
+    torch._C._dispatch_tls_local_exclude_set,
+    torch._C._dispatch_tls_is_dispatch_key_excluded,
+)
 _AUTOCAST_OF_DEVICES = [
-    key for name, key in DispatchKey.__members__.items() if name.startswith("Autocast") and name != SPARE_AUTOCAST
+    key
+    for name, key in DispatchKey.__members__.items()
+    if name.startswith("Autocast") and name != SPARE_AUTOCAST
 ]
 _AUTOCAST_OFF_KEYS = sum(DispatchKeySet(key).raw_repr() for key in _AUTOCAST_OF_DEVICES)
 """The keys of autocast, which are excluded where it is disabled."""
 _OBSERVED_KEYS = _AUTOCAST_OFF_KEYS | DispatchKeySet(DispatchKey.AutogradOther).raw_repr()
-
-
-def settings() -> tuple[Any, ...]:
-    """Global settings on which the sequence of operators may depend."""
-    return (
-        torch.get_default_dtype(), torch.is_inference_mode_enabled(), torch._C._get_deterministic_algorithms(),
-        torch._C._get_mkldnn_enabled(), torch._C._get_float32_matmul_precision(), torch.get_num_threads(),
-        torch.is_anomaly_enabled(), *attention_backends(),
-    )  # fmt: skip
 
 
 def attention_backends() -> list[bool]:
@@ -553,6 +528,45 @@ make_fake_store = call_on_demand("torch.testing._internal.distributed.fake_pg", 
 """The store of torch's fake process group, which it registers with its import."""
 
 
-def set_bucket_hook(reducer: Any, hook: Callable[..., object]) -> None:
-    """Set the communication hook, which DistributedDataParallel calls with each complete bucket of gradients."""
-    torch.distributed._register_comm_hook(reducer, None, hook)
+def set_bucket_hook(reducer: Any, state: object, hook: Callable[..., object]) -> None:
+    """Set the communication hook, which DistributedDataParallel calls with `state` and each complete bucket of gradients."""
+    torch.distributed._register_comm_hook(reducer, state, hook)
+
+
+def assign_buckets(tensors: list[Tensor], size: int) -> list[list[int]]:
+    """The indices of the tensors of each bucket of about so many bytes."""
+    return torch.distributed._compute_bucket_assignment_by_size(tensors, [size])[0]
+
+
+flatten_tensors: Callable[..., Any] = torch._utils._flatten_dense_tensors
+unflatten_tensors: Callable[..., Any] = torch._utils._unflatten_dense_tensors
+"""Dense tensors as one of one dimension, and back."""
+
+
+def name_of_process_group(group: Any) -> str:
+    """The name of a process group, or of the object that stands for it in operators."""
+    if isinstance(group, torch.ScriptObject):
+        group = torch.distributed.ProcessGroup.unbox(group)
+    return str(group.group_name)
+
+
+def ranks_of_process_group(name: str) -> list[int]:
+    resolve: Any = torch.distributed.distributed_c10d._resolve_process_group
+    return torch.distributed.get_process_group_ranks(resolve(name))
+
+
+def unsharded_gradients(module: torch.nn.Module) -> list[Tensor]:
+    """Gradients of whole parameters that FSDP2 keeps until it reduces them."""
+    state = getattr(type(module), "_get_fsdp_state", None)
+    if state is None:
+        return []
+    found = [
+        gradient
+        for group in getattr(state(module), "_fsdp_param_groups", None) or [state(module)._fsdp_param_group]
+        for parameter in (group.fsdp_params if group is not None else ())
+        for gradient in (
+            parameter.unsharded_accumulated_grad,
+            getattr(getattr(parameter, "_unsharded_param", None), "grad", None),
+        )
+    ]
+    return [gradient for gradient in found if gradient is not None]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import collections
 import inspect
-import itertools
 import operator
 import sys
 from collections.abc import Callable, Iterable
@@ -17,7 +15,6 @@ from torch import Tensor
 from torch._C import DispatchKey
 
 from understudy._torch.identity import call_on_demand, on_demand, torch_recorder_class
-from understudy.contexts import Restoring, guard_exit
 
 SingleLevelFunction: Any = torch.autograd.function._SingleLevelFunction
 """The base class of an `autograd.Function` at one level of torch.func."""
@@ -29,22 +26,11 @@ running_node: Callable[[], Any] = torch._C._current_autograd_node
 number_of_node: Callable[[Any], int] = operator.methodcaller("_sequence_nr")
 """The sequence number of an autograd node: the order in which the forward made it."""
 BACKWARD = torch.autograd.graph._engine_run_backward.__code__
-STARTED_FROM = "t_outputs"
-"""Its local variable with the roots of the backward pass."""
-
-
-def attach_to_node(node: object, name: str, value: object) -> None:
-    """Keep a value alive as long as an autograd node."""
-    node.metadata[name] = value
 
 
 def apply_function(function: type[torch.autograd.Function], *args: object) -> Any:
     """`function.apply(…)`, which torch leaves without annotations."""
     return function.apply(*args)
-
-
-def shape_of_gradient(node: object, result: int = 0) -> Any:
-    return node._input_metadata[result].shape
 
 
 over_batches = call_on_demand("torch._functorch.vmap", "restore_vmap")
@@ -98,11 +84,6 @@ def with_forward_gradients() -> Any:
     return _forward_ad._set_fwd_grad_enabled(True)
 
 
-are_view_operators_kept: Callable[[], bool] = torch._C._is_view_replay_enabled
-keep_view_operators: Callable[[bool], None] = torch._C._set_view_replay_enabled
-"""Whether autograd keeps the operator of each view, to take it again."""
-
-
 def is_inside_jvp() -> bool:
     """Whether torch.func.jvp is running, even if its level is temporarily removed."""
     return bool(sys.modules["torch._functorch.eager_transforms"].JVP_NESTING > 0)
@@ -113,21 +94,18 @@ def has_transforms() -> bool:
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 
-class no_transforms(Restoring):
+class no_transforms:
     """Deactivates all transforms of torch.func of this thread."""
 
-    __slots__ = ("_depth", "_taken")
+    __slots__ = ("_taken",)
 
     def __enter__(self) -> None:
-        self._taken: list[Any] = []
-        self._depth: int = torch._C._functorch.get_dynamic_layer_stack_depth()
-        guard_exit(self, self.restore)
-        # Without a line of Python between two of them: an interrupt would lose the one in between.
-        self._taken.extend(itertools.starmap(torch._C._functorch.pop_dynamic_layer_stack, itertools.repeat((), self._depth)))
+        depth = torch._C._functorch.get_dynamic_layer_stack_depth()
+        self._taken = [torch._C._functorch.pop_dynamic_layer_stack() for _ in range(depth)]
 
-    def restore(self) -> None:
-        if torch._C._functorch.get_dynamic_layer_stack_depth() < self._depth:
-            collections.deque(map(torch._C._functorch.push_dynamic_layer_stack, reversed(self._taken)), maxlen=0)
+    def __exit__(self, *exception: object) -> None:
+        for layer in reversed(self._taken):
+            torch._C._functorch.push_dynamic_layer_stack(layer)
 
 
 TRANSFORMS = DispatchKey.FuncTorchDynamicLayerFrontMode
@@ -181,7 +159,9 @@ def tracing_functions_of(handler: object, names: Iterable[str]) -> list[tuple[di
     ]  # fmt: skip
 
 
-indexing_by_tensors = call_on_demand("torch._dynamo._trace_wrapped_higher_order_op", "TransformGetItemToIndex")
+indexing_by_tensors = call_on_demand(
+    "torch._dynamo._trace_wrapped_higher_order_op", "TransformGetItemToIndex"
+)
 """A context in which `table[i]`, for a tensor `i` with one element, is an operator that reads no value."""
 while_loop = on_demand("torch._higher_order_ops.while_loop", "while_loop_op")
 while_loop_with_all_rounds = on_demand("torch._higher_order_ops.while_loop", "while_loop_stack_output_op")

@@ -33,11 +33,6 @@ def compile_as(replacement: object, original: object) -> None:
         _known_to_scripts.append(replacement)
 
 
-def has_scripted_functions() -> bool:
-    """Whether TorchScript has compiled a function in this process."""
-    return bool(torch.jit._state._jit_caching_layer.data)
-
-
 def renumber_calls(graph: torch.fx.Graph) -> None:
     """Rename calls to `sin`, `sin_1`, … in their order, after nodes were removed."""
     calls = {}
@@ -56,9 +51,10 @@ def renumber_calls(graph: torch.fx.Graph) -> None:
 
 
 class NodeAppender:
-    """Adds nodes to the end of a graph: `graph.create_node` without its checks, at a sixth of the cost."""
+    """Adds nodes to the end of a graph: `graph.create_node` without its checks, at a sixth of the cost. The verifier of
+    the tests lints the finished graphs."""
 
-    __slots__ = ("_attributes", "_buckets", "_counts", "_create_name", "_names", "_used", "add", "graph")
+    __slots__ = ("_attributes", "_counts", "_create_name", "_names", "_used", "call", "graph")
 
     def __init__(self, graph: torch.fx.Graph) -> None:
         self.graph = graph
@@ -67,27 +63,20 @@ class NodeAppender:
         names = graph._graph_namespace
         self._used, self._names, self._counts = names._used_names, names._obj_to_name, names._base_count
         self._create_name = names.create_name
-        self._buckets: dict[int, tuple[Any, dict[Any, None]]] = {}
         self._attributes = graph._find_nodes_lookup_table.table["get_attr", None]
-        self.add = self._adding()
+        self.call = self._make_call()
 
-    def call(self, base: str, target: object, args: object, kwargs: object) -> torch.fx.Node:
-        """The arguments are nodes and literals; the name is `add`, `add_1`, `add_2`, …, as the graph itself would choose."""
-        return self.add(base, self.bucket(target), target, args, kwargs)
+    def _make_call(self) -> Callable[[str, Any, Any, Any], torch.fx.Node]:
+        graph, counts, used, names, create_name = (
+            self.graph, self._counts, self._used, self._names, self._create_name,
+        )  # fmt: skip
+        calls = graph._find_nodes_lookup_table.table
+        buckets: dict[int, tuple[Any, dict[Any, None]]] = {}
+        """By the identity of a function, because hashing an operator is slow: the function, and the table of its calls."""
 
-    def bucket(self, target: Any) -> dict[Any, None]:
-        """The graph's table of calls of this function."""
-        found = self._buckets.get(id(target))  # hashing an operator is slow
-        if found is None:
-            found = target, self.graph._find_nodes_lookup_table.table["call_function", target]
-            self._buckets[id(target)] = found
-        return found[1]
-
-    def _adding(self) -> Callable[[str, dict[Any, None], Any, Any, Any], torch.fx.Node]:
-        graph, counts, used, names, create_name = self.graph, self._counts, self._used, self._names, self._create_name
-
-        def add(base: str, bucket: dict[Any, None], target: object, args: Any, kwargs: Any) -> torch.fx.Node:
-            """`call`, with the bucket given."""
+        def call(base: str, target: Any, args: Any, kwargs: Any) -> torch.fx.Node:
+            """Add a call. The arguments are nodes and literals; the name is `add`, `add_1`, `add_2`, …, as the graph itself
+            would choose."""
             number = counts.get(base)
             if number is None:
                 name = create_name(base, None)
@@ -104,11 +93,14 @@ class NodeAppender:
             set_node_arguments(node, args, kwargs)
             names[node] = name
             graph._insert(node)
-            bucket[node] = None
+            found = buckets.get(id(target))
+            if found is None:
+                found = buckets[id(target)] = target, calls["call_function", target]
+            found[1][node] = None
             graph._len += 1
             return node
 
-        return add
+        return call
 
     def node(self, op: str, base: str, target: Any, args: Any, kwargs: Any) -> torch.fx.Node:
         """Add a node of any kind, like `call`."""
@@ -139,10 +131,7 @@ class NodeAppender:
 
     def read(self, target: str) -> torch.fx.Node:
         """Add a `get_attr` node."""
-        name = target.replace(".", "_")
-        # The graph takes `a_1` for the second `a`, and `a1` for a name.
-        is_numbered = name.rstrip("0123456789").endswith("_")
-        is_simple = name.isascii() and name.isidentifier() and not is_numbered and name not in TAKEN_NAMES
+        name, is_simple = name_of_attribute(target)
         if not is_simple or name in self._used or name in self._counts:
             name = self._create_name(name, None)
         else:  # as the graph itself would choose
@@ -151,24 +140,36 @@ class NodeAppender:
         return self._append(name, "get_attr", target, (), {}, self._attributes)
 
 
+@functools.lru_cache(maxsize=8192)
+def base_name(target: Any) -> str:
+    """The name of a node that calls this function, before it is numbered."""
+    return _EMPTY_GRAPH._target_to_str(target)
+
+
+_EMPTY_GRAPH = torch.fx.Graph()
+
+
+@functools.lru_cache(maxsize=8192)
+def name_of_attribute(target: str) -> tuple[str, bool]:
+    """The name of a node that reads this attribute, and whether the graph would use it as it is."""
+    name = target.replace(".", "_")
+    # The graph takes `a_1` for the second `a`, and `a1` for a name.
+    is_numbered = name.rstrip("0123456789").endswith("_")
+    return name, name.isascii() and name.isidentifier() and not is_numbered and name not in TAKEN_NAMES
+
+
 TAKEN_NAMES, NODE = torch.fx.graph._illegal_names, torch.fx.Node
 new_node = NODE.__new__
 init_node = torch._C._NodeBase.__init__
 set_node_arguments = torch._C._NodeBase._update_args_kwargs
-set_node_meta = torch._C._NodeBase.meta.__set__  # without `Node.__setattr__`, which updates the graph's tables
+set_node_meta = (
+    torch._C._NodeBase.meta.__set__
+)  # without `Node.__setattr__`, which updates the graph's tables
 
 
 def last_node(graph: torch.fx.Graph) -> torch.fx.Node:
     """The last node; for an empty graph, its root."""
     return graph._root.prev
-
-
-def nodes_after(node: torch.fx.Node) -> list[torch.fx.Node]:
-    """The nodes that were added to the end of a graph after this one."""
-    found = []
-    while (node := node.next).op != "root":
-        found.append(node)
-    return found
 
 
 def children(spec: object) -> list[Any]:
@@ -182,7 +183,9 @@ def is_leaf(spec: object) -> bool:
 
 def is_plain_structure(spec: object) -> bool:
     """Whether it consists of lists, tuples and dicts only, which a graph can return directly."""
-    return is_leaf(spec) or (spec.type in (list, tuple, dict) and all(map(is_plain_structure, spec.children())))
+    return is_leaf(spec) or (
+        spec.type in (list, tuple, dict) and all(map(is_plain_structure, spec.children()))
+    )
 
 
 def structured_code(names: list[str], in_spec: Any, out_spec: Any) -> Any:
@@ -204,7 +207,7 @@ class _ForwardOnAccess:
 
     def __get__(self, module: Any, cls: Any) -> Any:
         if module is None:
-            return cls._lazy_forward  # by which the class knows that the code is to be generated
+            return cls._lazy_forward  # which marks the code as not generated yet
         write_code(module)
         return module.forward
 
@@ -237,10 +240,8 @@ def write_code(module: torch.fx.GraphModule) -> None:
 
 
 CodeOnlyModule = torch.fx.graph_module._CodeOnlyModule  # the placeholder of an unpickled graph module
-CALLS_OF_MANY_OPERATORS = frozenset(
-    {torch.nn.Module._call_impl.__code__, torch.autograd.graph._engine_run_backward.__code__}
-)
-"""The code that calls the forward of every module, and the code in which backward passes run."""
+engine_code = torch.autograd.graph._engine_run_backward.__code__
+"""The code in which backward passes run."""
 
 
 def symbolic_function(name: str) -> Callable[..., Any]:
@@ -261,7 +262,9 @@ def original_python_function(function: Any) -> Callable[..., Any]:
 # --- Private parts of `torch.export` --------------------------------------------------
 
 
-def bind_arguments(model: torch.nn.Module, args: Sequence[object], kwargs: Mapping[str, object]) -> dict[str, Any]:
+def bind_arguments(
+    model: torch.nn.Module, args: Sequence[object], kwargs: Mapping[str, object]
+) -> dict[str, Any]:
     """The arguments by the parameter names of `forward`, keyword arguments in their order."""
     signature = inspect.signature(model.forward)
     signature.bind(*args, **kwargs)
@@ -328,7 +331,9 @@ def broken_guards(guards: torch.nn.Module, leaves: Sequence[object]) -> list[str
 
     inner: Any = guards.forward
     while inner.__closure__:  # torch has wrapped it for its compiler
-        inner = next(cell.cell_contents for cell in inner.__closure__ if inspect.isfunction(cell.cell_contents))
+        inner = next(
+            cell.cell_contents for cell in inner.__closure__ if inspect.isfunction(cell.cell_contents)
+        )
     code = type(inner)(inner.__code__, {**inner.__globals__, "torch": _Asserts(note)}, inner.__name__)
     code(*leaves)
     return found
@@ -360,7 +365,9 @@ class WholeComposites:
         if found is None:
             from torch._export.utils import _is_preservable_cia_op  # why: private, and slow to import
 
-            found = isinstance(op, torch._ops.OpOverload) and op not in self._table and _is_preservable_cia_op(op)
+            found = (
+                isinstance(op, torch._ops.OpOverload) and op not in self._table and _is_preservable_cia_op(op)
+            )
             self._known[op] = found
         return found
 
@@ -372,7 +379,9 @@ def rename_nodes(graph: torch.fx.Graph, names: Mapping[torch.fx.Node, str]) -> N
         table.clear()
     for node, name in names.items():
         free, count = name, 0
-        while free in space._used_names:  # `a_1_1` after `a_1`, as in torch.export; the namespace would choose `a_2`
+        while (
+            free in space._used_names
+        ):  # `a_1_1` after `a_1`, as in torch.export; the namespace would choose `a_2`
             count += 1
             free = f"{name}_{count}"
         chosen = space.create_name(free, node)

@@ -38,9 +38,16 @@ torch_state_recorder_class = on_demand("torch.fx.experimental.proxy_tensor", "Pr
 data_loader_iterator_class = on_demand("torch.utils.data.dataloader", "_BaseDataLoaderIter")
 
 
+def is_torch_fake(tensor: object) -> bool:
+    """Whether this is a fake of torch's own mode; ours only claim to be."""
+    return issubclass(type(tensor), torch_fake_tensor_class())
+
+
 # --- sympy, as torch's tools use it: to load it takes long, and only other tools need it --------------------------
 
-sympy_functions: Callable[[], Any] = functools.partial(importlib.import_module, "torch.utils._sympy.functions")
+sympy_functions: Callable[[], Any] = functools.partial(
+    importlib.import_module, "torch.utils._sympy.functions"
+)
 """The module of torch's own sympy functions: `FloorDiv`, `Mod`, `PythonMod`, `Max`, `Min`, …"""
 
 
@@ -66,13 +73,6 @@ def keys_of_step(kind: str, key: Any) -> tuple[Any, ...]:
     if kind == "divided":
         return (shapes.DivideByKey(key),)
     return shapes.CallMethodKey(kind), SequenceKey(key)
-
-
-def key_class(name: str) -> Any:
-    """One of the classes of `keys_of_step`, by its name."""
-    import torch.fx.experimental.symbolic_shapes as shapes  # why: only the names of ways are taken from it
-
-    return getattr(shapes, name)
 
 
 # --- classes checked by isinstance ------------------------------------------------------------------------------

@@ -12,7 +12,6 @@ import torch._ops as _ops
 import torch.utils._python_dispatch as _modes
 from torch._C import DispatchKey
 
-from understudy.contexts import GuardedExit, Restoring, guard_exit
 from understudy.patching import ANY_MODE, RECORDING, Hold, combine
 
 FAKE = torch._C._TorchDispatchModeKey.FAKE
@@ -21,7 +20,10 @@ _PRE_DISPATCH = DispatchKey.PreDispatch
 _SPARE_AUTOCAST = DispatchKey.AutocastIPU
 """Kernels on this key cast the arguments of calls on stand-ins, in threads in which the key is not excluded."""
 _count_dispatch_modes, _dispatch_mode = torch._C._len_torch_dispatch_stack, torch._C._get_dispatch_mode
-_unset_dispatch_mode, _push_dispatch_mode = torch._C._unset_dispatch_mode, torch._C._push_on_torch_dispatch_stack
+_unset_dispatch_mode, _push_dispatch_mode = (
+    torch._C._unset_dispatch_mode,
+    torch._C._push_on_torch_dispatch_stack,
+)
 _is_key_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
 _exclude_key = torch._C._dispatch_tls_set_dispatch_key_excluded
 _lifts_only_cpu, _lift_only_cpu = torch._C._only_lift_cpu_tensors, torch._C._set_only_lift_cpu_tensors
@@ -41,9 +43,10 @@ ENTERED = Entered()
 
 
 class ModeEntry:
-    """One entry into a mode. `leave` may be called repeatedly, because an interrupt may come at any line.
+    """One entry into a mode.
 
-    A mode that is left out of order is removed, so that the modes entered after it do not restore it.
+    A mode that is left out of order is removed, so that the modes entered after it do not restore it. After an interrupt,
+    the modes entered after it are left with it: the interrupt may have come before their `__exit__`.
     """
 
     __slots__ = ("_hold", "_previous", "mode")
@@ -60,8 +63,13 @@ class ModeEntry:
         entries = self.among()
         return bool(entries) and entries[-1] is self
 
-    def leave(self) -> None:
+    def leave(self, error: object = None) -> bool:
+        """Returns whether it was the innermost entry; `error`: the exception that ends the block."""
         entries = self.among()
+        if isinstance(error, KeyboardInterrupt) and any(entry is self for entry in entries):
+            while entries[-1] is not self:
+                entries[-1].leave()
+        is_innermost = self.is_innermost()
         if entries and entries[-1] is self:
             self._restore()
             entries.pop()
@@ -70,14 +78,10 @@ class ModeEntry:
             entries[position + 1]._previous = self._previous
             entries[:] = [entry for entry in entries if entry is not self]
         self._hold.leave()
+        return is_innermost
 
     def _restore(self) -> None:
         raise NotImplementedError
-
-    def __del__(self) -> None:
-        # For a thread that ends inside the mode: another thread can only restore the patches.
-        if (hold := getattr(self, "_hold", None)) is not None:
-            hold.leave()
 
 
 def latest_entry(entries: list[Any], mode: object) -> Any:
@@ -119,11 +123,12 @@ class FakeModeEntry(ModeEntry):
         _lift_only_cpu(True)
         _push_dispatch_mode(self.mode)
 
-    def leave(self) -> None:
-        if self._is_inner:
-            ENTERED.fakes[:] = [entry for entry in ENTERED.fakes if entry is not self]
-        else:
-            super().leave()
+    def leave(self, error: object = None) -> bool:
+        if not self._is_inner:
+            return super().leave(error)
+        is_innermost = self.is_innermost()
+        ENTERED.fakes[:] = [entry for entry in ENTERED.fakes if entry is not self]
+        return is_innermost
 
     def _restore(self) -> None:
         previous, only_lift, is_open = self._previous
@@ -150,6 +155,7 @@ def _forget_mode(foreign: object, ended: object, previous: object, only_lift: bo
 
 
 # --- recorders ------------------------------------------------------------------------------------------------
+
 
 class SlotAboveAutograd:
     """torch has one slot above autograd for all threads: recorders of several threads take turns."""
@@ -215,15 +221,15 @@ class RecorderEntry(ModeEntry):
         if self._previous is not None:
             _modes._push_mode(self._previous)
 
-    def leave(self) -> None:
-        super().leave()
+    def leave(self, error: object = None) -> bool:
+        is_innermost = super().leave(error)
         if self._also is not None:
             self._also()
         _ABOVE_AUTOGRAD.give(self)
+        return is_innermost
 
     def __del__(self) -> None:
-        super().__del__()
-        _ABOVE_AUTOGRAD.give(self)
+        _ABOVE_AUTOGRAD.give(self)  # for a thread that ends inside the mode
 
 
 _WHILE_RECORDING = combine(ANY_MODE, RECORDING)
@@ -251,25 +257,22 @@ def dispatch_modes() -> list[Any]:
     return list(_modes._get_current_dispatch_mode_stack())
 
 
-class no_modes(Restoring):
+class no_modes:
     """Deactivates all dispatch modes of this thread."""
 
     __slots__ = ("_taken",)
 
     def __enter__(self) -> None:
         above, below = _ops.mode_stack_state_for_pre_dispatch(), dispatch_modes()
-        self._taken = [*below, *(mode for mode in (above.get(0), above.get(1), above._schema_check_mode) if mode)]
-        guard_exit(self, self.restore)
+        self._taken = [
+            *below,
+            *(mode for mode in (above.get(0), above.get(1), above._schema_check_mode) if mode),
+        ]
         _pop_all()
 
-    def restore(self) -> None:
-        """Restore the modes. An interrupt may have come before all were removed."""
-        taken = self._taken
-        if taken:
-            _pop_all()
-            for mode in taken:
-                _modes._push_mode(mode)
-            self._taken = []
+    def __exit__(self, *exception: object) -> None:
+        for mode in self._taken:
+            _modes._push_mode(mode)
 
 
 def _pop_all() -> None:
@@ -279,42 +282,35 @@ def _pop_all() -> None:
         _modes._pop_mode()
 
 
-class without_fake_mode(Restoring):
+class without_fake_mode:
     """Deactivates the active fake mode; yields it."""
 
     __slots__ = ("_previous",)
 
     def __enter__(self) -> Any:
-        self._previous = _dispatch_mode(FAKE)
-        guard_exit(self, self.restore)
-        torch._C._unset_dispatch_mode(FAKE)
+        self._previous = torch._C._unset_dispatch_mode(FAKE)
         return self._previous
 
-    def restore(self) -> None:
+    def __exit__(self, *exception: object) -> None:
         if self._previous is not None and _dispatch_mode(FAKE) is None:
             torch._C._set_dispatch_mode(self._previous)
-        self._previous = None
 
 
-class without_recorder(Restoring):
+class without_recorder:
     """Deactivates the active recorder; yields it."""
 
     __slots__ = ("_previous",)
 
     def __enter__(self) -> Any:
-        self._previous = _innermost_recorder()
-        guard_exit(self, self.restore)
-        _take_recorder()
+        self._previous = _take_recorder()
         return self._previous
 
-    def restore(self) -> None:
-        previous = self._previous
-        if previous is not None and previous not in (_innermost_recorder(), _dispatch_mode(PROXY)):
-            _modes._push_mode(previous)
-        self._previous = None
+    def __exit__(self, *exception: object) -> None:
+        if self._previous is not None:
+            _modes._push_mode(self._previous)
 
 
-class dispatch_mode(Restoring):
+class dispatch_mode:
     """Enters a dispatch mode of any kind but those that have a slot of their own (fake modes, recorders)."""
 
     __slots__ = ("_depth", "_mode")
@@ -324,25 +320,17 @@ class dispatch_mode(Restoring):
 
     def __enter__(self) -> Any:
         self._depth = _count_dispatch_modes()
-        guard_exit(self, self.restore)
         _push_dispatch_mode(self._mode)
         return self._mode
 
-    def restore(self) -> None:
+    def __exit__(self, *exception: object) -> None:
         while _count_dispatch_modes() > self._depth:
             _modes._pop_mode()
 
 
 class FunctionMode(torch.overrides.TorchFunctionMode):
-    """A function mode that an interrupt does not leave active. Modes that were entered inside of it are left with it."""
+    """A function mode. Modes that were entered inside it are left with it."""
 
-    def __enter__(self) -> Any:
-        depth = count_function_modes()
-        guard_exit(self, functools.partial(_pop_function_modes_to, depth))
-        torch._C._push_on_torch_function_stack(self)
-        return self
-
-    @GuardedExit
     def __exit__(self, *exception: object) -> None:
         pop_function_modes(len(function_modes_from(self)))
 
@@ -358,29 +346,24 @@ def function_modes_from(mode: object) -> list[Any]:
 
 
 def pop_function_modes(count: int) -> None:
-    _pop_function_modes_to(count_function_modes() - count)
-
-
-def _pop_function_modes_to(depth: int) -> None:
-    while count_function_modes() > depth:
+    for _ in range(count):
         torch._C._pop_torch_function_stack()
 
 
-def push_function_modes(taken: list[Any]) -> None:
-    """Restore the modes that `pop_function_modes` removed; an interrupt may have removed only some of them."""
-    for mode in taken:
-        if mode not in function_modes_from(mode):
-            torch._C._push_on_torch_function_stack(mode)
+def push_function_modes(modes: list[Any]) -> None:
+    """Restore the modes that `pop_function_modes` removed."""
+    for mode in modes:
+        torch._C._push_on_torch_function_stack(mode)
 
 
 # --- gradients ------------------------------------------------------------------------------------------------
 
 inference_mode = torch._C._InferenceMode
-"""As torch.inference_mode, which is a Python class around it: an interrupt can't come inside this one's `__exit__`."""
+"""As torch.inference_mode, which is a Python class around it."""
 
 
-class grad_mode(Restoring):
-    """As torch.set_grad_enabled in a `with` statement, and safe against interrupts."""
+class grad_mode:
+    """As torch.set_grad_enabled in a `with` statement; function modes are not called."""
 
     __slots__ = ("_is_enabled", "_was_enabled")
 
@@ -389,8 +372,7 @@ class grad_mode(Restoring):
 
     def __enter__(self) -> None:
         self._was_enabled = torch.is_grad_enabled()
-        guard_exit(self, self.restore)
         torch._C._set_grad_enabled(self._is_enabled)
 
-    def restore(self) -> None:
+    def __exit__(self, *exception: object) -> None:
         torch._C._set_grad_enabled(self._was_enabled)

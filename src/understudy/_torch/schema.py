@@ -35,28 +35,6 @@ def returned_arguments(op: object) -> list[str] | None:
     return found if found and len(found) == len(names) else None
 
 
-
-
-def chunked_cross_entropy(
-    x: Any, linear_weight: Any, target: Any, linear_bias: Any, weight: Any, reduction: str, ignore_index: int, options: Any
-) -> Any:
-    """The loss of logits that are computed in chunks of the batch."""
-    import torch.nn.modules.linear_cross_entropy as chunked  # why: it defines its operators when it is loaded
-
-    options = options._adjust(
-        num_batches=x.shape[0], in_features=x.shape[-1], num_classes=linear_weight.shape[0], dtype=x.dtype, device=x.device
-    )
-    given = (x, linear_weight, target, linear_bias, weight)
-    chunks = (options.batch_chunk_size, options.acc_policy, options.acc_dtype)
-    if reduction == "none":
-        return chunked._linear_cross_entropy_batch_chunked_no_reduction(*given, ignore_index, *chunks)
-    wanted = [torch.is_grad_enabled() and t is not None and t.requires_grad for t in (x, linear_weight, linear_bias)]
-    whole = chunked._linear_cross_entropy_batch_chunked(
-        *given, reduction, ignore_index, 0.0, *chunks, options.allow_retain_graph, *wanted
-    )
-    return whole[0]
-
-
 def is_decomposed_by_autograd(op: object) -> bool:
     """Whether autograd decomposes this operator, so that it is not expected below autograd."""
     return (
@@ -100,14 +78,16 @@ def decompose(op: OpOverload, *args: object, **kwargs: object) -> Any:
     """Run eager's own decomposition, which is in C++. For symbolic sizes, some operators have another one in Python."""
     if torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), _EXPLICIT):
         return op._op_dk(_EXPLICIT, *args, **kwargs)
-    if torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), _COMPOSITE) and not _has_symbols((args, kwargs)):
+    if torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), _COMPOSITE) and not _has_symbols(
+        (args, kwargs)
+    ):
         return op._op_dk(_COMPOSITE, *args, **kwargs)
     return op.decompose(*args, **kwargs)
 
 
 _COMPOSITE = DispatchKey.CompositeImplicitAutograd
 _EXPLICIT = DispatchKey.CompositeExplicitAutogradNonFunctional
-"""Of kernels that call other operators, below a derivative that is written down."""
+"""Kernels that call other operators, below a derivative with a formula."""
 
 
 def _has_symbols(value: Any) -> bool:
@@ -223,7 +203,9 @@ def has_out(op: OpOverload) -> bool:
 def number_list_positions(op: OpOverload) -> tuple[int, ...]:
     """The positions of arguments that are lists of numbers: C++ accepts a single number there."""
     return tuple(
-        position for position, argument in enumerate(op._schema.arguments) if str(argument.type) in _NUMBER_LISTS
+        position
+        for position, argument in enumerate(op._schema.arguments)
+        if str(argument.type) in _NUMBER_LISTS
     )
 
 
@@ -258,3 +240,9 @@ def is_decomposed_in_aten(op: OpOverload) -> bool:
     function = decompositions.decomposition_table[op]
     is_there = hasattr(decompositions.decompositions, function.__name__)
     return function.__module__.startswith(decompositions.__name__) and is_there
+
+
+def contains_tensors(type_: Any) -> bool:
+    """Whether a type of a schema is a tensor, or a container of tensors."""
+    is_tensor = type_.isSubtypeOf(torch._C.TensorType.get())
+    return bool(is_tensor) or any(contains_tensors(part) for part in type_.containedTypes())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import sys
-import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -98,7 +97,9 @@ def resize_handed_out(kind: type[Tensor], storage: torch.UntypedStorage, size: i
         if storage.device.type != "meta":
             # The storage grows when a larger tensor is set on it; the meta device provides its allocator.
             other = make_wrapper(kind, (0,), dtype=torch.uint8)
-            torch.ops.aten.set_.source_Storage_storage_offset(other, storage, 0, (storage.nbytes() + 1,), (1,))
+            torch.ops.aten.set_.source_Storage_storage_offset(
+                other, storage, 0, (storage.nbytes() + 1,), (1,)
+            )
         native_resize(storage, size)
 
 
@@ -150,10 +151,11 @@ LENGTH_SEARCHED = 72
 """The number of bytes of the C++ object that are searched: less than its size."""
 
 
-def has_other_tensors(tensor: Tensor) -> bool:
-    """Whether other tensors share its storage. The storage object made for the check counts as one reference."""
+def has_other_tensors(tensor: Tensor, known: int = 1) -> bool:
+    """Whether more than the `known` tensors share its storage. The storage object made for the check counts as one
+    reference."""
     storage = native_storage(tensor)
-    return torch._C._storage_Use_Count(storage._cdata) > 2
+    return torch._C._storage_Use_Count(storage._cdata) > 1 + known
 
 
 def storage_number(storage: torch.UntypedStorage) -> int:
@@ -299,8 +301,6 @@ def inner_device(tensor: Any) -> torch.device:
     return tensor.device
 
 
-
-
 class RaggedNode(NestedIntNode):
     """As torch's class; a product with a symbol specialises the symbol."""
 
@@ -326,47 +326,6 @@ def collect_device_constructors() -> None:
     from torch.utils._device import _device_constructors  # why: only where a mode is active
 
     _device_constructors()
-
-
-def names_of_device_constructors() -> list[str]:
-    """Where the functions are that make tensors on a device: `torch.zeros`, `torch.fft.fftfreq`."""
-    from torch.utils._device import _device_constructors  # why: only simulated devices need it
-
-    names = {function.__name__ for function in _device_constructors()}
-    of_transforms = {name.removeprefix("fft_") for name in names if name.startswith("fft_")}
-    return sorted(
-        f"{space.__name__}.{name}"
-        for space, given in ((torch, names), (torch.fft, of_transforms))
-        for name in given
-        if hasattr(space, name)
-    )
-
-
-# --- references to a tensor -----------------------------------------------------------------------------------------------
-
-
-def _count_references(reference: weakref.ref[Any]) -> int:
-    held = reference()
-    return 0 if held is None else sys.getrefcount(held)
-
-
-class _ReferenceProbe:
-    """An object with one reference, to calibrate the count."""
-
-
-_reference_probe = _ReferenceProbe()
-_OF_COUNTING = _count_references(weakref.ref(_reference_probe)) - 1
-"""References that exist only because of the counting."""
-
-
-def is_held_by_python(reference: weakref.ref[Tensor]) -> bool:
-    """Whether Python code refers to a tensor. Tensors that autograd saves for a backward pass are referenced by C++ only."""
-    tensor = reference()
-    if tensor is None:
-        return False
-    of_native_code = tensor._use_count() > 1 if hasattr(tensor, "_use_count") else 0
-    del tensor
-    return _count_references(reference) - _OF_COUNTING - of_native_code > 0
 
 
 def uncounted_writes(tensor: Tensor) -> AbstractContextManager[Any]:

@@ -1,9 +1,9 @@
 """Tensors that no node of the graph produces: parameters, buffers and constants, as attributes of the graph module.
 
-    AttributePaths          the names of attributes in the graph module
-    Constants               the tensors, the nodes that read them, and writes to them in a real run
-    OutsideTensors          real tensors that a program uses without its modules, while stand-ins are traced
-    restore_optimizers_after  undoes optimizer steps that were made during a trace
+AttributePaths          the names of attributes in the graph module
+Constants               the tensors, the nodes that read them, and writes to them in a real run
+OutsideTensors          real tensors that a program uses without its modules, while stand-ins are traced
+restore_optimizers_after  undoes optimizer steps that were made during a trace
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ import copy
 import functools
 import itertools
 import keyword
+import operator
 import re
 import unicodedata
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
@@ -22,21 +24,19 @@ from torch.fx import Graph, GraphModule, Node
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from understudy import _torch
-from understudy.capture.lazy_state import VAL, LazyMeta, LazyParameter
-from understudy.contexts import contextmanager, run_to_the_end
 from understudy.errors import Context, MixedTensorsError
 from understudy.fake.convert import spec_of_real
 from understudy.fake.mode import FakeTensorMode
-from understudy.fake.realise import make_new
+from understudy.fake.realise import make_new, make_snapshot
 from understudy.fake.tensor import FakeTensor
 from understudy.graph.borrowed_state import EVERY_MODULE_HAS
-from understudy.graph.node_values import set_val, snapshot
+from understudy.graph.node_values import set_val
 from understudy.lines import user_line
 from understudy.ops.traits.writes import written_values
 from understudy.spec.call import flat
 
 if TYPE_CHECKING:
-    from understudy.capture.borrowed_modules import ProgramCaches
+    from understudy.capture.program_caches import ProgramCaches
     from understudy.capture.tracer import PythonKeyTracer
 
 ORIGINAL_PATH = "original_path"
@@ -58,6 +58,12 @@ def names_to_replace() -> frozenset[str]:
     return names_of_graph_modules().union(keyword.kwlist)
 
 
+@functools.lru_cache(maxsize=8192)
+def is_plain_path(path: str) -> bool:
+    """Whether a path can be used in the code of a graph as it is."""
+    return PLAIN_PATH.fullmatch(path) is not None and names_to_replace().isdisjoint(path.split("."))
+
+
 class AttributePaths:
     """Chooses the paths of attributes in a graph module. A path is part of the graph's code, so it has to be made of
     identifiers; but a key of a `ParameterDict` may be any text, and a submodule may have the name of an attribute of
@@ -74,16 +80,14 @@ class AttributePaths:
 
     def choose(self, path: str) -> str:
         """The path itself, if it is made of identifiers and still free; else a similar one."""
-        is_plain = PLAIN_PATH.fullmatch(path) is not None and names_to_replace().isdisjoint(path.split("."))
-        chosen = path if is_plain else self._make_safe(path)
+        chosen = path if is_plain_path(path) else self._make_safe(path)
         if chosen in self._originals:
             numbered = (f"{chosen}_{number}" for number in itertools.count(1))
-            chosen = next(one for one in numbered if one not in self._originals and one not in self._paths_of_program())
+            chosen = next(
+                one for one in numbered if one not in self._originals and one not in self._paths_of_program()
+            )
         self._originals[chosen] = path
         return chosen
-
-    def original(self, chosen: str) -> str:
-        return self._originals.get(chosen, chosen)
 
     def _make_safe(self, path: str) -> str:
         outer = ""
@@ -97,12 +101,16 @@ class AttributePaths:
     def _make_safe_part(self, outer: str, part: str) -> str:
         """`.name`. `outer`: what comes before it, with a dot in front."""
         taken = OF_MODULES if outer else names_of_graph_modules()
-        is_name = part.isidentifier() and unicodedata.normalize("NFKC", part) == part  # Python normalises identifiers
+        is_name = (
+            part.isidentifier() and unicodedata.normalize("NFKC", part) == part
+        )  # Python normalises identifiers
         if (is_name or part.isdecimal()) and not keyword.iskeyword(part) and part not in taken:
             return f".{part}"
         safe = re.sub(r"\W", "_", part, flags=re.ASCII) or "_"
         known = (self._made, self._paths_of_program())
-        while keyword.iskeyword(safe) or safe in taken or any(f"{outer}.{safe}"[1:] in paths for paths in known):
+        while (
+            keyword.iskeyword(safe) or safe in taken or any(f"{outer}.{safe}"[1:] in paths for paths in known)
+        ):
             safe += "_"
         self._made.add(f"{outer}.{safe}"[1:])
         return f".{safe}"
@@ -125,8 +133,7 @@ class Constants:
     def __init__(self, tracer: PythonKeyTracer) -> None:
         self._tracer = tracer
         self._known: dict[int, tuple[torch.Tensor, torch.Tensor, str | None]] = {}
-        self._lent: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        self._late: dict[int, tuple[LazyParameter, str | None]] = {}
+        self._stand_in_of_real: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._nodes: dict[int, Node] = {}
         self._used_names: dict[str, int] = {}
         self._paths = AttributePaths()
@@ -135,24 +142,20 @@ class Constants:
         self.allow_fakes = False
         self.outer: Constants | None = None
         """The constants of the surrounding program, for a branch: modules of branches are borrowed with all others."""
-        self._around = _torch.active_fake_mode() if _torch.active_recorder() is None else None
+        self.mode_of_program: Any = _torch.active_fake_mode() if _torch.active_recorder() is None else None
+        """The mode of the program's inputs: other stand-ins of this mode may be constants."""
         self.without_gradient = False
         self._saved: dict[int, tuple[torch.UntypedStorage, torch.Tensor]] = {}
         self._storages: set[int] = set()
         self._in_storages = 0
 
-    def expect(self, tensor: torch.Tensor | LazyParameter, real: torch.Tensor, name: str | None) -> None:
+    def expect(self, tensor: torch.Tensor, real: torch.Tensor, name: str | None) -> None:
         """Register `tensor`: nodes that use it read `real`, under this name if one is given."""
         if name is not None:
             self._paths.expected.add(name)
-        if type(tensor) is LazyParameter:
-            self._late.setdefault(id(real), (tensor, name))
-            if tensor.fake is None:
-                return
-            tensor = tensor.fake
         self._known.setdefault(id(tensor), (tensor, real, name))
         if tensor is not real:
-            self._lent[id(real)] = (real, tensor)
+            self._stand_in_of_real[id(real)] = (real, tensor)
         if type(tensor) is not FakeTensor and _torch.is_traceable_wrapper_subclass(tensor):
             # operators on a wrapper become operators on its inner tensors
             for part in tensor.__tensor_flatten__()[0]:
@@ -160,21 +163,8 @@ class Constants:
 
     def stand_in_of(self, real: torch.Tensor) -> torch.Tensor | None:
         """The stand-in of this real tensor, None if it has none."""
-        pair = self._lent.get(id(real))
-        if pair is None and id(real) in self._late:
-            return self._late[id(real)][0].stand_in()
+        pair = self._stand_in_of_real.get(id(real))
         return pair[1] if pair is not None and pair[0] is real else None
-
-    def register_fake(self, lazy: LazyParameter, fake: FakeTensor) -> None:
-        """Called when the stand-in of a lazy parameter is made."""
-        if id(lazy.real) in self._late:  # otherwise `expect` will be called for it
-            self.expect(fake, lazy.real, self._late[id(lazy.real)][1])
-        if lazy.node is not None:
-            self._nodes[id(fake)] = lazy.node
-
-    def belongs_to(self, mode: FakeTensorMode | None) -> None:
-        """Set the mode of the program's inputs: other stand-ins of this mode may be constants."""
-        self._around = mode or self._around
 
     def knows(self, tensor: torch.Tensor) -> bool:
         """Whether this is a parameter, buffer or constant of the program."""
@@ -186,23 +176,22 @@ class Constants:
             return self._known[id(tensor)][1]
         return tensor if self.outer is None else self.outer.real_of(tensor)
 
-    def existing(self, tensor: torch.Tensor | LazyParameter) -> Node | None:
+    def existing(self, tensor: torch.Tensor) -> Node | None:
         """The `get_attr` node of a tensor, None if there is none yet."""
-        if type(tensor) is LazyParameter:
-            return tensor.node
         return self._nodes.get(id(tensor)) if self.knows(tensor) else None
 
     def node_of(self, tensor: torch.Tensor) -> Node:
         """The `get_attr` node of a tensor, made on first use."""
-        if not self.knows(tensor):
+        identity = id(tensor)
+        known = self._known.get(identity)
+        if known is None or known[0] is not tensor:
             real = tensor if self.outer is None else self.outer.real_of(tensor)
             if real is tensor:
                 self._refuse_fake(tensor)
-            self._known[id(tensor)] = (tensor, real, None)
-        known = self._known[id(tensor)]
-        node = self._nodes.get(id(tensor))
+            known = self._known[identity] = (tensor, real, None)
+        node = self._nodes.get(identity)
         if node is None:
-            node = self._nodes[id(tensor)] = self._make_node(*known)
+            node = self._nodes[identity] = self._make_node(*known)
         return node
 
     def named_nodes(self) -> dict[Node, str]:
@@ -214,21 +203,6 @@ class Constants:
         """What this `get_attr` node reads, or the module that a `call_module` node calls."""
         target = str(node.target)
         return self._read_as[target] if target in self._read_as else getattr(self._tracer.root, target)
-
-    def node_of_lazy(self, lazy: LazyParameter) -> Node:
-        """As `node_of`, for a lazy parameter, without making its stand-in."""
-        if lazy.fake is not None:
-            return self.node_of(lazy.fake)
-        if lazy.node is None:
-            name = self._late[id(lazy.real)][1]
-            node = lazy.node = self._read(lazy.real, name)
-            tensor_meta = self._tracer.node_meta.tensor_meta_of_spec(lazy.spec, lazy.requires_grad)
-            meta = LazyMeta(val=VAL, tensor_meta=tensor_meta)
-            meta.source = lazy
-            _torch.set_node_meta(node, meta)
-            if name is not None:
-                self._note_path(node)
-        return lazy.node
 
     def node_of_object(self, value: object, prefix: str) -> Node:
         """As `node_of`, for an object that is not a tensor and can't be written as a literal."""
@@ -262,7 +236,12 @@ class Constants:
     def put_back(self) -> None:
         for tensor, real, _ in self._known.values():
             # Below all function modes: a real tensor may have been given a gradient without data.
-            if tensor is real and type(real) is not FakeTensor and real.is_leaf and type(real.grad) is FakeTensor:
+            if (
+                tensor is real
+                and type(real) is not FakeTensor
+                and real.is_leaf
+                and type(real.grad) is FakeTensor
+            ):
                 real.grad = None
         with _torch.no_modes():
             for storage, before in self._saved.values():
@@ -272,7 +251,11 @@ class Constants:
 
     def _refuse_fake(self, tensor: torch.Tensor) -> None:
         # In a fake mode of the user, stand-ins of that mode may be constants.
-        if type(tensor) is FakeTensor and not self.allow_fakes and tensor.fake_mode is not self._around:
+        if (
+            type(tensor) is FakeTensor
+            and not self.allow_fakes
+            and tensor.fake_mode is not self.mode_of_program
+        ):
             raise MixedTensorsError(
                 f"{tensor._spec} is a stand-in that was made outside of this trace: a graph can't hold it as a constant",
                 context=Context(
@@ -284,29 +267,28 @@ class Constants:
     def _make_node(self, tensor: torch.Tensor, real: torch.Tensor, name: str | None) -> Node:
         node = self._read(real, name)
         if type(tensor) is FakeTensor:
-            node.meta["val"] = snapshot(tensor)
-            node.meta["tensor_meta"] = self._tracer.node_meta.tensor_meta(tensor, tensor.requires_grad)
+            meta = node.meta
+            meta["val"] = make_snapshot(tensor.fake_mode, tensor)
+            meta["tensor_meta"] = self._tracer.node_meta.tensor_meta(tensor, tensor.requires_grad)
         else:
             set_val(node, self._as_fake(tensor))
-        self._note_path(node)
         return node
-
-    def _note_path(self, node: Node) -> None:
-        path = self._paths.original(str(node.target))
-        if path != node.target:
-            node.meta[ORIGINAL_PATH] = path
 
     def _read(self, real: torch.Tensor, name: str | None) -> Node:
         """A node that reads this tensor, under this name if one is given."""
         if name is None:
             name = self._fresh("_param_constant" if is_parameter(real) else "_tensor_constant")
+            path = name
         else:
-            name = self._paths.choose(name)
+            path, name = name, self._paths.choose(name)
         value = self._detach(real) if self.without_gradient and real.requires_grad else real
         self._read_as[name] = value
         if "." not in name:  # submodules are made once, with the graph module
             set_attribute(self._tracer.root, name, value)
-        return self._tracer.append_read(name)
+        node = self._tracer.append_read(name)
+        if path != name:
+            node.meta[ORIGINAL_PATH] = path
+        return node
 
     @staticmethod
     def _detach(real: torch.Tensor) -> torch.Tensor:
@@ -329,9 +311,11 @@ class Constants:
         nodes = [node for op in ("get_attr", "call_module") for node in graph.find_nodes(op=op)]
         parents: dict[str, torch.nn.Module] = {"": gm}
         # Outer paths first: an attribute may be a module that contains others.
-        for node in sorted(nodes, key=lambda node: str(node.target).count(".")):
-            path, _, last = str(node.target).rpartition(".")
-            set_attribute(_parent(parents, path), last, self.value_read_by(node))
+        targets = [str(node.target) for node in nodes]
+        for target in sorted(targets, key=operator.methodcaller("count", ".")):
+            path, _, last = target.rpartition(".")
+            value = self._read_as[target] if target in self._read_as else getattr(self._tracer.root, target)
+            set_attribute(_parent(parents, path), last, value)
         gm.graph = graph
         return gm
 
@@ -394,12 +378,18 @@ def plain_module() -> torch.nn.Module:
 
 
 def is_parameter(value: object) -> TypeGuard[torch.nn.Parameter]:
-    return type(value) is torch.nn.Parameter or isinstance(value, torch.nn.Parameter)  # torch answers the latter in Python
+    """`isinstance(value, torch.nn.Parameter)`, which torch answers in Python, without that for plain tensors."""
+    kind = type(value)
+    if kind is torch.nn.Parameter:
+        return True
+    if kind is torch.Tensor and "_is_param" not in value.__dict__:
+        return False
+    return isinstance(value, torch.nn.Parameter)
 
 
 def set_attribute(module: torch.nn.Module, name: str, value: object) -> None:
     """Set an attribute of a module in the dict to which it belongs."""
-    if is_parameter(value):
+    if type(value) is torch.nn.Parameter or is_parameter(value):
         module._parameters[name] = value
     elif isinstance(value, torch.Tensor):
         module._buffers[name] = value
@@ -457,7 +447,6 @@ class OutsideTensors:
         self._constants.expect(fake, tensor, None)
         return fake
 
-
     def _is_replaced(self, tensor: torch.Tensor) -> bool:
         if self._mode.allow_non_fake_inputs:
             return tensor.requires_grad and tensor.is_leaf and not _torch.is_functorch_wrapped(tensor)
@@ -493,11 +482,10 @@ def restore_optimizers_after() -> Iterator[None]:
         if optimizer not in before and _torch.active_recorder() is not None:
             before[optimizer] = KeptOptimizer(optimizer)
 
-    def restore() -> None:
+    handle = register_optimizer_step_pre_hook(remember)
+    try:
+        yield
+    finally:
+        handle.remove()
         for kept in before.values():
             kept.restore()
-
-    handles: list[Any] = []
-    with run_to_the_end(restore), run_to_the_end(lambda: [handle.remove() for handle in handles]):
-        handles.append(register_optimizer_step_pre_hook(remember))
-        yield

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -15,7 +15,6 @@ from understudy.capture.make_fx import make_fx
 from understudy.capture.proxy_slots import track_tensor_tree
 from understudy.capture.recorder import AMBIENT, Decompositions, ProxyTorchDispatchMode
 from understudy.capture.tracer import PythonKeyTracer
-from understudy.contexts import contextmanager
 
 
 @contextmanager

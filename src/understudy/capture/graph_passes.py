@@ -1,8 +1,8 @@
 """Passes over a recorded graph.
 
-    remove_dead_code    removes nodes without users and without effects
-    make_writable       replaces ZeroTensors that an operator of the graph writes to by ordinary zeros
-    insert_promises     writes deferred runtime assertions (`torch._check` on unbacked symbols) as nodes
+remove_dead_code    removes nodes without users and without effects
+make_writable       replaces ZeroTensors that an operator of the graph writes to by ordinary zeros
+insert_promises     writes deferred runtime assertions (`torch._check` on unbacked symbols) as nodes
 """
 
 from __future__ import annotations
@@ -245,7 +245,9 @@ def promise_size(tracer: PythonKeyTracer, tensor: torch.Tensor, text: str) -> No
     size = tensor.shape[0]
     read = tracer.append_call(torch.ops.aten.sym_size.int, (tracer.node_of_tensor(tensor), 0), {}, "sym_size")
     is_same = tracer.append_call(operator.eq, (read, size), {}, "eq")
-    message = f"not true that {text} ({size}): trace in fake or symbolic mode for a graph that holds for any number"
+    message = (
+        f"not true that {text} ({size}): trace in fake or symbolic mode for a graph that holds for any number"
+    )
     assertion = tracer.append_call(ASSERT, (is_same, message), {}, "_assert_scalar")
     read.meta["val"], is_same.meta["val"], assertion.meta["val"] = size, True, None
 
@@ -258,7 +260,7 @@ class TracerWithoutOrigins(PythonKeyTracer):
         self.stack_trace = ""
 
     def append_call(self, target: Any, args: object, kwargs: object, name: str | None = None) -> Node:
-        node = self.append_bare(name or self.graph._target_to_str(target), target, args, kwargs)
+        node = self.append_bare(name or _torch.base_name(target), target, args, kwargs)
         if self.stack_trace:
             node.meta["stack_trace"] = self.stack_trace
         return node

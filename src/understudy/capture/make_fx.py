@@ -1,9 +1,9 @@
 """make_fx: run a function once on stand-ins or real tensors, and return the graph of the operators that ran.
 
-    names of inputs    from the signature of the function; names that clash with the code of a graph are changed
-    errors             an exception inside the traced function also shows the nodes recorded last
-    make_fx, Capture   one run: inputs become placeholders, modules are borrowed, the recorder is entered, the graph is
-                       completed and put into a graph module. `capture_step` and subgraphs are captures of their own
+names of inputs    from the signature of the function; names that clash with the code of a graph are changed
+errors             an exception inside the traced function also shows the nodes recorded last
+make_fx, Capture   one run: inputs become placeholders, modules are borrowed, the recorder is entered, the graph is
+                   completed and put into a graph module. `capture_step` and subgraphs are captures of their own
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
@@ -19,23 +19,17 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from understudy import _torch
-from understudy.capture.borrowed_modules import (
-    BorrowedModules,
-    ConstantsWritten,
-    ConstantValues,
-    ProgramCaches,
-    modules_of,
-)
+from understudy.capture.borrowed_modules import BorrowedModules, modules_of
+from understudy.capture.constant_values import ConstantValues
 from understudy.capture.constants import ORIGINAL_PATH, OutsideTensors, restore_optimizers_after
 from understudy.capture.graph_passes import insert_promises, make_writable, node_of_output, remove_dead_code
 from understudy.capture.higher_order.torch_tracing import running
 from understudy.capture.module_stack import recorded_modules, root_of
 from understudy.capture.predispatch import PreDispatchTorchFunctionMode, settle
+from understudy.capture.program_caches import ProgramCaches
 from understudy.capture.recorder import ProxyTorchDispatchMode
-from understudy.capture.repeated_layers.layers import RepeatedLayers
 from understudy.capture.tracer import OPEN, SYMBOLIC, PythonKeyTracer
 from understudy.capture.unrecorded_effects.torch_functions import TorchFunctionMetadataMode
-from understudy.contexts import contextmanager, run_to_the_end
 from understudy.errors import NotProvidedError
 from understudy.fake.mode import FakeTensorMode
 from understudy.fake.tensor import FakeTensor
@@ -163,8 +157,6 @@ class Options:
     """Above autograd: also record the inner operators of composites, for a backward pass inside the program."""
     knows_constants: bool = False
     """Whether the values of small integer buffers that no checkpoint holds are determined: see `ConstantValues`."""
-    state: tuple[torch.Tensor, ...] | None = ()
-    """Tensors that are no constants, because the program writes to them; None if there are no constants at all."""
     whole: Container[Any] | None = None
     """Composite operators that are recorded without decomposition. Autograd, which would decompose them, is skipped."""
 
@@ -184,7 +176,7 @@ def make_fx(
 
     `tracing_mode`: "real" runs the operators, "fake" runs stand-ins of the same sizes, "symbolic" makes sizes symbols:
     the graph is then valid for all sizes that satisfy the guards of `gm.shape_env`.
-    `decomposition_table`: operator → function to record in its place. `pre_dispatch`: record above autograd and autocast.
+    `decomposition_table`: operator → the function that replaces it. `pre_dispatch`: record above autograd and autocast.
     `allow_non_fake_inputs` (torch's name for it is `_allow_non_fake_inputs`): in fake and symbolic mode, real tensors that
     the function refers to, besides those of its modules, are constants of the graph; without it they are an error.
     `record_module_stack`: `node.meta["nn_module_stack"]` holds the modules that were being called.
@@ -196,7 +188,7 @@ def make_fx(
             "mode.from_tensor(x, symbolic_context=(dim, 'static', …)) with the dims of understudy.dims"
         )
     if tracing_mode not in MODES:
-        raise ValueError(f"tracing_mode is {tracing_mode!r}; it must be one of {', '.join(map(repr, MODES))}")
+        raise ValueError(f"tracing_mode must be one of {', '.join(map(repr, MODES))}, got {tracing_mode!r}")
     options = Options(
         decomposition_table, tracing_mode, allow_non_fake_inputs or _allow_non_fake_inputs, pre_dispatch,
         record_module_stack, _allow_fake_constant, _error_on_data_dependent_ops, proxy_module_inputs,
@@ -206,28 +198,12 @@ def make_fx(
     @functools.wraps(f)
     def trace(*args: object) -> GraphModule:
         try:
-            return capture(f, options, args)
+            return Capture(f, options).run(args)
         except RecursionError:
             refuse_cycles(args)
             raise
 
     return trace
-
-
-def capture(
-    f: Callable[..., object], options: Options, args: tuple[object, ...], state: tuple[torch.Tensor, ...] = (), runs: int = 1
-) -> GraphModule:
-    """The graph of `f`, which is run again if it has decided by the values of tensors that it writes to: these are
-    `state`. `runs`: how often it has been run, with this one."""
-    try:
-        return Capture(f, replace(options, state=state if runs <= MOST_RUNS else None)).run(args)
-    except ConstantsWritten as error:
-        state = (*state, *error.tensors)
-    return capture(f, options, args, state, runs + 1)
-
-
-MOST_RUNS = 5
-"""Then no value is known: a program that makes such tensors itself, out of sight of the mode, has others in each run."""
 
 
 class Capture:
@@ -258,8 +234,6 @@ class Capture:
         self.fake_mode = self.outer.stand_ins if self.outer is not None else self._mode_for(leaves)
         if self.fake_mode is not None:
             self.tracer.shape_env = self.fake_mode.shape_env
-        if self.outer is None:
-            self.tracer.constants.belongs_to(_mode_among(leaves))
         names = argument_names(self.f, args)
         inputs = list(map(self._as_input, leaves, leaf_names(names, in_spec)))
         self.recorder = ProxyTorchDispatchMode(
@@ -270,14 +244,19 @@ class Capture:
         self.recorder.whole = self.options.whole or ()
         self._make_placeholders(names, in_spec, inputs)
         self._bind_symbols_of_data(inputs)
-        with run_to_the_end(lambda: self._close(inputs)):
+        with ExitStack() as restore:
+            restore.callback(self._close, inputs)
             OPEN.add(self.tracer.graph)
             has_constants = self.options.knows_constants or self.options.allow_non_fake_inputs
             if self.fake_mode is not None and self.outer is None and has_constants:
-                self.constant_values = ConstantValues(self.fake_mode, self.options.state, self.options.knows_constants)
-            self._modules_given = [value for value in inputs if isinstance(value, torch.nn.Module)]
+                self.constant_values = ConstantValues(self.fake_mode, self.options.knows_constants)
+            self._modules_given = [
+                value
+                for value in inputs
+                if type(value) is not FakeTensor and isinstance(value, torch.nn.Module)
+            ]
             with self._state() as state:
-                given = self._call_arguments(inputs)
+                given = self._call_arguments(inputs) if self.options.proxy_module_inputs else inputs
                 result = self._run_program(_torch.tree_unflatten(given, in_spec), state)
                 out_spec = self._finish(result)
         return self._graph_module(names, in_spec, out_spec)
@@ -304,10 +283,15 @@ class Capture:
         mode = self.fake_mode or _torch.active_fake_mode()
         if type(mode) is FakeTensorMode:
             return mode
-        return FakeTensorMode(shape_env=ShapeEnv(trace_asserts=True), static_shapes=True, allow_non_fake_inputs=True)
+        return FakeTensorMode(
+            shape_env=ShapeEnv(trace_asserts=True), static_shapes=True, allow_non_fake_inputs=True
+        )
 
     def subgraph(
-        self, f: Callable[..., object], args: tuple[object, ...], table: Mapping[Any, Callable[..., Any]] | None = None
+        self,
+        f: Callable[..., object],
+        args: tuple[object, ...],
+        table: Mapping[Any, Callable[..., Any]] | None = None,
     ) -> GraphModule:
         """Trace a branch."""
         is_real = self.options.tracing_mode == "real"
@@ -322,14 +306,20 @@ class Capture:
 
     def _mode_for(self, leaves: list[Any]) -> FakeTensorMode | None:
         """The fake mode of the inputs; else the active one; else a new one."""
+        given = _mode_among(leaves)
+        self.tracer.constants.mode_of_program = given or self.tracer.constants.mode_of_program
         if self.options.tracing_mode == "real":
             return None
-        found = _mode_among(leaves) or _torch.active_fake_mode()
+        found = given or _torch.active_fake_mode()
         if found is None:
             is_static = self.options.tracing_mode == "fake"
-            symbols = [leaf.node for leaf in leaves if isinstance(leaf, SYMBOLIC) and type(leaf.node) is SymNode]
+            env: ShapeEnv | None = None
+            for leaf in leaves:
+                if type(leaf) in SYMBOLIC and type(leaf.node) is SymNode:
+                    env = leaf.node.shape_env
+                    break
             made = FakeTensorMode(
-                shape_env=symbols[0].shape_env if symbols else ShapeEnv(trace_asserts=True), static_shapes=is_static,
+                shape_env=env or ShapeEnv(trace_asserts=True), static_shapes=is_static,
                 allow_non_fake_inputs=self.options.allow_non_fake_inputs,
                 allow_fallback_kernels=True,
             )  # fmt: skip
@@ -363,7 +353,7 @@ class Capture:
                 node = self.tracer.placeholder(f"{name}_{count}", default)
                 if name in USED_BY_CODE:
                     node.meta[ORIGINAL_PATH] = name
-                self._is_input(next(remaining), node)
+                self._bind_input(next(remaining), node)
 
     def _bind_symbols_of_data(self, inputs: list[Any]) -> None:
         """Bind unbacked sizes of inputs (`torch._dynamo.mark_unbacked`) to the inputs."""
@@ -374,13 +364,14 @@ class Capture:
                 if bindings is not None:
                     node.meta["unbacked_bindings"] = bindings
 
-    def _is_input(self, value: object, node: Node) -> None:
+    def _bind_input(self, value: object, node: Node) -> None:
+        """Register the placeholder of an input."""
         tracer = self.tracer
         if self.outer is not None:
             value = _torch.innermost(value)
         set_val(node, value)
         if isinstance(value, torch.Tensor):
-            # Of one tensor that is given twice, the last placeholder is read, as in torch's graphs.
+            # If one tensor is given twice, the last placeholder is read, as in torch's graphs.
             if self.outer is None or tracer.find_node(value) is None:
                 tracer.remember(value, node)
             if type(value) is FakeTensor:
@@ -393,9 +384,7 @@ class Capture:
             tracer.script_object_tracker[value] = tracer.proxy(node)
 
     def _call_arguments(self, inputs: list[Any]) -> list[Any]:
-        """The arguments of `f`: the inputs, with `proxy_module_inputs` proxies in the place of modules."""
-        if not self.options.proxy_module_inputs:
-            return inputs
+        """The arguments of `f` with `proxy_module_inputs`: the inputs, with modules replaced by proxies."""
         placeholders = self.tracer.graph.find_nodes(op="placeholder")
         return [
             self.tracer.proxy(node) if isinstance(value, torch.nn.Module) else value
@@ -408,34 +397,31 @@ class Capture:
         state = BorrowedModules(self.fake_mode, self.constant_values)
         given = [(module, False) for module in self._modules_given]
         modules = [] if self.outer is not None else [*modules_of(self.f), *given]
-        layers = RepeatedLayers([module for module, _ in modules]) if self._may_repeat_layers() else None
-
-        with run_to_the_end(state.give_back), run_to_the_end(no_context if layers is None else layers.release):
-            if self.outer is None:
-                waiting = () if layers is None else layers.later
-                state.borrow(modules, self.tracer.constants, waiting, with_gradients=self.options.pre_dispatch)
-            if layers is not None:
-                layers.watch(self.tracer, self.stand_ins, self.recorder)
+        try:
+            state.borrow(modules, self.tracer.constants)
             yield state
-
-    def _may_repeat_layers(self) -> bool:
-        """Whether layers may be replayed: not where the inner operators of composites are recorded."""
-        has_parts = self.options.pre_dispatch and self.options.records_parts
-        return self.outer is None and self.fake_mode is not None and not has_parts
+        finally:
+            state.give_back()
 
     # --- the run ---------------------------------------------------------------------------------------------
 
     def _run_program(self, args: object, state: BorrowedModules) -> Any:
         below = nullcontext() if self.options.whole is None else _torch.below_autograd()
         surroundings = self._surroundings(state)
-        with self.fake_mode or nullcontext(), surroundings, running(self), below, self.recorder, self._modules() as stack:
+        has_modules = self.options.record_module_stack or self.outer is not None
+        with (
+            self.fake_mode or nullcontext(),
+            surroundings,
+            running(self),
+            below,
+            self.recorder,
+            self._modules() if has_modules else nullcontext() as stack,
+        ):
             self.tracer.node_meta.module_stack = stack
             with disable_autocast_cache():  # casts cached before the trace have no nodes
                 try:
                     result = _call_program(self.f, args)
                     _call_program(state.record_assigned, ())
-                    if self.constant_values is not None:
-                        self.constant_values.check_unwritten()
                     return result
                 except Exception as error:
                     add_last_nodes(error, self.tracer.graph)
@@ -454,10 +440,13 @@ class Capture:
                 yield
             return
         cached = ProgramCaches(self.f, state.parts, mode)
-        self.tracer.strays = OutsideTensors(self.tracer.constants, mode, cached)
+        self.tracer.outside_tensors = OutsideTensors(self.tracer.constants, mode, cached)
         sizes = cached.accept_symbols() if options.tracing_mode == "symbolic" else nullcontext()
-        with above, regions, run_to_the_end(cached.empty), sizes, restore_optimizers_after(), names:
-            yield
+        try:
+            with above, regions, sizes, restore_optimizers_after(), names:
+                yield
+        finally:
+            cached.empty()
 
     @contextmanager
     def _modules(self) -> Iterator[Callable[[], Any] | None]:
@@ -465,8 +454,10 @@ class Capture:
         if self.outer is not None:
             yield self.outer.tracer.node_meta.module_stack
             return
-        root = root_of(self.f) if self.options.record_module_stack else None
-        with recorded_modules(root) as modules:
+        if not self.options.record_module_stack:
+            yield None
+            return
+        with recorded_modules(root_of(self.f)) as modules:
             yield None if modules is None else modules.current
 
     # --- after -----------------------------------------------------------------------------------------------
@@ -474,13 +465,16 @@ class Capture:
     def _finish(self, result: object) -> Any:
         """Add the output node; returns the structure of the output."""
         # A `torch.Size` is returned as a tuple, which compares equal and needs no pytree spec.
-        leaves, out_spec = _torch.tree_flatten(map_structure(tuple, torch.Size, result))
+        if type(result) is not FakeTensor:
+            result = map_structure(tuple, torch.Size, result)
+        leaves, out_spec = _torch.tree_flatten(result)
         if self.outer is not None:  # a branch, possibly inside a transform
             leaves = list(map(_torch.innermost, leaves))
         nodes = [node_of_output(self.tracer, leaf) for leaf in leaves]
         is_plain = _torch.is_plain_structure(out_spec)
         self.tracer.graph.output(_torch.tree_unflatten(nodes, out_spec) if is_plain else nodes)
-        settle(self.tracer)
+        if self.tracer.parts:
+            settle(self.tracer)
         make_writable(self.tracer.graph)
         remove_dead_code(self.tracer.graph)
         insert_promises(self.tracer.graph, self.tracer.shape_env, is_inner=self.outer is not None)
@@ -490,11 +484,13 @@ class Capture:
 
     def _graph_module(self, names: Any, in_spec: object, out_spec: object) -> GraphModule:
         graph = self.tracer.graph
-        structured = any(not _torch.is_leaf(part) for part in _torch.children(in_spec))
+        structured = not all(map(_torch.is_leaf, _torch.children(in_spec)))
         if structured or not _torch.is_plain_structure(out_spec):
             (output,) = graph.find_nodes(op="output")
             output.args = (_torch.tree_flatten(output.args[0])[0],)
-            graph.set_codegen(_torch.structured_code(names_in_code([name for name, _ in names]), in_spec, out_spec))
+            graph.set_codegen(
+                _torch.structured_code(names_in_code([name for name, _ in names]), in_spec, out_spec)
+            )
         gm = self.tracer.constants.graph_module(graph, name_of(self.f))
         if self.fake_mode is not None and self.options.tracing_mode == "symbolic":
             gm.shape_env = self.fake_mode.shape_env
@@ -505,13 +501,11 @@ class Capture:
 def disable_autocast_cache() -> Iterator[None]:
     """Inside, autocast casts a weight each time: a cached cast would have no node in the graph."""
     before = torch.is_autocast_cache_enabled()
-    with run_to_the_end(lambda: torch.set_autocast_cache_enabled(before)):
-        torch.set_autocast_cache_enabled(False)
+    torch.set_autocast_cache_enabled(False)
+    try:
         yield
-
-
-def no_context() -> None:
-    """A context manager that does nothing."""
+    finally:
+        torch.set_autocast_cache_enabled(before)
 
 
 def _mode_among(leaves: Iterable[object]) -> FakeTensorMode | None:

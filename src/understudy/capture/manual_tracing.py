@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -18,7 +18,6 @@ from understudy.capture.predispatch import settle
 from understudy.capture.proxy_slots import track_tensor_tree
 from understudy.capture.recorder import Decompositions, ProxyTorchDispatchMode
 from understudy.capture.tracer import OPEN, SYMBOLIC, PythonKeyTracer
-from understudy.contexts import contextmanager
 from understudy.errors import UnderstudyError
 from understudy.fake.torch_api import unset_fake_temporarily
 
@@ -56,7 +55,11 @@ def maybe_disable_fake_tensor_mode() -> Iterator[Any]:
 
 
 def proxy_call(
-    proxy_mode: ProxyTorchDispatchMode, func: object, pre_dispatch: bool, args: tuple[object, ...], kwargs: dict[str, Any]
+    proxy_mode: ProxyTorchDispatchMode,
+    func: object,
+    pre_dispatch: bool,
+    args: tuple[object, ...],
+    kwargs: dict[str, Any],
 ) -> Any:
     """Record one operator call, as if the recorder had intercepted it, and return its result."""
     if pre_dispatch is not proxy_mode.pre_dispatch:
@@ -105,7 +108,9 @@ def handle_sym_dispatch(func: Callable[..., object], args: tuple[object, ...], k
     """Apply `func` to symbolic numbers of the current trace."""
     recorder = get_proxy_mode()
     if recorder is None:
-        raise UnderstudyError("handle_sym_dispatch belongs into a trace, and none is under way: call the function itself")
+        raise UnderstudyError(
+            "handle_sym_dispatch: expected an active trace, got none; call the function itself"
+        )
     return recorder.__sym_dispatch__(func, (), args, kwargs)
 
 

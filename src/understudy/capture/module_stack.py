@@ -11,14 +11,13 @@ import functools
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.nn import Module
 
-from understudy.contexts import contextmanager
 from understudy.patching import MODULE_PATHS, active, patch
 
 Entry = tuple[str, str]
@@ -73,64 +72,6 @@ class ModuleStack:
                 if path.startswith(f"{around}." if around else ""):
                     return path
         return paths[0]
-
-    # --- replayed layers, which are not called ---------------------------------------------------
-
-    def position_of_layer(self, layer: Module) -> LayerPosition | None:
-        """The position of the current call of a layer; None if it has several paths."""
-        paths = self._paths.get(id(layer), ())
-        if self.is_ambiguous or len(paths) != 1:
-            return None
-        return LayerPosition(paths[0], self._entries.copy(), self._calls.copy())
-
-    def count_calls(self, place: LayerPosition, calls: dict[str, int]) -> None:
-        """Add the calls of a replayed layer's submodules to the counts."""
-        for inner, count in calls.items():
-            path = place.path + inner
-            self._calls[path] = self._calls.get(path, 0) + count
-
-
-RelativeStack = tuple[tuple[str, int, str], ...]
-"""For each module inside a layer: its path below the layer, the number of earlier calls, its class."""
-
-
-@dataclass(frozen=True)
-class LayerPosition:
-    """The position of a call of a layer: its path, the modules around it, and the number of earlier calls of each module."""
-
-    path: str
-    around: Stack
-    calls: dict[str, int]
-
-    def relative(self, stack: Stack) -> RelativeStack | None:
-        """The part of a stack that is inside the layer; None if the rest is not the stack around the layer."""
-        entries = list(stack.items())
-        if entries[: len(self.around)] != list(self.around.items()):
-            return None
-        inner = entries[len(self.around) :]
-        if not all(path.startswith(f"{self.path}.") for _, (path, _) in inner):
-            return None
-        return tuple(
-            (path[len(self.path) :], int(key.rpartition("@")[2]) - self.calls.get(path, 0) if "@" in key else 0, kind)
-            for key, (path, kind) in inner
-        )
-
-    def absolute(self, relative: RelativeStack) -> Stack:
-        """The stack of this position, from a relative one."""
-        stack = self.around.copy()
-        for inner, number, kind in relative:
-            path = self.path + inner
-            count = self.calls.get(path, 0) + number
-            stack[f"{path}@{count}" if count else path] = (path, kind)
-        return stack
-
-    def calls_inside(self, after: LayerPosition) -> dict[str, int]:
-        """How often each module inside the layer was called since, by its path below the layer."""
-        return {
-            path[len(self.path) :]: count - self.calls.get(path, 0)
-            for path, count in after.calls.items()
-            if path.startswith(f"{self.path}.") and count != self.calls.get(path, 0)
-        }
 
 
 # --- calls ----------------------------------------------------------------------------------------------------------

@@ -11,17 +11,14 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch.autograd import forward_ad
 from torch.fx import Node
-from torch.fx.node import has_side_effect
 
 from understudy import _torch
 from understudy.capture.higher_order.torch_tracing import branches_below_autograd
 from understudy.capture.recorder import ProxyTorchDispatchMode
 from understudy.capture.tracer import PythonKeyTracer
-from understudy.contexts import GuardedExit, ReplacedWhere
 from understudy.ops.traits.writes import is_pure
-from understudy.patching import RECORDING, patch, patch_call
+from understudy.patching import RECORDING, patch
 from understudy.spec.call import flat
 
 BACKWARD = frozenset({torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward})
@@ -29,7 +26,7 @@ BACKWARD = frozenset({torch.autograd.grad, torch.autograd.backward, torch.Tensor
 
 
 AutocastArguments = tuple[str, torch.dtype, bool, bool]
-"""Of `enter_autocast`: the type of device, the dtype, whether it is enabled, whether casts are kept."""
+"""Arguments of `enter_autocast`: device type, dtype, whether it is enabled, whether casts are cached."""
 
 
 def disabled_autocast(device_types: Iterable[str]) -> list[AutocastArguments]:
@@ -45,9 +42,6 @@ class PreDispatchTorchFunctionMode(_torch.FunctionMode):
 
     They are torch functions, not operators, so the recorder does not see them.
     """
-
-    only_records = True
-    """Its effect on a replayed layer is already in the nodes of that layer."""
 
     def __init__(self, tracer: PythonKeyTracer) -> None:
         self.tracer = tracer
@@ -67,7 +61,10 @@ class PreDispatchTorchFunctionMode(_torch.FunctionMode):
     __class__ = property(_claimed_class)
 
     def __torch_function__(
-        self, func: Callable[..., object], types: tuple[object, ...], args: tuple[object, ...] = (),
+        self,
+        func: Callable[..., object],
+        types: tuple[object, ...],
+        args: tuple[object, ...] = (),
         kwargs: dict[str, object] | None = None,
     ) -> Any:
         handler = self._handlers.get(func) if _torch.is_recorded_above_autograd() else None
@@ -82,7 +79,6 @@ class PreDispatchTorchFunctionMode(_torch.FunctionMode):
             return result
         return func(*args, **kwargs) if kwargs else func(*args)
 
-    @GuardedExit
     def __exit__(self, *exception: object) -> None:
         super().__exit__(*exception)
         if exception[0] is None:
@@ -121,7 +117,7 @@ class PreDispatchTorchFunctionMode(_torch.FunctionMode):
         return node
 
 
-def is_grad_mode_recorded(manager: object) -> bool:
+def is_grad_mode_recorded() -> bool:
     return _torch.is_recorded_above_autograd() and _torch.active_recorder().records_parts
 
 
@@ -136,31 +132,10 @@ def record_grad_mode_of_inference(original: Callable[..., None]) -> Any:
     def switch(self: object, *exception: object) -> None:
         was_enabled = torch.is_grad_enabled()
         original(self, *exception)
-        if torch.is_grad_enabled() is not was_enabled:
+        if torch.is_grad_enabled() is not was_enabled and is_grad_mode_recorded():
             _torch.set_grad_enabled(torch.is_grad_enabled())
 
-    return ReplacedWhere(original, switch, is_grad_mode_recorded)
-
-
-# --- Levels of forward-mode gradients: no mode sees where they begin and end ---------------------------------------
-
-LEVELS = {function.__name__: function for function in (forward_ad.enter_dual_level, forward_ad.exit_dual_level)}
-for function in LEVELS.values():
-    has_side_effect(function)
-
-
-@patch_call(
-    "torch.autograd.forward_ad.enter_dual_level", "torch.autograd.forward_ad.exit_dual_level", during=RECORDING
-)
-def record_dual_level(original: Callable[..., Any], **level: int) -> Any:
-    """The call is a node above autograd, where operators on dual tensors are recorded; those of a transform are not.
-    Levels don't nest: the only one is left."""
-    result = original(**level)
-    if _torch.is_recorded_above_autograd() and not _torch.has_transforms():
-        tracer = _torch.active_recorder().tracer
-        node = tracer.append_call(LEVELS[original.__name__], (), {}, original.__name__)
-        node.meta["val"] = None
-    return result
+    return switch
 
 
 # --- Above autograd a composite operator is one node; a backward pass needs its inner operators -------------------
@@ -204,7 +179,9 @@ class CompositeParts:
         if self._nodes and (self._autocast or not self.can_be_left_out):
             known = [(self._tracer.find_node(tensor), part) for tensor, part in self._results]
             self._tracer.parts.append(
-                PartsOfNode(whole, self._nodes, known, self._autocast, replaces_whole=not self.can_be_left_out)
+                PartsOfNode(
+                    whole, self._nodes, known, self._autocast, replaces_whole=not self.can_be_left_out
+                )
             )
         self._results = []
 

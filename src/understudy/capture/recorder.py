@@ -10,31 +10,32 @@ import logging
 import operator
 import sys
 from collections.abc import Callable, Container, Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
 import torch
 from torch.fx import Node
+from torch.fx.immutable_collections import immutable_list
 
 from understudy import _torch
 from understudy.capture.higher_order import subgraphs
 from understudy.capture.tracer import OPEN, PLAIN, SYMBOLIC, PythonKeyTracer
 from understudy.capture.unrecorded_effects.tensor_data import DeterminedRealValues, refuse_read
-from understudy.contexts import GuardedExit, contextmanager, guard_exit
 from understudy.fake.mode import FakeTensorMode
-from understudy.fake.realise import make_view
+from understudy.fake.realise import make_snapshot
 from understudy.fake.tensor import FakeTensor
-from understudy.graph.node_values import set_val
-from understudy.ops.registry import reads_value, record_of
+from understudy.graph.node_values import as_val, set_val
+from understudy.ops.registry import record_of
 from understudy.ops.shared.decompositions import decompose
-from understudy.ops.traits.autocast import caller_in_kernel, is_cast_in_kernel
-from understudy.ops.traits.caching import recorded_as, unrecorded
+from understudy.ops.traits.autocast import is_cast_in_kernel
 from understudy.shapes.bindings import compute_unbacked_bindings, unbacked_symbols_in
 from understudy.shapes.env import ShapeEnv
 from understudy.spec.call import flat
 from understudy.spec.error_context import refuse_order
 
 log = logging.getLogger(__name__)
+active_fake_mode = _torch.active_fake_mode
 aten = torch.ops.aten
 Decompositions = Mapping[Any, Callable[..., Any]]
 AMBIENT: ContextVar[Decompositions | None] = ContextVar("decompositions", default=None)
@@ -44,7 +45,15 @@ AMBIENT: ContextVar[Decompositions | None] = ContextVar("decompositions", defaul
 class Route:
     """How calls of one operator are recorded. `is_direct`: the fake mode can be called directly, and the node appended."""
 
-    __slots__ = ("breaks_up", "breaks_up_in_autocast", "decomposition", "is_direct", "name", "record", "target")
+    __slots__ = (
+        "breaks_up",
+        "breaks_up_in_autocast",
+        "decomposition",
+        "is_direct",
+        "name",
+        "record",
+        "target",
+    )
 
     def __init__(self, op: Any, decomposition: Any, keeps_composites: bool) -> None:
         self.decomposition = decomposition
@@ -53,13 +62,15 @@ class Route:
         if isinstance(op, _torch.HigherOrderOperator):
             return
         self.record = record = record_of(op)
-        self.target = recorded_as.of(op) or op
+        self.target = record.recorded_as or op
         self.name = self.target.overloadpacket.__name__
-        is_unrecorded = unrecorded.of(op) is not None
-        if reads_value.of(op) is not None:  # its result is a decision: what it reads is in the graph, not itself
+        is_unrecorded = record.unrecorded is not None
+        if (
+            record.reads_value is not None
+        ):  # its result is a decision: what it reads is in the graph, not itself
             keeps_composites = False
         self.breaks_up = not keeps_composites and not is_unrecorded and _torch.is_decomposed_by_autograd(op)
-        self.breaks_up_in_autocast = not keeps_composites and caller_in_kernel.of(op) is not None
+        self.breaks_up_in_autocast = not keeps_composites and record.caller_in_kernel is not None
         is_special = record.is_data_dependent or record.changes_metadata or record.has_out or is_unrecorded
         # Above autograd, the call still has to run through autograd.
         self.is_direct = decomposition is None and not (
@@ -89,6 +100,7 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
     _mode_key = _torch.PROXY
     supports_higher_order_operators = True
     enable_tracing = True
+    """If it is set to False, operators run without being recorded."""
     records_parts = True
     """Above autograd, also record the inner operators of composites: a backward pass inside the program reads them."""
     whole: Container[Any] = ()
@@ -110,7 +122,6 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
         ambient = AMBIENT.get() if decomposition_table is None else decomposition_table
         self.decomposition_table = {} if ambient is None else ambient
         self._routes: dict[int, Route] = {}
-        self._values = DeterminedRealValues(tracer)
         self._parts: Any = None
         tracer.constants.allow_fakes = _allow_fake_constant
 
@@ -128,40 +139,25 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
 
     __class__ = property(_claimed_class)
 
+    @functools.cached_property
+    def _values(self) -> DeterminedRealValues:
+        return DeterminedRealValues(self.tracer)
+
     # --- entering and leaving ------------------------------------------------------------------------------
 
     def __enter__(self) -> ProxyTorchDispatchMode:
         graph = self.tracer.graph
         is_first = graph not in OPEN and _torch.latest_entry(_torch.ENTERED.recorders, self) is None
         entry = _torch.RecorderEntry(self, functools.partial(OPEN.remove, graph) if is_first else None)
-        guard_exit(self, entry.leave)
-        try:
-            if is_first:
-                OPEN.add(graph)
-            entry.enter()
-        except BaseException:  # an interrupt, where no `with` statement guards it
-            entry.leave()
-            raise
+        if is_first:
+            OPEN.add(graph)
+        entry.enter()
         return self
 
-    @GuardedExit
     def __exit__(self, *exception: object) -> None:
         entry = _torch.latest_entry(_torch.ENTERED.recorders, self)
-        if entry is None:  # `leave` was called after an interrupt
-            return
-        is_innermost = entry.is_innermost()
-        try:
-            entry.leave()
-        except BaseException:  # an interrupt
-            entry.leave()
-            raise
-        if not is_innermost:
+        if entry is not None and not entry.leave(*exception[1:2]):
             refuse_order(entry, self, exception)
-
-    def leave(self) -> None:
-        """Leave again after an interrupt inside `__exit__`."""
-        if _torch.active_recorder() is self:
-            self.__exit__()
 
     # --- decompositions ------------------------------------------------------------------------------------
 
@@ -199,9 +195,9 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
         """The hot path: stand-ins in, one stand-in out. Everything else goes to `_dispatch_unusual`."""
-        fake_mode = _torch.active_fake_mode()
+        fake_mode = active_fake_mode()
         route = self._routes.get(id(func)) or self._route_of(func)  # hashing an operator is slow
-        if not route.is_direct or type(fake_mode) is not FakeTensorMode:
+        if not route.is_direct or type(fake_mode) is not FakeTensorMode or not self.enable_tracing:
             return self._dispatch_unusual(func, types, args, kwargs or {}, fake_mode)
         tracer = self.tracer
         graph = tracer.graph
@@ -216,34 +212,65 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
             elif kind in PLAIN or (kind is list and is_of_integers(value)):
                 node_args.append(value)
             else:
-                if kind is not list and isinstance(value, torch.Tensor) and self._needs_own_dispatch(value, kind):
+                if (
+                    kind is not list
+                    and isinstance(value, torch.Tensor)
+                    and self._needs_own_dispatch(value, kind)
+                ):
                     return NotImplemented
                 node_args.append(tracer.argument(value))
         node_kwargs = {name: tracer.argument(value) for name, value in kwargs.items()} if kwargs else {}
         result = fake_mode.__torch_dispatch__(func, types, args, kwargs)
         if result is NotImplemented:  # a subclass handles the call
             result = func(*args, **(kwargs or {}))
-        node = tracer.appender().call(route.name, route.target, tuple(node_args), node_kwargs)
-        tracer.node_meta.mark(node, sys._getframe(1))
+        appender = tracer._appender
+        if appender is None or appender.graph is not graph:
+            appender = tracer.appender()
+        node = appender.call(route.name, route.target, tuple(node_args), node_kwargs)
+        node_meta = tracer.node_meta
+        meta = node_meta.mark(node, sys._getframe(1))
         if type(result) is FakeTensor:
             before = result._node
-            if tracer.made is None and (before is None or before.graph is graph):
+            if before is None or before.graph is graph:
                 result._node = node
             else:  # also tensors that were written in place, and have a node in an outer graph
                 tracer.remember(result, node)
-            node.meta["val"] = make_view(fake_mode, result, result._spec, False)
-            node.meta["tensor_meta"] = tracer.node_meta.tensor_meta(result)
+            meta["val"] = make_snapshot(fake_mode, result)
+            meta["tensor_meta"] = node_meta.tensor_metas.get(result._spec) or node_meta.tensor_meta(result)
             env = fake_mode.shape_env
             if env is not None:
                 if route.record.has_dynamic_shape:
                     self._note_symbols_of_before(env, result)
                 if env.pending_fresh_unbacked_symbols:
                     self._bind_fresh(env, result, node)
+        elif (type(result) is tuple or type(result) is list) and not route.record.has_dynamic_shape:
+            self._track_parts(fake_mode, result, node, meta)
         else:
             if route.record.has_dynamic_shape:
                 self._note_symbols_of_before(fake_mode.shape_env, result)
             self.track(result, node)
         return result
+
+    def _track_parts(self, fake_mode: FakeTensorMode, result: Any, node: Node, meta: dict[str, Any]) -> None:
+        """`track` for several stand-ins."""
+        tracer = self.tracer
+        vals: list[Any] = []
+        for position, part in enumerate(result):
+            if type(part) is not FakeTensor:
+                if part is not None:
+                    self.track(part, tracer.append_call(operator.getitem, (node, position), {}, "getitem"))
+                vals.append(as_val(part))
+                continue
+            item = tracer.appender().call("getitem", operator.getitem, (node, position), {})
+            item_meta = tracer.node_meta.mark(item, sys._getframe(2))
+            val = item_meta["val"] = make_snapshot(fake_mode, part)
+            item_meta["tensor_meta"] = tracer.node_meta.tensor_meta(part)
+            tracer.remember(part, item)
+            vals.append(val)
+        meta["val"] = tuple(vals) if type(result) is tuple else immutable_list(vals)
+        env = fake_mode.shape_env
+        if env is not None and env.pending_fresh_unbacked_symbols:
+            self._bind_fresh(env, result, node)
 
     def __sym_dispatch__(self, func: Any, types: object, args: Any, kwargs: Any) -> Any:
         """Arithmetic on torch's own symbolic numbers. It becomes nodes when a number reaches the graph, as for ours."""
@@ -262,7 +289,11 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
         return subgraphs.enter(self, original, op, key, args, kwargs)
 
     def _dispatch_unusual(self, func: Any, types: object, args: Any, kwargs: Any, fake_mode: object) -> Any:
-        if self.pre_dispatch and (_torch.has_transforms() or _torch.list_program_modes() != self._modes_before):
+        if not self.enable_tracing:
+            return func(*args, **kwargs)
+        if self.pre_dispatch and (
+            _torch.has_transforms() or _torch.list_program_modes() != self._modes_before
+        ):
             return self.record_below_autograd(func, args, kwargs)
         if isinstance(func, _torch.HigherOrderOperator):
             return subgraphs.record(self, func, args, kwargs)
@@ -278,7 +309,7 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
             answer = self._decompose(func, route, args, kwargs)
             if answer is not NotImplemented:
                 return answer
-        if unrecorded.of(func) is not None:
+        if record_of(func).unrecorded is not None:
             return func(*args, **kwargs)
         if self.pre_dispatch and self.tracer.keep_in_step is not None:
             self.tracer.keep_in_step()
@@ -371,11 +402,6 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
                     return route.decomposition(*args, **kwargs)
                 with _torch.inside_composite(func):
                     return decompose(func, args, kwargs)
-        except BaseException:
-            # An interrupt may come at the ends of `with`; C++ restores the recorder by itself.
-            if not self.pre_dispatch:
-                self.leave()
-            raise
         finally:
             meta.original_aten = before
 
@@ -386,7 +412,9 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
         if route.record.may_write:
             self.tracer.constants.before_write(func, args, kwargs)
         known = self._values.before(func, args, kwargs, tensors)
-        result = self._run_through_autograd(func, args, kwargs) if self.pre_dispatch else func(*args, **kwargs)
+        result = (
+            self._run_through_autograd(func, args, kwargs) if self.pre_dispatch else func(*args, **kwargs)
+        )
         node = self.tracer.append_call(route.target, node_args, node_kwargs, route.name)
         self.track(result, node)
         self._of_parts(node)

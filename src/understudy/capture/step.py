@@ -11,7 +11,7 @@ import copy
 import functools
 import inspect
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any, Literal
 
 import torch
@@ -20,24 +20,20 @@ from torch.fx import GraphModule, Node
 from understudy import _torch
 from understudy.capture.borrowed_modules import BorrowedModules
 from understudy.capture.constants import attach
-from understudy.capture.lazy_state import LazyParameters
 from understudy.capture.make_fx import MODES, Capture, Options, TracingMode, leaf_names, names_in_code
 from understudy.capture.optimizer_steps import (
-    RepeatedParameters,
     StateFromInputs,
     StepState,
     initial_value,
-    is_torchs,
+    is_torch_optimizer,
     lazy_zeros,
     numbers_in,
-    treats_each_parameter_alone,
 )
-from understudy.contexts import contextmanager, run_to_the_end
 from understudy.errors import GuardOnDataDependentSymNode
 from understudy.fake.tensor import FakeTensor
 from understudy.fake.torch_api import maybe_get_fake_mode
 from understudy.fake.values.ranges import store_ranges
-from understudy.graph.borrowed_state import has_same_form
+from understudy.graph.borrowed_state import has_same_form, named_parts
 from understudy.ops.traits.ranges import ValueRange
 
 STATE = "optimizer_state."
@@ -81,25 +77,29 @@ def capture_step(
     what to do, so that no graph holds for all steps.
     """
     if tracing_mode not in MODES:
-        raise ValueError(f"tracing_mode is {tracing_mode!r}; it must be one of {', '.join(map(repr, MODES))}")
+        raise ValueError(f"tracing_mode must be one of {', '.join(map(repr, MODES))}, got {tracing_mode!r}")
     if parameters not in ("attributes", "inputs"):
-        raise ValueError(f'parameters is {parameters!r}; it must be "attributes" or "inputs"')
+        raise ValueError(f'parameters must be "attributes" or "inputs", got {parameters!r}')
     program = _loss_program(loss_fn, len(inputs), targets)
     options = Options(decomposition_table, "fake" if tracing_mode == "real" else tracing_mode)
     state = _state_of(optimizer, _names(model))
     if isinstance(optimizer, torch.optim.LBFGS):
-        raise ValueError("LBFGS evaluates the loss as often as the values demand: its step is not one graph")
+        raise ValueError(
+            "LBFGS evaluates the loss a data-dependent number of times, so its step is not one graph; use another optimizer"
+        )
     numbers = _varying_numbers(optimizer, varying)
     capture = StepCapture(model, program, optimizer, options, state, fixed_step, numbers)
     graph = capture.run(inputs)
-    if capture.from_gradients or (capture.made and not fixed_step and not is_torchs(optimizer)):
+    if capture.from_gradients or (capture.made and not fixed_step and not is_torch_optimizer(optimizer)):
         first, first_graph = capture, graph
         capture = StepCapture(model, program, optimizer, options, first.whole_state(), fixed_step, numbers)
         graph = capture.run(inputs)
         if not first.from_gradients:
             first.check_same_step(first_graph, graph)
     if parameters == "inputs":
-        return _with_parameters_as_inputs(graph, capture.tracer.constants.named_nodes(), capture.nodes_of_state())
+        return _with_parameters_as_inputs(
+            graph, capture.tracer.constants.named_nodes(), capture.nodes_of_state()
+        )
     return graph
 
 
@@ -139,15 +139,27 @@ def _varying_numbers(optimizer: torch.optim.Optimizer, names: Iterable[str]) -> 
             if not isinstance(value, (int, float)) or isinstance(value, bool):
                 numbers = [key for key, other in group.items() if type(other) in (int, float)]
                 raise ValueError(
-                    f"varying: {name!r} is no number among the options of {type(optimizer).__name__}; these are: "
+                    f"varying: expected a numeric option of {type(optimizer).__name__}, got {name!r}; choose from "
                     f"{', '.join(numbers)}"
                 )
             found[position, name] = torch.tensor(value, dtype=torch.float64)
     return found
 
 
+def _named_parameters(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """`dict(model.named_parameters())`, without a generator for each level of modules."""
+    found: dict[str, torch.Tensor] = {}
+    seen: set[int] = set()
+    for path, part in named_parts(model):
+        for name, parameter in part._parameters.items():
+            if parameter is not None and id(parameter) not in seen:
+                seen.add(id(parameter))
+                found[f"{path}.{name}" if path else name] = parameter
+    return found
+
+
 def _names(model: torch.nn.Module) -> dict[torch.Tensor, str]:
-    return {parameter: name for name, parameter in model.named_parameters()}
+    return {parameter: name for name, parameter in _named_parameters(model).items()}
 
 
 def _state_of(optimizer: torch.optim.Optimizer, names: dict[torch.Tensor, str]) -> State:
@@ -176,9 +188,11 @@ class StepCapture(Capture):
         self._shadow: Any = None
         self._stand_ins: dict[str, torch.Tensor] = {}
         self._numbers_before: dict[str, Any] = {}
-        self._lent_state: list[Any] = []
-        self._mode_of_model = next(filter(None, map(maybe_get_fake_mode, model.parameters())), None)
-        self._lent_entries: dict[tuple[str, str], torch.Tensor] = {}
+        self._state_stand_ins: list[Any] = []
+        self._mode_of_model = next(
+            filter(None, map(maybe_get_fake_mode, _named_parameters(model).values())), None
+        )
+        self._stand_in_of_entry: dict[tuple[str, str], torch.Tensor] = {}
         """The stand-ins in the optimizer's state, by the name of the parameter and the key."""
         self.made: State = {}
         """The state that the optimizer makes in this step, with its real initial values."""
@@ -202,12 +216,7 @@ class StepCapture(Capture):
             is_read_inside = name == "lr" and group.get("fused")
             group[name] = number if is_read_inside else number.item()
         try:
-            if not self._fixed_step and treats_each_parameter_alone(self._shadow):
-                RepeatedParameters(
-                    self._shadow, self.tracer, self.stand_ins, self._existing_state, self._nodes_of_state
-                ).step()
-            else:
-                self._shadow.step()
+            self._shadow.step()
         except GuardOnDataDependentSymNode as error:
             raise ValueError(self._refusal()) from error
 
@@ -216,13 +225,13 @@ class StepCapture(Capture):
         if self._varying:
             names = ", ".join(dict.fromkeys(name for _, name in self._varying))
             return (
-                f"{name} decides by a number what to do, so that no graph holds for all of them: by one of {names}, which "
-                "capture_step was told are varying, or by its step counter"
+                f"{name} branches on a number (one of {names}, or its step counter), so no graph holds for all of its "
+                "values; leave it out of varying="
             )
         if self._fixed_step:
-            return f"{name} decides by the values of parameters and gradients what to do: its step is not one graph"
+            return f"{name} branches on the values of parameters and gradients, so its step is not one graph"
         return (
-            f"{name} decides by the value of its step counter what to do, so that no graph holds for all steps; capture one "
+            f"{name} branches on the value of its step counter, so no graph holds for all steps; capture one "
             "step with capture_step(..., fixed_step=True)"
         )
 
@@ -230,19 +239,20 @@ class StepCapture(Capture):
     def _state(self) -> Iterator[BorrowedModules]:
         state = BorrowedModules(self.fake_mode)
         reals = _names(self._model)
-        self._lazy_state = LazyParameters(self.stand_ins, self.tracer.constants, allows_gradients=True)
-        with run_to_the_end(self._lazy_state.close), run_to_the_end(state.give_back):
+        try:
             state.borrow([(self._model, True)], self.tracer.constants)
             self.tracer.constants.without_gradient = True
-            self._stand_ins = dict(self._model.named_parameters())
+            self._stand_ins = _named_parameters(self._model)
             by_name = {name: real for real, name in reals.items()}
             pairs = {by_name[name]: stand_in for name, stand_in in self._stand_ins.items()}
             self._shadow = self._shadow_of(pairs, reals)
             self._numbers = {
-                (position, name): self._lend_as(f"group_{position}.{name}", number)
+                (position, name): self._stand_in_as(f"group_{position}.{name}", number)
                 for (position, name), number in self._varying.items()
             }
             yield state
+        finally:
+            state.give_back()
 
     def _shadow_of(self, stand_ins: dict[torch.Tensor, torch.Tensor], names: dict[torch.Tensor, str]) -> Any:
         """A copy of the optimizer that holds stand-ins for the parameters and for its state."""
@@ -257,45 +267,52 @@ class StepCapture(Capture):
             {**self._options(position, group), "params": [stand_ins[p] for p in group["params"]]}
             for position, group in enumerate(self._optimizer.param_groups)
         ]
-        shadow.state = StepState({stand_in: names[parameter] for parameter, stand_in in stand_ins.items()}, self._store)
+        shadow.state = StepState(
+            {stand_in: names[parameter] for parameter, stand_in in stand_ins.items()}, self._store
+        )
         for parameter, stand_in in stand_ins.items():
             entries = self._given.get(names[parameter])
             if entries:
-                lent = {key: self._lend(names[parameter], key, value) for key, value in entries.items()}
-                dict.update(shadow.state[stand_in], lent)
+                entries_of_trace = {
+                    key: self._stand_in_for_entry(names[parameter], key, value)
+                    for key, value in entries.items()
+                }
+                dict.update(shadow.state[stand_in], entries_of_trace)
         self._numbers_before = numbers_in(shadow)
         return shadow
 
     def _options(self, position: int, group: dict[str, Any]) -> dict[str, Any]:
         """The options of a group. Tensors among them, such as a learning rate, are read at each step."""
-        leaves, structure = _torch.tree_flatten({key: value for key, value in group.items() if key != "params"})
+        leaves, structure = _torch.tree_flatten(
+            {key: value for key, value in group.items() if key != "params"}
+        )
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         if not tensors:
             return group
         names = leaf_names([(key, ()) for key in group if key != "params"], structure)
-        lent = [
-            self._lend_as(f"group_{position}.{name}", leaf) if isinstance(leaf, torch.Tensor) else leaf
+        replaced = [
+            self._stand_in_as(f"group_{position}.{name}", leaf) if isinstance(leaf, torch.Tensor) else leaf
             for name, leaf in zip(names, leaves, strict=True)
         ]
-        return dict(_torch.tree_unflatten(lent, structure))
+        return dict(_torch.tree_unflatten(replaced, structure))
 
-    def _lend(self, parameter: str, key: str, value: object) -> Any:
+    def _stand_in_for_entry(self, parameter: str, key: str, value: object) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
-        stand_in = self._lend_as(state_name(parameter, key), value)
+        stand_in = self._stand_in_as(state_name(parameter, key), value)
         self._note_entry(parameter, key, stand_in, value)
         return stand_in
 
     def _note_entry(self, parameter: str, key: str, stand_in: Any, value: torch.Tensor) -> None:
         """Register the stand-in of a state tensor, and what is known of its value."""
-        self._lent_entries[parameter, key] = stand_in
+        self._stand_in_of_entry[parameter, key] = stand_in
         if self._fixed_step and value.numel() == 1:
             self.stand_ins.remember_literal(stand_in, value.clone())
-        elif key == COUNTER and is_torchs(self._optimizer) and value.numel() == 1:
+        elif key == COUNTER and is_torch_optimizer(self._optimizer) and value.numel() == 1:
             least = 0 if type(value) is FakeTensor else value.item()
             store_ranges(ValueRange(least, max(least, MOST_STEPS), False), [stand_in], is_written=False)
 
-    def _lend_as(self, name: str, value: torch.Tensor) -> Any:
+    def _stand_in_as(self, name: str, value: torch.Tensor) -> Any:
         """A stand-in for a tensor that is part of the state in the graph module."""
         stand_in = self.stand_ins.from_tensor(value, static_shapes=True)
         self._register(name, stand_in, value)
@@ -303,34 +320,32 @@ class StepCapture(Capture):
 
     def _register(self, name: str, stand_in: Any, value: torch.Tensor) -> None:
         self.tracer.constants.expect(stand_in, value, f"{STATE}{name}")
-        self._lent_state.append(stand_in)
+        self._state_stand_ins.append(stand_in)
 
     def nodes_of_state(self) -> set[Node | None]:
         """The nodes that read the optimizer's state."""
-        return set(map(self.tracer.constants.existing, self._lent_state))
+        return set(map(self.tracer.constants.existing, self._state_stand_ins))
 
     # --- state that the optimizer makes in its first step ------------------------------------------------------
 
     def _store(self, parameter: str, key: str, value: object) -> Any:
-        """Called when the optimizer stores the first value of a key: a tensor is made for real, and lent."""
+        """Called when the optimizer stores the first value of a key: a tensor is made for real, and the graph reads it."""
         if not isinstance(value, torch.Tensor):
             self.made.setdefault(parameter, {})[key] = value
             return value
         node = self.tracer.node_of_tensor(value)
         self._made_by[parameter, key] = node
-        with _torch.NoFunctionModes(), self._around_state():
+        # for real, or as stand-ins if the model's own parameters are stand-ins
+        below = self._mode_of_model or nullcontext()
+        with _torch.NoFunctionModes(), _torch.no_modes(), _torch.grad_mode(False), below:
             real = self._make_initial(parameter, key, node, self.tracer.constants.value_read_by)
             if not self.from_gradients:
                 self._adopt(parameter, key, value, real)
         return value
 
-    @contextmanager
-    def _around_state(self) -> Iterator[None]:
-        """Inside, state is made: for real, or as stand-ins if the model's own parameters are stand-ins."""
-        with _torch.no_modes(), _torch.grad_mode(False), self._mode_of_model or nullcontext():
-            yield
-
-    def _make_initial(self, parameter: str, key: str, node: Node, read: Callable[[Node], Any]) -> torch.Tensor:
+    def _make_initial(
+        self, parameter: str, key: str, node: Node, read: Callable[[Node], Any]
+    ) -> torch.Tensor:
         """The real initial value of a state tensor, which this node has made."""
         try:
             real = initial_value(node, read)
@@ -350,52 +365,16 @@ class StepCapture(Capture):
         self._register(state_name(parameter, key), value, real)
         self._note_entry(parameter, key, value, real)
 
-    # --- the state of parameters for which the step is written again ----------------------------------------------
-
-    def _existing_state(self, parameter: Any) -> dict[str, Node]:
-        """The nodes that read the state of a parameter, by key, as far as there are any."""
-        name = self._shadow.state.name_of(parameter)
-        lent = {key: self._lent_entries.get((name, key)) for key in self._shadow.state[parameter]}
-        found = {key: self.tracer.constants.existing(tensor) for key, tensor in lent.items() if tensor is not None}
-        return {key: node for key, node in found.items() if node is not None}
-
-    def _nodes_of_state(self, parameter: Any, recorded: Any) -> dict[str, Node]:
-        """The same for a parameter whose step is not run. State that it does not have is made like that of `recorded`."""
-        name, model = map(self._shadow.state.name_of, (parameter, recorded))
-        constants, nodes = self.tracer.constants, {}
-        parameters = {constants.existing(recorded): constants.real_of(parameter)}
-
-        def read(node: Node) -> Any:
-            return parameters[node] if node in parameters else constants.value_read_by(node)
-
-        with self._around_state():
-            for key, value in self._shadow.state[recorded].items():
-                if (name, key) in self._lent_entries:
-                    nodes[key] = constants.node_of(self._lent_entries[name, key])
-                elif (model, key) in self._made_by:
-                    real = self._make_initial(name, key, self._made_by[model, key], read)
-                    if not self.from_gradients:
-                        nodes[key] = self._read_lazily(name, key, real)
-                else:
-                    self.made.setdefault(name, {})[key] = value
-        return nodes
-
-    def _read_lazily(self, parameter: str, key: str, value: torch.Tensor) -> Node:
-        """The node that reads a state tensor, whose stand-in is made when it is needed."""
-        constants = self.tracer.constants
-        lazy = self._lazy_state.make_lazy(value)
-        if lazy is None:
-            return constants.node_of(self._lend(parameter, key, value))
-        self._register(state_name(parameter, key), lazy, value)
-        return constants.node_of_lazy(lazy)
-
     def _first_step_differs(self, why: str) -> str:
         name = type(self._optimizer).__name__
         return f"the first step of {name} is not like the others ({why}): take one step with the optimizer, then capture"
 
     def whole_state(self) -> State:
         """The optimizer's state before the step: what it had, and what it made."""
-        return {name: {**self._given.get(name, {}), **self.made.get(name, {})} for name in {**self._given, **self.made}}
+        return {
+            name: {**self._given.get(name, {}), **self.made.get(name, {})}
+            for name in {**self._given, **self.made}
+        }
 
     def check_same_step(self, first: GraphModule, later: GraphModule) -> None:
         """Raise if the step that made the state computes something else than one that finds it."""
@@ -406,14 +385,14 @@ class StepCapture(Capture):
         """Record that a state tensor that the optimizer has replaced is written; refuse numbers that it has changed."""
         for entries in self._shadow.state.values():
             for key, value in entries.items():
-                lent = self._lent_entries.get((entries.name, key))
-                if lent is not None and lent is not value and isinstance(value, torch.Tensor):
-                    if not has_same_form(lent, value):
+                stand_in = self._stand_in_of_entry.get((entries.name, key))
+                if stand_in is not None and stand_in is not value and isinstance(value, torch.Tensor):
+                    if not has_same_form(stand_in, value):
                         raise ValueError(
-                            f"{type(self._optimizer).__name__} replaces its state {key!r} by a tensor of another form: "
-                            "no graph holds for all steps"
+                            f"{type(self._optimizer).__name__} replaces its state {key!r} by a tensor of another shape, "
+                            "dtype or device, so no graph holds for all steps"
                         )
-                    lent.copy_(value)
+                    stand_in.copy_(value)
         for node in self._made_by.values():
             _erase_writes(node)
         if not self._fixed_step:
@@ -488,7 +467,10 @@ def _with_parameters_as_inputs(
         if node in names:
             group = "state" if node in of_state else "parameters"
             name = names[node] if group == "parameters" else str(node.target).removeprefix(STATE)
-            held[group][str(node.target) if name in held[group] else name] = (node, _attribute_of(graph_module, node))
+            held[group][str(node.target) if name in held[group] else name] = (
+                node,
+                _attribute_of(graph_module, node),
+            )
     first = next(iter(graph.nodes))
     for group, entries in held.items():
         for node, _ in entries.values():

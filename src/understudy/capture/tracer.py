@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
-import weakref
+import sys
 from collections.abc import Callable, Iterator, MutableMapping
 from contextvars import ContextVar
 from types import CodeType, ModuleType
@@ -57,11 +58,10 @@ class PythonKeyTracer(torch.fx.Tracer):
         self.parts: list[Any] = []
         self.keep_in_step: Callable[[], None] | None = None
         """Callbacks to run before the next call is recorded."""
-        self._others: MutableMapping[torch.Tensor, Node] = WeakTensorKeyDictionary()
-        self._appender: _torch.NodeAppender | None = None
-        self.made: list[weakref.ref[torch.Tensor]] | None = None
-        """If a list: collects the tensors that are made."""
-        self.strays: Any = None
+        self._others: MutableMapping[torch.Tensor, Node] | None = None
+        """The nodes of tensors that are not stand-ins, or have a node in an outer graph; None if there are none."""
+        self._appender: _torch.NodeAppender | HookedAppender | None = None
+        self.outside_tensors: Any = None
         """The stand-ins of real tensors, if stand-ins are traced."""
         self.torch_fn_counts: dict[Any, int] = {}
         self.proxy_module_inputs = False
@@ -71,8 +71,8 @@ class PythonKeyTracer(torch.fx.Tracer):
 
     def append_call(self, target: Any, args: object, kwargs: object, name: str | None = None) -> Node:
         """Add a call to the graph. Its arguments must be nodes and literals already."""
-        node = self.append_bare(name or self.graph._target_to_str(target), target, args, kwargs)
-        self.node_meta.mark(node)
+        node = self.appender().call(name or _torch.base_name(target), target, args, kwargs)
+        self.node_meta.mark(node, sys._getframe(1))
         return node
 
     def append_bare(self, name: str, target: object, args: object, kwargs: object) -> Node:
@@ -83,10 +83,13 @@ class PythonKeyTracer(torch.fx.Tracer):
         """Add a `get_attr` node."""
         return self.appender().read(target)
 
-    def appender(self) -> _torch.NodeAppender:
+    def appender(self) -> _torch.NodeAppender | HookedAppender:
+        """What adds nodes to the graph: by the shortest way, or by the methods that a subclass overrides."""
         appender = self._appender
         if appender is None or appender.graph is not self.graph:
-            appender = self._appender = _torch.NodeAppender(self.graph)
+            kind: Any = type(self)
+            is_hooked = has_hooks(kind)
+            appender = self._appender = HookedAppender(self) if is_hooked else _torch.NodeAppender(self.graph)
         return appender
 
     @property
@@ -108,9 +111,11 @@ class PythonKeyTracer(torch.fx.Tracer):
         finally:
             TRACER_OF_CODE.set(before)
 
-    def create_args_for_root(self, root_fn: Any, is_module: bool, concrete_args: Any = None) -> tuple[Any, list[Any]]:
-        """The inputs of what is traced. Of a graph that takes or gives structures, the code is traced on their leaves:
-        proxies of structures could not be taken apart, and would come out as another class."""
+    def create_args_for_root(
+        self, root_fn: Any, is_module: bool, concrete_args: Any = None
+    ) -> tuple[Any, list[Any]]:
+        """The inputs of the traced function. The code of a graph with structured inputs or outputs is traced on their
+        leaves: a proxy of a structure could not be unpacked, and would be returned as another class."""
         in_spec = vars(self.root).get("_in_spec") if TRACER_OF_CODE.get() is self else None
         if in_spec is None:
             return super().create_args_for_root(root_fn, is_module, concrete_args)
@@ -137,13 +142,13 @@ class PythonKeyTracer(torch.fx.Tracer):
 
     def remember(self, tensor: torch.Tensor, node: Node) -> None:
         """Register the node of a tensor."""
-        if self.made is not None:
-            self.made.append(weakref.ref(tensor))
         if type(tensor) is FakeTensor:
             before = tensor._node
             if before is None or before.graph is self.graph or before.graph is not self._outer_graph(before):
                 tensor._node = node
                 return
+        if self._others is None:
+            self._others = WeakTensorKeyDictionary()
         self._others[tensor] = node
 
     def _outer_graph(self, node: Node) -> Graph | None:
@@ -156,12 +161,17 @@ class PythonKeyTracer(torch.fx.Tracer):
             node: Node | None = tensor._node
             if node is not None and node.graph is self.graph:
                 return node
-        return self._others.get(tensor)
+        return None if self._others is None else self._others.get(tensor)
 
     def node_of_tensor(self, tensor: torch.Tensor) -> Node:
         """The node of this tensor; if it has none, it becomes a constant of the module."""
-        node = self.find_node(tensor)
-        return self.constants.node_of(tensor) if node is None else node
+        # `find_node`, without a call for each use of a parameter
+        node: Node | None = tensor._node if type(tensor) is FakeTensor else None
+        if node is not None and node.graph is self.graph:
+            return node
+        if self._others is not None and (node := self._others.get(tensor)) is not None:
+            return node
+        return self.constants.node_of(tensor)
 
     def argument(self, value: Any) -> Any:
         """A value as an argument of a node."""
@@ -194,7 +204,9 @@ class PythonKeyTracer(torch.fx.Tracer):
             )
         return self.create_arg(value)
 
-    def record_state(self, kind: str, target: Any, args: Any, kwargs: Any, result: object) -> tuple[Node, Any]:
+    def record_state(
+        self, kind: str, target: Any, args: Any, kwargs: Any, result: object
+    ) -> tuple[Node, Any]:
         """Record a call that reads or changes the state of a generator, or of the process."""
         node = self.create_node(kind, target, self.argument(args), self.argument(kwargs))
         node.meta["val"] = None
@@ -254,6 +266,34 @@ class PythonKeyTracer(torch.fx.Tracer):
         return TensorTracker(self)
 
 
+HOOKS = ("create_node", "create_proxy", "create_arg")
+"""Methods that make nodes, which subclasses override."""
+
+
+@functools.cache
+def has_hooks(kind: Any) -> bool:
+    """Whether a class of tracers overrides one of these."""
+    return any(getattr(kind, name) is not getattr(PythonKeyTracer, name) for name in HOOKS)
+
+
+class HookedAppender:
+    """Adds nodes by `create_proxy`, as torch's own recorder does, for tracers that override how nodes are made."""
+
+    def __init__(self, tracer: PythonKeyTracer) -> None:
+        self._tracer = tracer
+        self.graph = tracer.graph
+
+    def call(self, base: str, target: Any, args: Any, kwargs: Any) -> Node:
+        make: Any = self._tracer.proxy
+        args, kwargs = torch.fx.map_arg((args, kwargs), make)
+        node: Node = self._tracer.create_proxy("call_function", target, args, kwargs, name=base).node
+        return node
+
+    def read(self, target: str) -> Node:
+        node: Node = self._tracer.create_proxy("get_attr", target, (), {}).node
+        return node
+
+
 class TensorTracker:
     """`tensor in tracker`, `tracker[tensor]`: the proxies of tensors."""
 
@@ -303,7 +343,10 @@ TRACER_OF_CODE: ContextVar[PythonKeyTracer | None] = ContextVar("reads_code", de
 """The tracer that traces the code of a graph in this thread."""
 
 
-@patch_found("functions of the random state and higher-order operators that the code of a graph names", during=RECORDING)
+@patch_found(
+    "functions of the random state and higher-order operators that the code of a graph names",
+    during=RECORDING,
+)
 def record_call(original: Callable[..., object]) -> Callable[..., Any]:
     """Unpickling a graph module traces its code. No mode sees these functions, so they are replaced to become nodes."""
 
@@ -339,19 +382,19 @@ class OpenGraphs:
     """The graphs that are being recorded, in any thread."""
 
     def __init__(self) -> None:
-        self._graphs: list[Graph] = []
+        self._graphs: dict[int, Graph] = {}
 
     def __contains__(self, graph: Graph) -> bool:
-        return any(other is graph for other in self._graphs)
+        return id(graph) in self._graphs
 
     def __iter__(self) -> Iterator[Graph]:
-        return iter(self._graphs)
+        return iter(list(self._graphs.values()))
 
     def add(self, graph: Graph) -> None:
-        self._graphs.append(graph)
+        self._graphs[id(graph)] = graph
 
     def remove(self, graph: Graph) -> None:
-        self._graphs = [other for other in self._graphs if other is not graph]
+        self._graphs.pop(id(graph), None)
 
 
 OPEN = OpenGraphs()

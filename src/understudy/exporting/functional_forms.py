@@ -1,7 +1,7 @@
 """Operators that write, as functions that compute the new values and copy them into the written tensors.
 
-    functional_form    operator → such a function
-    FunctionalTable    a decomposition table that includes the functional forms
+functional_form    operator → such a function
+FunctionalTable    a decomposition table that includes the functional forms
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from understudy import _torch
 from understudy._torch import OpOverload
 from understudy.errors import UnderstudyError
-from understudy.ops.registry import Trait, record_of
+from understudy.ops.registry import Slot, declare, record_of
 
 aten = torch.ops.aten
 Form = Callable[..., Any]
@@ -36,7 +36,8 @@ def _derive(op: OpOverload) -> Form | None:
     return _write_results(op, functional)
 
 
-functional_form: Trait[Form] = Trait("the same without writes, but for copies into what it writes to", derive=_derive)
+functional_form: Slot[Form] = declare("functional_form", Slot(derive=lambda record: _derive(record.op)))
+"""The same without writes, but for copies into what it writes to."""
 
 
 def find_functional(op: OpOverload) -> OpOverload | None:
@@ -46,7 +47,12 @@ def find_functional(op: OpOverload) -> OpOverload | None:
     wanted = [(a.name, str(a.type)) for a in op._schema.arguments if a.name not in out_names]
     plain = op.overloadpacket.__name__
     namespace = getattr(torch.ops, op.namespace)
-    for name in (plain, plain.removesuffix("_"), f"{plain}_functional", f"{plain.removesuffix('_')}_functional"):
+    for name in (
+        plain,
+        plain.removesuffix("_"),
+        f"{plain}_functional",
+        f"{plain.removesuffix('_')}_functional",
+    ):
         family = getattr(namespace, name, None)
         for overload in family.overloads() if family is not None else ():
             found = getattr(family, overload)
@@ -76,7 +82,7 @@ def _write_results(op: OpOverload, functional: OpOverload) -> Form:
             into = [values]
         for target, value in zip(targets, into, strict=True):
             _copy_all(target, value, op)
-        rest = values[: returns] if len(values) > len(targets) else targets
+        rest = values[:returns] if len(values) > len(targets) else targets
         return rest[0] if returns == 1 else None if returns == 0 else tuple(rest)
 
     return run
@@ -107,7 +113,14 @@ def normal_(target: Any, mean: float = 0, std: float = 1, *, generator: object =
 
 @functional_form("native_batch_norm")
 def native_batch_norm(
-    input: object, weight: Any, bias: Any, running_mean: Any, running_var: Any, training: bool, momentum: float, eps: float
+    input: object,
+    weight: Any,
+    bias: Any,
+    running_mean: Any,
+    running_var: Any,
+    training: bool,
+    momentum: float,
+    eps: float,
 ) -> Any:
     if running_mean is None:
         return aten._native_batch_norm_legit.no_stats(input, weight, bias, training, momentum, eps)
@@ -130,10 +143,10 @@ class FunctionalTable(Mapping[Any, Form]):
         self._table = table
 
     def __contains__(self, op: object) -> bool:
-        return op in self._table or (isinstance(op, OpOverload) and functional_form.of(op) is not None)
+        return op in self._table or (isinstance(op, OpOverload) and record_of(op).functional_form is not None)
 
     def __getitem__(self, op: object) -> Form:
-        form = functional_form.of(op) if isinstance(op, OpOverload) else None
+        form = record_of(op).functional_form if isinstance(op, OpOverload) else None
         return self._table[op] if form is None or op in self._table else form
 
     def __iter__(self) -> Iterator[Any]:

@@ -32,7 +32,7 @@ from understudy.exporting.functional_forms import COPY, NotFunctionalError, find
 from understudy.fake.realise import make_new
 from understudy.fake.tensor import FakeTensor
 from understudy.graph.node_origins import line_of_node
-from understudy.ops.registry import Trait, record_of
+from understudy.ops.registry import Slot, declare, record_of
 from understudy.shapes.sizes import is_provably_equal
 from understudy.spec.call import flat
 
@@ -40,6 +40,7 @@ aten = torch.ops.aten
 
 
 # --- the inverse of a view ------------------------------------------------------------------------------------------
+
 
 class Scattering(NamedTuple):
     """`view` is a view of `parent`, made by `call`, with the new `value`. `before` is the parent's previous value."""
@@ -75,14 +76,17 @@ class Scattering(NamedTuple):
 
 
 Inverse = Callable[[Scattering], Node | None]
-view_inverse: Trait[Inverse] = Trait("the value of a tensor, from that of a view of it")
+view_inverse: Slot[Inverse] = declare("view_inverse", Slot())
+"""The value of a tensor, from that of a view of it."""
 
 
 def add_call(graph: Graph, op: Any, args: Any, origin: Node | None, val: object, kwargs: Any = None) -> Node:
     """Add a call for `origin`, the write or read that needs it: they are of one line, and one call of a module."""
     node = graph.call_function(op, args, kwargs or {})
     about = {} if origin is None else origin.meta
-    node.meta = {name: about[name] for name in about if name not in ("val", "tensor_meta", "unbacked_bindings")}
+    node.meta = {
+        name: about[name] for name in about if name not in ("val", "tensor_meta", "unbacked_bindings")
+    }
     node.meta["val"] = val
     return node
 
@@ -91,7 +95,9 @@ def sizes_of(s: Scattering) -> list[Any]:
     """The sizes of the parent as arguments: numbers, and `sym_size` nodes for symbolic ones."""
     val = s.parent.meta["val"]
     return [
-        size if isinstance(size, int) else add_call(s.graph, aten.sym_size.int, (s.parent, dim), s.write, val.shape[dim])
+        size
+        if isinstance(size, int)
+        else add_call(s.graph, aten.sym_size.int, (s.parent, dim), s.write, val.shape[dim])
         for dim, size in enumerate(val._spec.shape)
     ]
 
@@ -172,7 +178,9 @@ def t(s: Scattering) -> Node:
 
 @view_inverse("expand")
 def expand(s: Scattering) -> Node | None:
-    is_same = len(s.parent_shape) == len(s.view_shape) and all(map(is_provably_equal, s.parent_shape, s.view_shape))
+    is_same = len(s.parent_shape) == len(s.view_shape) and all(
+        map(is_provably_equal, s.parent_shape, s.view_shape)
+    )
     return s.value if is_same else None
 
 
@@ -205,6 +213,7 @@ def split(s: Scattering) -> Node | None:
 
 # --- the copies of a graph ------------------------------------------------------------------------------------------
 
+
 def functionalise(module: GraphModule) -> dict[Node, Node]:
     """Remove all writes of a graph and its subgraphs.
 
@@ -230,7 +239,9 @@ def _is_write(node: Node) -> bool:
 
 
 def make_refusal(node: Node, why: str, hint: str = "") -> NotFunctionalError:
-    return NotFunctionalError(why, func=node.target, context=Context(str(node.target), "", line_of_node(node), hint))
+    return NotFunctionalError(
+        why, func=node.target, context=Context(str(node.target), "", line_of_node(node), hint)
+    )
 
 
 @dataclass
@@ -395,7 +406,7 @@ class _Functionalisation:
         position: Any = None
         if view.target is operator.getitem:
             call, position = view.args
-        invert = view_inverse.of(call.target)
+        invert = record_of(call.target).view_inverse
         scattering = Scattering(self._graph, call, view, parent, before, value, position, write)
         made = None if invert is None else invert(scattering)
         if made is None:
@@ -409,15 +420,17 @@ class _Functionalisation:
     def _convert_source(self, target: Node, write: Node) -> Node:
         """The copied value, with the shape, dtype and device of the target, in memory of its own.
 
-        In the program a copy is separate from what it was copied of. Its node must be, too: inputs are written to while
-        the program runs, or when it ends, and then another input is not to be read in the place of a copy of it.
+        A copy must not share memory with its source in the graph either: inputs are written to while the program runs, or
+        when it ends, and the copy must keep the earlier values.
         """
         source = write.args[1]
         if not isinstance(source, Node):
-            raise make_refusal(write, f"a copy of {source!r}, which is no tensor of the program")
+            raise make_refusal(write, f"a copy of {source!r}, which is not a tensor of the program")
         made = self._value_of(source, write)
         into, given = target.meta["val"]._spec, source.meta["val"]._spec
-        is_same_shape = len(given.shape) == len(into.shape) and all(map(is_provably_equal, given.shape, into.shape))
+        is_same_shape = len(given.shape) == len(into.shape) and all(
+            map(is_provably_equal, given.shape, into.shape)
+        )
         if is_same_shape and (given.device != into.device or given.dtype is not into.dtype):
             device = {"device": into.device} if given.device != into.device else {}
             kwargs = {"dtype": into.dtype, **device}
@@ -492,7 +505,9 @@ class _Functionalisation:
             original = self._original(target)
             memory = self._memory_of.get(original)
             if memory is None:
-                raise make_refusal(write, f"{write.target} writes to a tensor that no node of the graph has made")
+                raise make_refusal(
+                    write, f"{write.target} writes to a tensor that no node of the graph has made"
+                )
             self._set_value(memory, original, value, write)
             memory.writes += 1
 
@@ -509,7 +524,9 @@ def _is_made_for(write: Node, source: Node) -> bool:
 
 def _by_name(node: Node, op: OpOverload) -> dict[str, Any]:
     arguments = op._schema.arguments
-    given = {argument.name: value for argument, value in zip(arguments, node.args, strict=False)} | node.kwargs
+    given = {
+        argument.name: value for argument, value in zip(arguments, node.args, strict=False)
+    } | node.kwargs
     return {argument.name: given.get(argument.name, argument.default_value) for argument in arguments}
 
 

@@ -1,11 +1,11 @@
 """The inputs of an export: their dynamic dimensions, and the guards on them.
 
-    Inputs           the leaves of the arguments, with their names and dynamic dimensions
-    read_inputs      reads the arguments of `export`, in all of torch's forms and in ours
-    guard_code       guards as code for `ep.module()`, with the line that made each
-    guards_of        the guards of a program
-    check_inputs     the guards that some inputs violate
-    check_requests   whether the requested dimensions are dynamic
+Inputs           the leaves of the arguments, with their names and dynamic dimensions
+read_inputs      reads the arguments of `export`, in all of torch's forms and in ours
+guard_code       guards as code for `ep.module()`, with the line that made each
+guards_of        the guards of a program
+check_inputs     the guards that some inputs violate
+check_requests   whether the requested dimensions are dynamic
 """
 
 from __future__ import annotations
@@ -99,9 +99,15 @@ def _read_requests(
         return [None] * len(leaves)
     if isinstance(dynamic_shapes, Mapping):
         dynamic_shapes = dict(dynamic_shapes)
-        inner = [name for name, value in arguments.items() if isinstance(value, dict) and name not in dynamic_shapes]
+        inner = [
+            name
+            for name, value in arguments.items()
+            if isinstance(value, dict) and name not in dynamic_shapes
+        ]
         if len(inner) == 1 and set(dynamic_shapes) & set(arguments[inner[0]]):
-            raise ValueError(f"dynamic_shapes names arguments inside of {inner[0]!r}: write {{{inner[0]!r}: {{…}}}}")
+            raise ValueError(
+                f"dynamic_shapes names arguments inside of {inner[0]!r}: write {{{inner[0]!r}: {{…}}}}"
+            )
     dynamic_shapes = _to_torch_dims(dynamic_shapes, {})
     _torch.check_dynamic_shapes(arguments, dynamic_shapes)
     asked = _torch.flatten_shapes(arguments, dynamic_shapes)
@@ -131,7 +137,9 @@ def _request_for(leaf: object, asked: Any, name: str) -> Any:
     entries = asked if isinstance(asked, Mapping) else dict(enumerate(asked))
     wrong = [dim for dim in entries if not -leaf.ndim <= dim < leaf.ndim]
     if wrong:
-        raise ValueError(f"dynamic_shapes has an entry for dimension {wrong[0]} of {name}, which has {leaf.ndim} dimensions")
+        raise ValueError(
+            f"dynamic_shapes has an entry for dimension {wrong[0]} of {name}, which has {leaf.ndim} dimensions"
+        )
     by_dim = {dim % leaf.ndim: entry for dim, entry in entries.items() if entry is not None}
     for dim, entry in by_dim.items():
         if isinstance(entry, int) and entry != leaf.shape[dim]:
@@ -171,7 +179,11 @@ def guard_code(
     """
     if env is None:
         return []
-    sized = [(val, path) for val, path in zip(vals, paths, strict=True) if isinstance(val, (torch.Tensor, torch.SymInt))]
+    sized = [
+        (val, path)
+        for val, path in zip(vals, paths, strict=True)
+        if isinstance(val, (torch.Tensor, torch.SymInt))
+    ]
     inputs = describe_inputs([val for val, _ in sized], [path for _, path in sized])
     code = InputCode(read_symbols(bind_inputs(inputs)), env.definitions)
     records = []
@@ -181,7 +193,9 @@ def guard_code(
             continue
         text = required.write_code(code)
         what_to_do = f"{TO_ADMIT}export(…, guard_zero_one=False)" if is_of_zero_one else ""
-        records.append(GuardRecord(_condition_of(text), required.why, _with_line(text, required.why + what_to_do)))
+        records.append(
+            GuardRecord(_condition_of(text), required.why, _with_line(text, required.why + what_to_do))
+        )
     return list(dict.fromkeys(records))
 
 
@@ -255,7 +269,9 @@ def check_requests(env: ShapeEnv | None, inputs: Inputs) -> None:
             broken.append(_equal(env, place, name, other))
     if broken:
         count = f"{len(broken)} of the dimensions that were" if len(broken) > 1 else "a dimension that was"
-        raise ConstraintViolationError("\n".join([f"the program fixes {count} asked to vary:", *dict.fromkeys(broken)]))
+        raise ConstraintViolationError(
+            "\n".join([f"the program fixes {count} asked to vary:", *dict.fromkeys(broken)])
+        )
 
 
 def _may_be_fixed(asked: object) -> bool:
@@ -275,7 +291,11 @@ def _describe_fixed(env: ShapeEnv, place: Any, asked: object, number: int) -> st
     called = _name_of(asked)
     condition = f"{place.text} == {number}"
     if called and (guard is not None or found is not None):
-        condition = f"{found.what} == {found.number}" if guard is None and found is not None else str(guard and guard.text)
+        condition = (
+            f"{found.what} == {found.number}"
+            if guard is None and found is not None
+            else str(guard and guard.text)
+        )
     is_number = place.what == "number"
     name = place.source if is_number else f"dimension {place.dim} of {place.source}"
     return (
@@ -289,7 +309,9 @@ def _describe_fixed(env: ShapeEnv, place: Any, asked: object, number: int) -> st
 
 def _equal(env: ShapeEnv, place: Any, name: str, other: str) -> str:
     symbol = getattr(place.size, "value", place.size)
-    guard = next((g for g in env.guards if getattr(symbol, "symbols", {symbol}) & set(g.condition.symbols)), None)
+    guard = next(
+        (g for g in env.guards if getattr(symbol, "symbols", {symbol}) & set(g.condition.symbols)), None
+    )
     return (
         f"  {place.text}, asked to vary as {name}, is always equal to {other}\n"
         + (f"    condition:  {guard.text}\n" if guard else "")

@@ -22,9 +22,9 @@ from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges
 
 from understudy import _torch
-from understudy.capture.lazy_state import LazyDict, LazyMeta, Pending
 from understudy.errors import UnderstudyError
 from understudy.fake.tensor import FakeTensor
+from understudy.graph.lazy_dict import LazyDict
 from understudy.graph.symbol_nodes import OPERATIONS, RELATIONS
 from understudy.shapes.algebra.expr import Expr
 from understudy.shapes.algebra.floats import Operand
@@ -97,7 +97,9 @@ class TorchSymbols:
             return expression
         if not hasattr(expression, "symbols") or self._env is None:
             raise UnderstudyError(f"{node} has no counterpart among torch's symbols")
-        numbers = TorchNumbers({symbol: self._symbol(node.shape_env, symbol) for symbol in expression.symbols})
+        numbers = TorchNumbers(
+            {symbol: self._symbol(node.shape_env, symbol) for symbol in expression.symbols}
+        )
         return numbers.write(expression)
 
     def _symbol(self, env: Any, symbol: Any) -> Any:
@@ -206,7 +208,9 @@ class TorchValues:
     def _convert_tensor(self, spec: TensorSpec, requires_grad: bool) -> torch.Tensor:
         found = self._made.get((spec, requires_grad))
         if found is None:
-            shape, stride = ([self.symbols.number(size) for size in sizes] for sizes in (spec.shape, spec.stride))
+            shape, stride = (
+                [self.symbols.number(size) for size in sizes] for sizes in (spec.shape, spec.stride)
+            )
             # No guards are added here, and no mode of the caller is used.
             with _torch.no_modes(), self.env.suppress_guards():
                 plain = torch.empty_strided(shape, stride, dtype=spec.dtype, device="meta")
@@ -246,33 +250,12 @@ class TorchMeta(LazyDict):
         return other
 
 
-class ReplayedTorchMeta(LazyMeta):
-    """The same for a node of a replayed layer, whose metadata is made on access."""
-
-    __slots__ = ("values_of_torch",)
-    values_of_torch: TorchValues
-
-    def _make(self, pending: Pending) -> Any:
-        made = super()._make(pending)
-        return self.values_of_torch.convert(made) if pending.kind == "val" else made
-
-    def copy(self) -> Any:
-        other = ReplayedTorchMeta()
-        for key in self:
-            dict.__setitem__(other, key, dict.__getitem__(self, key))
-        other.source, other.values_of_torch = self.source, self.values_of_torch
-        return other
-
-
 def convert_values(graph_module: GraphModule, values: TorchValues) -> None:
     """Convert the metadata of the nodes of a graph and its subgraphs to torch's values."""
     for module in graph_module.modules():
         if not isinstance(module, GraphModule):
             continue
         for node in module.graph.nodes:
-            if type(node.meta) is LazyMeta:
-                _torch.set_node_meta(node, _convert_replayed(node.meta, values))
-                continue
             meta = TorchMeta()
             meta.values_of_torch = values
             val = node.meta.get("val")
@@ -287,15 +270,3 @@ def convert_values(graph_module: GraphModule, values: TorchValues) -> None:
             _torch.set_node_meta(node, meta)
             if is_bound:
                 values.bind_unbacked(node)
-
-
-def _convert_replayed(meta: LazyMeta, values: TorchValues) -> ReplayedTorchMeta:
-    made = ReplayedTorchMeta()
-    made.source, made.values_of_torch = meta.source, values
-    for name in meta:
-        value = dict.__getitem__(meta, name)
-        if name == "val" and type(value) is not Pending:
-            value = values.convert(value)
-        if name != "tensor_meta":
-            dict.__setitem__(made, name, value)
-    return made

@@ -1,9 +1,9 @@
 """export: an ExportedProgram of torch, from one capture.
 
-    export              the public function
-    Recording           one run of the model
-    FunctionalProgram   the exported program: a subclass of torch's class with our decompositions
-    accelerate_export   `torch.export.export` and `torch.onnx.export` on our capture, for code that calls them
+export              the public function
+Recording           one run of the model
+FunctionalProgram   the exported program: a subclass of torch's class with our decompositions
+accelerate_export   `torch.export.export` and `torch.onnx.export` on our capture, for code that calls them
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import copy
 import pickle
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,9 +24,7 @@ from torch.export.graph_signature import InputKind, InputSpec
 from torch.fx import GraphModule, Node
 
 from understudy import _torch
-from understudy.capture.make_fx import Capture, Options, TracingMode, capture
-from understudy.capture.repeated_layers.layers import GradientOfReplay, run_every_layer
-from understudy.contexts import contextmanager
+from understudy.capture.make_fx import Capture, Options, TracingMode
 from understudy.errors import UnsupportedOperatorException
 from understudy.exporting.functional_forms import FunctionalTable
 from understudy.exporting.functionalisation import functionalise
@@ -76,7 +74,9 @@ def export(
     inputs = read_inputs(model, tuple(args), kwargs or {}, dynamic_shapes)
     check_leaves(inputs.names, inputs.leaves)
     preserved = tuple(preserve_module_call_signature)
-    recording = Recording(model, inputs, prefer_deferred_runtime_asserts_over_guards, preserved, guard_zero_one)
+    recording = Recording(
+        model, inputs, prefer_deferred_runtime_asserts_over_guards, preserved, guard_zero_one
+    )
     program = recording.capture(table).finish((tuple(args), dict(kwargs or {})))
     inputs.verify(program)
     return program
@@ -84,9 +84,13 @@ def export(
 
 def _check_arguments(model: object, args: object, strict: bool) -> None:
     if not isinstance(model, torch.nn.Module):
-        raise ValueError(f"export: expected a torch.nn.Module, got {type(model).__name__}: put the function into a module")
+        raise ValueError(
+            f"export: expected a torch.nn.Module, got {type(model).__name__}: put the function into a module"
+        )
     if isinstance(model, torch.jit.ScriptModule):
-        raise ValueError("export: a ScriptModule has no Python code to follow; export the module that it was made of")
+        raise ValueError(
+            "export: a ScriptModule has no Python code to follow; export the module that it was made of"
+        )
     if not isinstance(args, tuple):
         raise ValueError(f"export: args is a tuple of example inputs, got {type(args).__name__}")
     if strict:
@@ -142,7 +146,9 @@ class Recording:
         if isinstance(found, FakeTensorMode) and (found.shape_env is not None or not self.inputs.is_dynamic):
             return found
         env = ShapeEnv(
-            duck_shape=False, specialize_zero_one=False, prefer_deferred_runtime_asserts_over_guards=defers_asserts,
+            duck_shape=False,
+            specialize_zero_one=False,
+            prefer_deferred_runtime_asserts_over_guards=defers_asserts,
             trace_asserts=True,
         )
         return FakeTensorMode(shape_env=env, allow_non_fake_inputs=True, allow_fallback_kernels=True)
@@ -151,9 +157,11 @@ class Recording:
         """A stand-in for each tensor, a symbol for each dynamic number; other leaves unchanged."""
         env, fakes = self.mode.shape_env, []
         taken = {id(tensor) for tensor in (*self.state.parameters.values(), *self.state.buffers.values())}
-        for leaf, name, request in zip(self.inputs.leaves, self.inputs.names, self.inputs.requests, strict=True):
+        for leaf, name, request in zip(
+            self.inputs.leaves, self.inputs.names, self.inputs.requests, strict=True
+        ):
             if isinstance(leaf, torch.Tensor):
-                if id(leaf) in taken:  # another tensor may be in its place when the program is run
+                if id(leaf) in taken:  # the program may be run with another tensor for this input
                     leaf = leaf.detach().requires_grad_(leaf.requires_grad)
                 taken.add(id(leaf))
                 if self.mode.is_our_fake(leaf) and request is None:
@@ -177,18 +185,9 @@ class Recording:
         given = [fake for fake in self.fakes if isinstance(fake, (torch.Tensor, torch.SymInt))]
         is_grad_enabled = torch.is_grad_enabled()
         with active(EXPORTING), _torch.grad_mode(is_grad_enabled and is_training):
-            module = self._run(options, tuple(given))
+            module = Capture(self._program(), options).run(tuple(given))
         check_requests(self.mode.shape_env, self.inputs)
         return Captured(self, module, is_training, is_grad_enabled)
-
-    def _run(self, options: Options, given: tuple[object, ...]) -> GraphModule:
-        """Repeated layers are replayed, unless their signatures are preserved, or gradients are needed."""
-        with run_every_layer() if self.preserved else nullcontext():
-            try:
-                return capture(self._program(), options, given)
-            except GradientOfReplay:
-                with run_every_layer():
-                    return capture(self._program(), options, given)
 
     def _program(self) -> Callable[..., Any]:
         """The model as a function of the tensor and symbolic inputs, which returns the leaves of the result."""
@@ -268,15 +267,22 @@ class CallRecorder:
 
     def values(self) -> list[Any]:
         """Its inputs and outputs that have nodes."""
-        return [leaf for leaf in (*self.inputs, *self.outputs) if isinstance(leaf, (torch.Tensor, torch.SymInt))]
+        return [
+            leaf for leaf in (*self.inputs, *self.outputs) if isinstance(leaf, (torch.Tensor, torch.SymInt))
+        ]
 
     def signature(self, nodes: Iterator[object]) -> ModuleCallSignature:
         """`nodes`: those of `values()`."""
         inputs, outputs = (
-            [_call_argument(next(nodes) if isinstance(leaf, (torch.Tensor, torch.SymInt)) else leaf) for leaf in leaves]
+            [
+                _call_argument(next(nodes) if isinstance(leaf, (torch.Tensor, torch.SymInt)) else leaf)
+                for leaf in leaves
+            ]
             for leaves in (self.inputs, self.outputs)
         )
-        return ModuleCallSignature(inputs=inputs, outputs=outputs, in_spec=self.in_spec, out_spec=self.out_spec)
+        return ModuleCallSignature(
+            inputs=inputs, outputs=outputs, in_spec=self.in_spec, out_spec=self.out_spec
+        )
 
 
 def _call_argument(value: Any) -> Any:
@@ -348,11 +354,17 @@ class Captured:
 
     def _calls(self) -> list[ModuleCallEntry]:
         recording = self.recording
-        nodes = _take_last_results(self.module, sum(len(notes.values()) for notes in recording.calls.values()))
+        nodes = _take_last_results(
+            self.module, sum(len(notes.values()) for notes in recording.calls.values())
+        )
         signatures = {
-            path: notes.signature(nodes) for path, notes in recording.calls.items() if notes.out_spec is not None
+            path: notes.signature(nodes)
+            for path, notes in recording.calls.items()
+            if notes.out_spec is not None
         }
-        root = ModuleCallSignature([], [], recording.inputs.in_spec, recording.out_spec, recording.inputs.forward_names)
+        root = ModuleCallSignature(
+            [], [], recording.inputs.in_spec, recording.out_spec, recording.inputs.forward_names
+        )
         entries = [
             ModuleCallEntry(path, signatures.get(path))
             for path, _ in recording.model.named_modules(remove_duplicate=False)
@@ -388,7 +400,9 @@ def _complete_metadata(module: GraphModule) -> None:
 def _range_constraints(values: TorchValues, user_vals: Sequence[object]) -> dict[Any, Any]:
     """The ranges of the symbols, and those of sizes that are computed from them."""
     sizes = [size for val in user_vals if isinstance(val, torch.Tensor) for size in val.shape]
-    converted = [values.convert(size) for size in (*sizes, *(v for v in user_vals if isinstance(v, torch.SymInt)))]
+    converted = [
+        values.convert(size) for size in (*sizes, *(v for v in user_vals if isinstance(v, torch.SymInt)))
+    ]
     derived = {n.node.expr: values.symbols.range_of(n) for n in converted if isinstance(n, torch.SymInt)}
     return {**derived, **values.symbols.ranges()}
 
@@ -406,7 +420,9 @@ class Origin:
         return self
 
     def __reduce__(self) -> Any:
-        raise pickle.PicklingError("an exported program is not pickled, here and in torch: use torch.export.save and load")
+        raise pickle.PicklingError(
+            "an exported program is not pickled, here and in torch: use torch.export.save and load"
+        )
 
 
 class FunctionalProgram(ExportedProgram):
@@ -434,7 +450,9 @@ class FunctionalProgram(ExportedProgram):
         self, decomp_table: Table | None = None, decompose_custom_triton_ops: bool = False
     ) -> ExportedProgram:
         """As in torch: the program in a decomposed dialect, by default with the core ATen table."""
-        table = _torch.materialise_table(torch.export.default_decompositions() if decomp_table is None else decomp_table)
+        table = _torch.materialise_table(
+            torch.export.default_decompositions() if decomp_table is None else decomp_table
+        )
         vals = self._stand_ins()
         if vals is None or decompose_custom_triton_ops:  # the inputs were changed: use torch's implementation
             return super().run_decompositions(decomp_table, decompose_custom_triton_ops)
@@ -443,7 +461,11 @@ class FunctionalProgram(ExportedProgram):
     def _stand_ins(self) -> list[Any] | None:
         """The stand-ins of the placeholders, if these are still those of the capture."""
         names = [node.name for node in self.graph.find_nodes(op="placeholder")]
-        return self._origin.vals if names == [spec.arg.name for spec in self._graph_signature.input_specs] else None
+        return (
+            self._origin.vals
+            if names == [spec.arg.name for spec in self._graph_signature.input_specs]
+            else None
+        )
 
 
 def _decompose(program: FunctionalProgram, vals: list[Any], table: Table) -> FunctionalProgram:
@@ -452,7 +474,13 @@ def _decompose(program: FunctionalProgram, vals: list[Any], table: Table) -> Fun
     is_given = [isinstance(val, (torch.Tensor, torch.SymInt)) for val in vals]
     calls = copy.deepcopy(program.module_call_graph)
     names = {node.name for node in module.graph.nodes}  # without those that a pass has removed since
-    in_calls = [a for entry in calls[1:] if entry.signature for a in _node_arguments(entry.signature) if a.name in names]
+    in_calls = [
+        a
+        for entry in calls[1:]
+        if entry.signature
+        for a in _node_arguments(entry.signature)
+        if a.name in names
+    ]
     interpreter = KeepingInterpreter(module, {argument.name for argument in in_calls})
 
     def run(*given: object) -> Any:
@@ -464,9 +492,14 @@ def _decompose(program: FunctionalProgram, vals: list[Any], table: Table) -> Fun
     tracing_mode: TracingMode = "fake" if origin.mode.shape_env is None else "symbolic"
     options = replace(_options(table), record_module_stack=False, tracing_mode=tracing_mode)
     with active(EXPORTING), _torch.grad_mode(False):
-        made = Capture(run, options).run(tuple(val for val, is_one in zip(vals, is_given, strict=True) if is_one))
+        made = Capture(run, options).run(
+            tuple(val for val, is_one in zip(vals, is_given, strict=True) if is_one)
+        )
     signature = program.graph_signature
-    specs = [InputSpec(spec.kind, copy.copy(spec.arg), spec.target, spec.persistent) for spec in signature.input_specs]
+    specs = [
+        InputSpec(spec.kind, copy.copy(spec.arg), spec.target, spec.persistent)
+        for spec in signature.input_specs
+    ]
     lifted = Lifted(specs, dict(program.constants))
     with _torch.no_modes():
         lift_again(made, lifted, vals, stand_ins(origin.mode))
@@ -476,7 +509,11 @@ def _decompose(program: FunctionalProgram, vals: list[Any], table: Table) -> Fun
         _complete_metadata(made)
         new_signature = make_signature(made.graph, lifted, written, signature.output_specs)
         values = TorchValues()
-        user_vals = [val for val, spec in zip(vals, signature.input_specs, strict=True) if spec.kind is InputKind.USER_INPUT]
+        user_vals = [
+            val
+            for val, spec in zip(vals, signature.input_specs, strict=True)
+            if spec.kind is InputKind.USER_INPUT
+        ]
         convert_values(made, values)
     return FunctionalProgram(
         made, new_signature, state_dict=program.state_dict, range_constraints=_range_constraints(values, user_vals),
@@ -502,7 +539,9 @@ class KeepingInterpreter(torch.fx.Interpreter):
 
 def _node_arguments(signature: ModuleCallSignature) -> list[Any]:
     """The arguments and results of a module that are nodes."""
-    return [argument for argument in (*signature.inputs, *signature.outputs) if not hasattr(argument, "value")]
+    return [
+        argument for argument in (*signature.inputs, *signature.outputs) if not hasattr(argument, "value")
+    ]
 
 
 def _submodules(module: GraphModule) -> torch.nn.Module:

@@ -1,9 +1,9 @@
 """A captured graph as the graph of an exported program: state as inputs, names, the signature, regions.
 
-    ModelState        parameters and buffers of a model, by name
-    lift              attributes that a graph reads become placeholders before those of the user
-    make_signature    the signature: the kind of each placeholder and each output
-    wrap_regions      regions without gradients or with autocast become subgraphs
+ModelState        parameters and buffers of a model, by name
+lift              attributes that a graph reads become placeholders before those of the user
+make_signature    the signature: the kind of each placeholder and each output
+wrap_regions      regions without gradients or with autocast become subgraphs
 """
 
 from __future__ import annotations
@@ -73,7 +73,9 @@ class ModelState:
     @property
     def is_on_stand_ins(self) -> bool:
         """Whether the model has no data itself."""
-        return any(type(tensor) is FakeTensor for tensor in (*self.parameters.values(), *self.buffers.values()))
+        return any(
+            type(tensor) is FakeTensor for tensor in (*self.parameters.values(), *self.buffers.values())
+        )
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         every = {**self.parameters, **self.buffers}
@@ -89,7 +91,10 @@ class Lifted:
 
 
 def lift(
-    module: GraphModule, state: ModelState, inputs: Sequence[tuple[str, object]], stand_in: Callable[[torch.Tensor], object]
+    module: GraphModule,
+    state: ModelState,
+    inputs: Sequence[tuple[str, object]],
+    stand_in: Callable[[torch.Tensor], object],
 ) -> Lifted:
     """Replace the state that the graph reads by placeholders, and name all placeholders.
 
@@ -99,7 +104,9 @@ def lift(
     graph = module.graph
     specs: list[InputSpec] = []
     names: dict[Node, str] = {}
-    constants: dict[str, Any] = {name: state.buffers[name] for name in state.buffers if name in state.temporary}
+    constants: dict[str, Any] = {
+        name: state.buffers[name] for name in state.buffers if name in state.temporary
+    }
     given = list(graph.find_nodes(op="placeholder"))
     first = next(iter(graph.nodes))
     by_identity: dict[int, Node] = {}
@@ -174,7 +181,9 @@ def lift_again(
         return node
 
     _lift_reads(module, ModelState({}, {}, set()), {}, lifted.constants, place)
-    position = next((i for i, spec in enumerate(lifted.inputs) if spec.kind is InputKind.USER_INPUT), len(lifted.inputs))
+    position = next(
+        (i for i, spec in enumerate(lifted.inputs) if spec.kind is InputKind.USER_INPUT), len(lifted.inputs)
+    )
     lifted.inputs[position:position] = specs
     _torch.rename_nodes(graph, names)
     for spec, node in zip(lifted.inputs, graph.find_nodes(op="placeholder"), strict=True):
@@ -202,17 +211,30 @@ def _lift_reads(
         value = _read(module, str(node.target))
         if not isinstance(value, torch.Tensor):
             if not isinstance(value, torch.nn.Module):
-                raise ExportError(f"{node.target} is a {type(value).__name__}, which an exported program can't hold")
+                raise ExportError(
+                    f"{node.target} is a {type(value).__name__}, which an exported program can't hold"
+                )
             continue
         found = known.get(id(value))
-        if found is None and type(value) is FakeTensor and not state.is_on_stand_ins and id(value) not in state.attributes:
+        if (
+            found is None
+            and type(value) is FakeTensor
+            and not state.is_on_stand_ins
+            and id(value) not in state.attributes
+        ):
             reader = next(iter(node.users), node)
             raise ExportError(
                 f"the program reads {value._spec}, and what made it is not an operator that could be recorded",
-                context=Context(str(reader.target), "", line_of_node(reader), "compute it with operators of torch"),
+                context=Context(
+                    str(reader.target), "", line_of_node(reader), "compute it with operators of torch"
+                ),
             )
         if found is None:
-            name = state.attributes[id(value)][0] if id(value) in state.attributes else f"lifted_tensor_{_count(constants)}"
+            name = (
+                state.attributes[id(value)][0]
+                if id(value) in state.attributes
+                else f"lifted_tensor_{_count(constants)}"
+            )
             # torch keeps constants as buffers, which a parameter of a layer that is not registered can't be.
             value = value.detach() if isinstance(value, torch.nn.Parameter) else value
             constants[name] = value
@@ -291,12 +313,18 @@ def make_signature(
             outputs.append(_mutation(node, written[node], by_name[node.name]))
     output.args = ((*mutations, *results),)
     kinds = [(spec.kind, spec.target) for spec in before] or [(OutputKind.USER_OUTPUT, None)] * len(results)
-    outputs += [OutputSpec(kind, _result_argument(r), target) for r, (kind, target) in zip(results, kinds, strict=True)]
+    outputs += [
+        OutputSpec(kind, _result_argument(r), target)
+        for r, (kind, target) in zip(results, kinds, strict=True)
+    ]
     return ExportGraphSignature(lifted.inputs, outputs)
 
 
 def _mutation(node: Node, value: Node, spec: InputSpec) -> OutputSpec:
-    kinds = {InputKind.BUFFER: OutputKind.BUFFER_MUTATION, InputKind.USER_INPUT: OutputKind.USER_INPUT_MUTATION}
+    kinds = {
+        InputKind.BUFFER: OutputKind.BUFFER_MUTATION,
+        InputKind.USER_INPUT: OutputKind.USER_INPUT_MUTATION,
+    }
     if spec.kind is InputKind.PARAMETER:
         kind = getattr(OutputKind, "PARAMETER_MUTATION", None)
     else:
@@ -327,6 +355,7 @@ def _result_argument(result: object) -> Any:
 
 
 # --- regions with another grad mode or autocast ------------------------------------------------------------
+
 
 @dataclass
 class Region:
@@ -399,7 +428,9 @@ class _Walk:
     def _close(self, before: Node | None) -> None:
         """End a region: its nodes become a subgraph, and are replaced by a call of it."""
         region = self._open.pop()
-        nodes = [node for node in region.nodes if node.graph is self._graph and not getattr(node, "_erased", False)]
+        nodes = [
+            node for node in region.nodes if node.graph is self._graph and not getattr(node, "_erased", False)
+        ]
         made = self._wrap(region, nodes) if nodes else []
         self._graph.erase_node(region.first)
         if self._open:

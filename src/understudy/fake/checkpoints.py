@@ -71,7 +71,11 @@ def empty_for_checkpoint(mode: FakeTensorMode, func: object, args: Any, kwargs: 
     if kwargs.get("device") != META or len(args[0]) != 1 or type(args[0][0]) is not int or args[0][0] != 0:
         return NotImplemented
     source = _torch.checkpoint_source()
-    device = META if source is None or source.location is None else load_device(source.location, source.storage.nbytes())
+    device = (
+        META
+        if source is None or source.location is None
+        else load_device(source.location, source.storage.nbytes())
+    )
     dtype = kwargs.get("dtype") or torch.get_default_dtype()
     return make_new(mode, TensorSpec((0,), dtype=dtype, device=device))
 
@@ -79,7 +83,9 @@ def empty_for_checkpoint(mode: FakeTensorMode, func: object, args: Any, kwargs: 
 @handler("aten::set_.source_Storage_storage_offset")
 def set_storage(mode: FakeTensorMode, func: object, args: Any, kwargs: object) -> Any:
     """`tensor.set_(storage, offset, size, stride)`."""
-    fake, _, offset, shape, stride = (*args, (), ())[:5]  # the dispatcher strips defaults: a scalar has no sizes
+    fake, _, offset, shape, stride = (*args, (), ())[
+        :5
+    ]  # the dispatcher strips defaults: a scalar has no sizes
     source = _torch.checkpoint_source()
     if source is not None:
         return _put_on_loaded_storage(mode, fake, source, offset, shape, stride)
@@ -93,7 +99,9 @@ def set_whole_storage(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -
     if other is not None:
         adopt(fake, make_view(mode, other, _spec_on(storage, fake._spec, *args[2:])))
         return fake
-    if storage is not None and _torch.has_memory(storage):  # of a real tensor: a stand-in can't share its memory
+    if storage is not None and _torch.has_memory(
+        storage
+    ):  # of a real tensor: a stand-in can't share its memory
         whole = mode.from_tensor(_torch.bytes_on(storage), static_shapes=True)
         args = (fake, _torch.native_storage(whole), *args[2:])
     if _is_resized(fake):  # C++ refuses to replace its storage by one on the CPU
@@ -102,7 +110,10 @@ def set_whole_storage(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -
         # Inside any fake mode, torch reads buffers and files into storages without data, on the meta device.
         whole = make_new(mode, TensorSpec((storage.nbytes(),), dtype=torch.uint8, device=fake._spec.device))
         args = (fake, _torch.native_storage(whole), *args[2:])
-    with _torch.PastDispatch(), _torch.AllowMemoryAccess(args[1] if len(args) > 1 else _torch.native_storage(fake)):
+    with (
+        _torch.PastDispatch(),
+        _torch.AllowMemoryAccess(args[1] if len(args) > 1 else _torch.native_storage(fake)),
+    ):
         func(*args, **kwargs)
     return _spec_from_native(args[0], getattr(args[1], "determined", None) if len(args) > 1 else None)
 
@@ -116,11 +127,15 @@ def _is_resized(fake: FakeTensor) -> bool:
     return fake._spec.device.type == "cpu" and _torch.native_storage(fake).device.type == "meta"
 
 
-def _spec_on(storage: Any, spec: TensorSpec, offset: object = 0, shape: Any = None, stride: Any = None) -> TensorSpec:
+def _spec_on(
+    storage: Any, spec: TensorSpec, offset: object = 0, shape: Any = None, stride: Any = None
+) -> TensorSpec:
     """The spec of a tensor that is set on a storage: all of it, unless offset and sizes are given."""
     if shape is None:
         shape = (storage.nbytes() // spec.itemsize,)
-    return TensorSpec(tuple(shape), tuple(stride) if stride else None, offset, dtype=spec.dtype, device=spec.device)
+    return TensorSpec(
+        tuple(shape), tuple(stride) if stride else None, offset, dtype=spec.dtype, device=spec.device
+    )
 
 
 @handler("aten::set_.source_Tensor")
@@ -146,7 +161,7 @@ def _put_on_loaded_storage(
     mode: FakeTensorMode, fake: FakeTensor, source: Any, offset: object, shape: Any, stride: Any
 ) -> FakeTensor:
     device = fake._spec.device
-    # The loader makes a new meta storage for every tensor; the offset in the file tells which ones are the same.
+    # The loader makes a new meta storage for every tensor; tensors with the same offset in the file share one.
     key = ("stand-in", source.file_offset, device)
     base = source.loaded.get(key)
     if base is None:

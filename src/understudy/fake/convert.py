@@ -25,6 +25,7 @@ from understudy.spec.sparse import is_sparse
 if TYPE_CHECKING:
     from understudy.fake.mode import FakeTensorMode
 
+
 @dataclass(frozen=True, slots=True)
 class _ConversionRequest:
     """The options of a conversion."""
@@ -101,21 +102,31 @@ class FakeTensorConverter:
         self, fake_mode: FakeTensorMode, t: torch.Tensor, make_constant: bool = False, shape_env: object = None, *,
         static_shapes: bool | None = None, source: object = None, symbolic_context: object = None, trace: bool = True,
     ) -> FakeTensor:  # fmt: skip
-        found = self._recall(t, id(t))
-        if found is not None:
+        pair = self._fakes.get(id(t))
+        if pair is not None and pair[0]() is t and (found := pair[1]()) is not None:
             return found
+        if static_shapes and not make_constant and type(t) in PLAIN_TYPES and not _torch.has_transforms():
+            storage = _find_whole_storage(t)
+            if storage is not None:
+                return self._convert_whole(fake_mode, t, storage)
         if not isinstance(t, torch.Tensor):
             raise TypeError(
-                f"FakeTensorMode.from_tensor takes a tensor, and was given {t!r:.80}, of the class {type(t).__name__}. For "
-                "a module there is from_module; numbers and strings need no stand-in"
+                f"from_tensor: expected a tensor, got {t!r:.80} of type {type(t).__name__}. "
+                "Use from_module for a module; numbers and strings need no stand-in"
             )
-        options: Any = {"static_shapes": static_shapes, "source": source, "symbolic_context": symbolic_context}
+        options: Any = {
+            "static_shapes": static_shapes,
+            "source": source,
+            "symbolic_context": symbolic_context,
+        }
         if _torch.is_functorch_wrapped(t):
             inner, wrap = _torch.split_wrapper(t)
             wrapped: FakeTensor = wrap(self.from_real_tensor(fake_mode, inner, make_constant, **options))
             return wrapped
         if _torch.has_transforms():
-            with _torch.no_transforms():  # what is done to the stand-in is not part of the transformed function
+            with (
+                _torch.no_transforms()
+            ):  # what is done to the stand-in is not part of the transformed function
                 return self.from_real_tensor(fake_mode, t, make_constant, **options)
         is_static = _is_static(fake_mode, t, static_shapes, symbolic_context)
         if is_static and not make_constant and type(t) in PLAIN_TYPES:
@@ -197,24 +208,11 @@ class FakeTensorConverter:
 
     # --- conversion --------------------------------------------------------------------------------------
 
-    def spec_if_simple(self, t: torch.Tensor) -> tuple[TensorSpec, int] | None:
-        """The spec and the storage, by identity, of a tensor without a stand-in whose conversion (`convert_simple`) can be
-        postponed; None for others."""
-        if type(t) not in PLAIN_TYPES or id(t) in self._fakes or t.__dict__:
-            return None
-        storage = _find_whole_storage(t)
-        return None if storage is None or storage._cdata in self._storages else (_whole_spec(t), storage._cdata)
-
-    def convert_simple(self, mode: FakeTensorMode, t: torch.Tensor) -> FakeTensor:
-        found = self._recall(t, id(t))
-        if found is None:
-            with _torch.no_transforms():
-                found = self._convert_whole(mode, t, t.untyped_storage())
-        return found
-
-    def _convert_whole(self, mode: FakeTensorMode, t: torch.Tensor, storage: torch.UntypedStorage) -> FakeTensor:
+    def _convert_whole(
+        self, mode: FakeTensorMode, t: torch.Tensor, storage: torch.UntypedStorage
+    ) -> FakeTensor:
         """The fast path for parameters and buffers: leaves that cover their storage."""
-        if self._find_fake_storage(storage._cdata) is not None:
+        if storage._cdata in self._storages and self._find_fake_storage(storage._cdata) is not None:
             fake = self._convert_with_storage(mode, t, _ConversionRequest(True, None, None))
         else:
             fake = make_new(mode, _whole_spec(t))
@@ -241,7 +239,9 @@ class FakeTensorConverter:
             fake = self._convert_with_storage(mode, t, wanted)
         return self._copy_autograd_state(mode, t, fake)
 
-    def _convert_with_storage(self, mode: FakeTensorMode, t: torch.Tensor, wanted: _ConversionRequest) -> FakeTensor:
+    def _convert_with_storage(
+        self, mode: FakeTensorMode, t: torch.Tensor, wanted: _ConversionRequest
+    ) -> FakeTensor:
         """A stand-in on the fake storage that stands for the real one: views of one storage stay views of one storage."""
         spec = wanted.spec(mode, t)
         real_storage = t.untyped_storage()
@@ -321,7 +321,9 @@ class FakeTensorConverter:
         }
         # If an inner tensor has the same sizes, the wrapper takes over its symbols.
         geometry = (t.shape, t.stride())
-        alike = next((inner[name] for name, part in tensors.items() if (part.shape, part.stride()) == geometry), t)
+        alike = next(
+            (inner[name] for name, part in tensors.items() if (part.shape, part.stride()) == geometry), t
+        )
         wrapper = _torch.unflatten_wrapper(type(t), {**parts, **inner}, context, alike.shape, alike.stride())
         if t.is_leaf and wrapper.requires_grad != t.requires_grad:
             wrapper.requires_grad_(t.requires_grad)
@@ -399,15 +401,15 @@ def spec_of_real(t: torch.Tensor) -> TensorSpec:
 def refuse_unsupported(t: torch.Tensor, mode: FakeTensorMode) -> None:
     if type(t) is FakeTensor and t._spec.is_symbolic and t.fake_mode.shape_env is not mode.shape_env:
         raise with_line(
-            MixedTensorsError("this is a stand-in of another FakeTensorMode, with sizes of another ShapeEnv"),
+            MixedTensorsError("expected a tensor of this ShapeEnv, got a stand-in of another FakeTensorMode and ShapeEnv"),
             "FakeTensorMode.from_tensor", t._spec, "give both modes the same ShapeEnv",
         )  # fmt: skip
     reason = _why_unsupported(t)
     if reason:
         raise with_line(
-            UnsupportedFakeTensorException(f"can't stand in for this tensor: {reason}"),
+            UnsupportedFakeTensorException(f"this tensor can't be converted to a stand-in: {reason}"),
             "FakeTensorMode.from_tensor", f"a tensor of {t.dim()} dimensions, {t.dtype}",
-            "keep it out of what runs on stand-ins, or convert it to a plain tensor first",
+            "convert it to a plain tensor first, or keep it out of the program that runs on stand-ins",
         )  # fmt: skip
 
 
@@ -458,7 +460,13 @@ def _register_number_handler(
         return of_tensor(tensor) if _torch.is_functorch_wrapped(tensor) else NotImplemented
 
 
-_register_number_handler("size", lambda spec: list(map(int, spec.shape)), lambda tensor: list(map(int, tensor.shape)))
-_register_number_handler("stride", lambda spec: list(map(int, spec.stride)), lambda tensor: list(map(int, tensor.stride())))
+_register_number_handler(
+    "size", lambda spec: list(map(int, spec.shape)), lambda tensor: list(map(int, tensor.shape))
+)
+_register_number_handler(
+    "stride", lambda spec: list(map(int, spec.stride)), lambda tensor: list(map(int, tensor.stride()))
+)
 _register_number_handler("numel", lambda spec: int(spec.numel), lambda tensor: int(tensor.numel()))
-_register_number_handler("storage_offset", lambda spec: int(spec.offset), lambda tensor: int(tensor.storage_offset()))
+_register_number_handler(
+    "storage_offset", lambda spec: int(spec.offset), lambda tensor: int(tensor.storage_offset())
+)

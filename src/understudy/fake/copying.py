@@ -139,9 +139,13 @@ class PickledStorage:
     def base(self, mode: FakeTensorMode, device: torch.device) -> FakeTensor:
         base = self._bases.get(device)
         if base is None:
-            base = self._bases[device] = make_new(mode, TensorSpec((self.nbytes,), dtype=torch.uint8, device=device))
+            base = self._bases[device] = make_new(
+                mode, TensorSpec((self.nbytes,), dtype=torch.uint8, device=device)
+            )
             if self.contents:
-                base._determined = DeterminedContents(LiteralStorage(_torch.real_bytes(self.contents)), self.literal)
+                base._determined = DeterminedContents(
+                    LiteralStorage(_torch.real_bytes(self.contents)), self.literal
+                )
         return base
 
 
@@ -152,12 +156,26 @@ def reduce(fake: FakeTensor) -> object:
             "sizes (from_tensor(..., static_shapes=True)), or the specs as text"
         )
     if fake._spec.layout is not torch.strided:
-        return rebuild_sparse, (fake.fake_mode, fake._spec, str(fake.device), fake.requires_grad, _state(fake))
+        return rebuild_sparse, (
+            fake.fake_mode,
+            fake._spec,
+            str(fake.device),
+            fake.requires_grad,
+            _state(fake),
+        )
     token = _pickled_storage(fake)
     if _torch.writes_as_real():
         return _reduce_as_real(fake, token)
     spec = fake._spec
-    geometry = (tuple(spec.shape), tuple(spec.stride), spec.offset, spec.dtype, str(spec.device), spec.conj, spec.neg)
+    geometry = (
+        tuple(spec.shape),
+        tuple(spec.stride),
+        spec.offset,
+        spec.dtype,
+        str(spec.device),
+        spec.conj,
+        spec.neg,
+    )
     return rebuild, (fake.fake_mode, token, geometry, fake.requires_grad, _state(fake))
 
 
@@ -194,7 +212,9 @@ def _reduce_as_real(fake: FakeTensor, token: PickledStorage) -> Any:
     return _torch.reduce_as_real(fake, token.as_real, {name: True for name, is_set in bits.items() if is_set})
 
 
-def rebuild(mode: FakeTensorMode, token: PickledStorage, geometry: Any, requires_grad: bool, state: Any) -> FakeTensor:
+def rebuild(
+    mode: FakeTensorMode, token: PickledStorage, geometry: Any, requires_grad: bool, state: Any
+) -> FakeTensor:
     shape, stride, offset, dtype, location, conj, neg = geometry
     device = load_device(location, token.nbytes)
     spec = TensorSpec(shape, stride, offset, dtype=dtype, device=device, conj=conj, neg=neg)
@@ -218,7 +238,7 @@ def rebuild_sparse(
 
 def mode_for_unpickling(
     allow_fallback_kernels: bool = True, allow_non_fake_inputs: bool = False, export: bool = False,
-    crosscheck: bool = False,
+    crosscheck: bool | str = False,
 ) -> FakeTensorMode:  # fmt: skip
     """Unpickled stand-ins belong to the active mode, or to one made for all of them."""
     from understudy.fake.mode import FakeTensorMode  # why: the mode imports this module
@@ -261,8 +281,10 @@ class FakeCopyMode(_torch.FunctionMode):
 
 
 def copy_module(mode: FakeTensorMode, module: Module) -> Module:
-    """A copy of a module with stand-ins in the place of its tensors; those that are shared in it are shared in the copy."""
+    """A copy of a module whose tensors are stand-ins; shared tensors are shared in the copy."""
     if not isinstance(module, torch.nn.Module):
-        raise TypeError(f"from_module takes an nn.Module, not a {type(module).__name__}; for a tensor: from_tensor")
+        raise TypeError(
+            f"from_module: expected an nn.Module, got a {type(module).__name__}; for a tensor, use from_tensor"
+        )
     with FakeCopyMode(mode):
         return copy.deepcopy(module)

@@ -1,6 +1,6 @@
 """Higher-order operators run as plain code; and, for captures, example inputs and results of their functions.
 
-`torch.cond`, `scan` and their like call functions that they are given. Where nothing records the program, a run with
+`torch.cond`, `scan` and their like call functions among their arguments. Where nothing records the program, a run with
 stand-ins calls these functions as eager would: autograd and the transforms of torch.func see what happens inside.
 Where eager would read a value that is not determined, both branches (`cond`) or one iteration (`while_loop`) are run:
 torch requires the same metadata for every value. Sizes in which two branches differ become unbacked symbols.
@@ -21,6 +21,7 @@ from understudy.errors import (
     GuardOnDataDependentSymNode,
     OperatorError,
 )
+from understudy.fake.fused_attention import run_fused_attention
 from understudy.fake.realise import make_new
 from understudy.fake.tensor import FakeTensor
 from understudy.fake.values.data_dependent import is_known
@@ -116,7 +117,10 @@ def invoke_subgraph(subgraph: Any, identifier: str, *operands: object) -> tuple[
 
 
 @hops.run("flex_attention")
-def flex_attention(*args: object) -> tuple[object, ...]:
+def flex_attention(*args: Any) -> tuple[object, ...]:
+    mode = _torch.active_fake_mode()
+    if mode is not None and mode.stands_for_compiled and args[0].device.type != "cpu":
+        return run_fused_attention(*args)
     return _torch.plain_flex_attention(*args)
 
 
@@ -124,7 +128,9 @@ def _has_spec_of(leaf: object, merged: object) -> bool:
     """Whether a value of one branch has the spec of the merged output."""
     if type(leaf) is not FakeTensor or type(merged) is not FakeTensor:
         return leaf is merged
-    pairs = zip((*leaf._spec.shape, *leaf._spec.stride), (*merged._spec.shape, *merged._spec.stride), strict=True)
+    pairs = zip(
+        (*leaf._spec.shape, *leaf._spec.stride), (*merged._spec.shape, *merged._spec.stride), strict=True
+    )
     return all(a is b or (type(a) is int and type(b) is int and a == b) for a, b in pairs)
 
 
@@ -137,7 +143,10 @@ def _check_alike(what: str, first: object, second: object) -> None:
     # Lists and tuples count as the same structure.
     alike = len(one) == len(two) and all(_facts(a) == _facts(b) for a, b in zip(one, two, strict=True))
     if not alike:
-        shown = ", ".join(_describe_leaf(leaf) for leaf in one), ", ".join(_describe_leaf(leaf) for leaf in two)
+        shown = (
+            ", ".join(_describe_leaf(leaf) for leaf in one),
+            ", ".join(_describe_leaf(leaf) for leaf in two),
+        )
         raise OperatorError(
             f"{what} must have the same metadata: [{shown[0]}] and [{shown[1]}]",
             context=Context(line=user_line()),
@@ -345,7 +354,10 @@ def scan_result(mode: FakeTensorMode, args: Args, outputs: list[Sequence[object]
     _, init, xs, _ = args
     carry, rows = outputs[0][: len(init)], outputs[0][len(init) :]
     check_alike("scan", "the carry before a step", init, "the carry after it", carry)
-    return [*(_make_like(mode, value) for value in carry), *(_stack_row(mode, row, _leading_size(xs)) for row in rows)]
+    return [
+        *(_make_like(mode, value) for value in carry),
+        *(_stack_row(mode, row, _leading_size(xs)) for row in rows),
+    ]
 
 
 @hops.result("map_impl")
@@ -354,8 +366,12 @@ def map_result(mode: FakeTensorMode, args: Args, outputs: list[Sequence[Any]]) -
 
 
 @hops.result("associative_scan")
-def associative_scan_result(mode: FakeTensorMode, args: Args, outputs: list[Sequence[object]]) -> Sequence[object]:
-    check_alike("associative_scan", "what is combined", take_first_slices(args[1]), "what comes out", outputs[0])
+def associative_scan_result(
+    mode: FakeTensorMode, args: Args, outputs: list[Sequence[object]]
+) -> Sequence[object]:
+    check_alike(
+        "associative_scan", "what is combined", take_first_slices(args[1]), "what comes out", outputs[0]
+    )
     return [_make_like(mode, value) for value in args[1]]
 
 
@@ -375,7 +391,11 @@ def _stack_row(mode: FakeTensorMode, row: object, length: object) -> object:
 
 
 def check_alike(
-    op: str, before: str, first: Sequence[int | object], after: str, second: Sequence[int | torch.SymInt | object]
+    op: str,
+    before: str,
+    first: Sequence[int | object],
+    after: str,
+    second: Sequence[int | torch.SymInt | object],
 ) -> None:
     """Raise if the carried values change their metadata from one iteration to the next."""
     if len(first) == len(second) and all(map(_is_alike, first, second)):

@@ -1,7 +1,7 @@
-"""Initial values without a dispatch: `normal_`, `uniform_`, `zero_`, `fill_`, and the `detach` that makes a parameter.
+"""Initial values without a dispatch: `normal_`, `uniform_`, `zero_`, `fill_`.
 
-Building a model consists mostly of these calls. On a stand-in they only bump a version counter, or make a second tensor
-on the same storage, which costs a quarter of a dispatch. So the dispatch is skipped where no other mode would see the
+Building a model consists mostly of these calls. On a stand-in they only bump a version counter, which costs a quarter of a
+dispatch. So the dispatch is skipped where no other mode would see the
 call. Every unusual case (a number of another type, a dtype without random numbers, overlapping memory, a leaf that
 requires grad) goes to the dispatcher, which gives the same answer or raises the proper error.
 """
@@ -32,8 +32,6 @@ can_skip_dispatch_for = _torch.can_skip_dispatch_for
 count_writes = _torch.count_writes
 is_inference = torch.Tensor.is_inference
 is_grad_enabled = torch.is_grad_enabled
-make_subclass = _torch.make_subclass
-NoDispatch = _torch.NoDispatch
 native = torch.Tensor
 
 
@@ -144,24 +142,3 @@ def zero_(self: FakeTensor) -> torch.Tensor:
     if not (is_grad_enabled() and self.requires_grad) and zero(self):
         return self
     return native.zero_(self)
-
-
-def detach(self: FakeTensor) -> Any:
-    mode, spec = self.fake_mode, self._spec
-    if (
-        not (mode.can_skip_dispatch and spec.sparse is None and can_skip_dispatch_for(mode))
-        or "aten::detach" in NAMES_WITH_USER_RULES
-    ):
-        return native.detach(self)
-    guard = NoDispatch()
-    try:
-        fake = make_subclass(type(self), self)
-    finally:
-        del guard
-    fake._spec = spec
-    fake.fake_mode = mode
-    if self._determined is not None:
-        fake._determined = self._determined
-    if self._range is not None:
-        fake._range = self._range
-    return fake

@@ -17,7 +17,7 @@ from understudy._torch import OpOverload
 from understudy.errors import Context, MixedTensorsError, UnknownSubclassError
 from understudy.fake.tensor import FakeTensor
 from understudy.lines import user_line
-from understudy.ops.registry import Trait
+from understudy.ops.registry import Slot, declare, record_of
 from understudy.spec.call import describe, flat, map_structure
 from understudy.spec.tensor_spec import SHORT_DTYPE
 
@@ -42,10 +42,12 @@ def _pass_through(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> An
         return func(*args, **kwargs)
 
 
-handler: Trait[Handler] = Trait(
-    "handler", derive=lambda op: _pass_through if op.namespace in PASSED_THROUGH else None
+handler: Slot[Handler] = declare(
+    "handler", Slot(derive=lambda record: _pass_through if record.op.namespace in PASSED_THROUGH else None)
 )
-real_handler: Trait[Handler] = Trait("handler of calls that are given real tensors")
+"""Handler."""
+real_handler: Slot[Handler] = declare("real_handler", Slot())
+"""Handler of calls that are given real tensors."""
 
 
 # --- which tensors a call accepts -----------------------------------------------------------------------------------
@@ -65,9 +67,17 @@ fake_tensor_tls = FakeTensorTLS()
 
 def accept_inputs(mode: FakeTensorMode, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
     """(answer, args, kwargs): the answer in a 1-tuple if a handler gave one, else None and the converted arguments."""
-    if mode.allow_non_fake_inputs and not kwargs and (known := _recall_converted(mode, func, args)) is not None:
+    if (
+        mode.allow_non_fake_inputs
+        and not kwargs
+        and (known := _recall_converted(mode, func, args)) is not None
+    ):
         return None, known, kwargs
-    if len(args) == 1 and type(args[0]) is torch.Tensor and (handle := real_handler.of(func)) is not None:
+    if (
+        len(args) == 1
+        and type(args[0]) is torch.Tensor
+        and (handle := record_of(func).real_handler) is not None
+    ):
         answer = handle(mode, func, args, kwargs)  # a literal, such as `torch.tensor(0)`
         if answer is not NotImplemented:
             return (answer,), args, kwargs
@@ -81,7 +91,7 @@ def accept_inputs(mode: FakeTensorMode, func: Any, types: Any, args: Any, kwargs
             raise _make_other_mode_error(func, args, kwargs, tensor)
     if all(type(tensor) is FakeTensor and tensor.fake_mode is mode for tensor in tensors):
         return None, args, kwargs
-    handle = real_handler.of(func)
+    handle = record_of(func).real_handler
     if handle is not None:
         answer = handle(mode, func, args, kwargs)
         if answer is not NotImplemented:
@@ -124,7 +134,11 @@ def _recall_converted(mode: FakeTensorMode, func: Any, args: Any) -> list[Any] |
         elif kind not in ATOMS:
             return None
         known.append(value)
-    is_plain = not _torch.is_mutable(func) and real_handler.of(func) is None and torch.Tag.inplace_view not in func.tags
+    is_plain = (
+        not _torch.is_mutable(func)
+        and record_of(func).real_handler is None
+        and torch.Tag.inplace_view not in func.tags
+    )
     return known if is_plain else None
 
 
@@ -136,7 +150,9 @@ MOST_READ_INTEGERS = 1 << 12
 def is_readable(constant: torch.Tensor) -> bool:
     """Whether the values of a real tensor are determined. A program decides by flags, and by numbers that it counts with."""
     count = constant.numel()
-    return count == 1 or (count <= MOST_READ_INTEGERS and not (constant.is_floating_point() or constant.is_complex()))
+    return count == 1 or (
+        count <= MOST_READ_INTEGERS and not (constant.is_floating_point() or constant.is_complex())
+    )
 
 
 def _is_of_other_mode(mode: FakeTensorMode, tensor: torch.Tensor) -> bool:
@@ -224,7 +240,9 @@ def _make_other_mode_error(
     )
 
 
-def _make_torch_fake_error(func: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> MixedTensorsError:
+def _make_torch_fake_error(
+    func: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]
+) -> MixedTensorsError:
     tensor = next(t for t in flat(torch.Tensor, args, kwargs) if type(t) is _torch.torch_fake_tensor_class())
     name = _argument_name(func, args, kwargs, tensor)
     return MixedTensorsError(
@@ -235,7 +253,9 @@ def _make_torch_fake_error(func: OpOverload, args: tuple[object, ...], kwargs: d
     )
 
 
-def _argument_name(func: OpOverload, args: tuple[object, ...], kwargs: dict[str, object], tensor: torch.Tensor) -> str:
+def _argument_name(
+    func: OpOverload, args: tuple[object, ...], kwargs: dict[str, object], tensor: torch.Tensor
+) -> str:
     for name, value in [*zip(_torch.argument_names(func), args, strict=False), *kwargs.items()]:
         if any(candidate is tensor for candidate in flat(torch.Tensor, (value,), {})):
             return name

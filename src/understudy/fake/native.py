@@ -19,7 +19,7 @@ from understudy.errors import UnsupportedFakeTensorException
 from understudy.spec import TensorSpec, contiguous_strides
 
 if TYPE_CHECKING:
-    from understudy.fake.mode import FakeTensorMode
+    pass
 
 CPU = torch.device("cpu")
 META = torch.device("meta")
@@ -69,7 +69,9 @@ def native(device: torch.device) -> torch.device:
         if device not in _native:
             index = len(_native) - 1
             if index > MOST_DEVICES:
-                raise UnsupportedFakeTensorException(f"more than {MOST_DEVICES} devices in one process, {device} the last")
+                raise UnsupportedFakeTensorException(
+                    f"expected at most {MOST_DEVICES} devices in one process; {device} is one more"
+                )
             stand_in = torch.device("meta", index)
             for announce in on_first_device:
                 announce()  # before publishing it: another thread may use it at once
@@ -103,12 +105,4 @@ def prepare(spec: TensorSpec) -> tuple[object, ...]:
     if not is_native:
         arguments = (*arguments, False, False, None, False, False, _torch.STAND_IN_KEYS)
     spec.prepared = arguments
-    return arguments
-
-
-def wrapper_arguments(mode: FakeTensorMode, spec: TensorSpec) -> Any:
-    """The arguments that make a wrapper for this spec in this mode and the current grad mode."""
-    arguments = spec.prepared_no_grad
-    if arguments is None or not mode.can_skip_dispatch or is_grad_enabled() or in_inference_mode():
-        arguments = spec.prepared or prepare(spec)
     return arguments

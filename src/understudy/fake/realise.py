@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from understudy import _torch
-from understudy.fake.native import WITHOUT_INDEX, canonical, in_inference_mode, prepare, wrapper_arguments
+from understudy.fake.native import WITHOUT_INDEX, canonical, in_inference_mode, is_grad_enabled, prepare
 from understudy.fake.templates import make_symbolic
 from understudy.fake.tensor import FakeTensor
 from understudy.fake.values.determined import (
@@ -47,6 +47,15 @@ make_wrapper = _torch.make_wrapper
 make_subclass = _torch.make_subclass
 give_storage = _torch.give_storage
 NoDispatch = _torch.NoDispatch
+is_inference = torch.Tensor.is_inference
+
+
+def wrapper_arguments(mode: FakeTensorMode, spec: TensorSpec) -> Any:
+    """The arguments that make a wrapper for this spec in this mode and the current grad mode."""
+    arguments = spec.prepared_no_grad
+    if arguments is None or not mode.can_skip_dispatch or is_grad_enabled() or in_inference_mode():
+        arguments = spec.prepared or prepare(spec)
+    return arguments
 
 
 def make_new(mode: FakeTensorMode, spec: TensorSpec) -> FakeTensor:
@@ -110,6 +119,35 @@ def make_view(
     return fake
 
 
+def make_snapshot(mode: FakeTensorMode, fake: FakeTensor) -> FakeTensor:
+    """Another stand-in of the same metadata on the same storage, without gradient: `make_view` by the shortest way."""
+    spec = fake._spec
+    if (
+        fake._determined is not None
+        or fake._range is not None
+        or spec.sparse is not None
+        or is_inference(fake)
+    ):
+        return make_view(mode, fake, spec, expects_operators=False)
+    snapshot: FakeTensor
+    if spec.is_symbolic:  # takes over the sizes, which are slow to set
+        guard = NoDispatch()
+        try:
+            snapshot = make_subclass(FakeTensor, fake)
+        finally:
+            del guard
+    else:
+        try:
+            snapshot = make_wrapper(FakeTensor, *(spec.prepared or prepare(spec)))
+            give_storage(snapshot, fake)
+        except RuntimeError:  # as in `make_view`
+            return make_view(mode, fake, spec, expects_operators=False)
+        if spec.conj or spec.neg:
+            return make_view(mode, fake, spec, expects_operators=False)
+    snapshot._spec, snapshot.fake_mode = spec, mode
+    return snapshot
+
+
 def make_zeros(mode: FakeTensorMode, spec: TensorSpec, known: DeterminedContents) -> FakeTensor:
     """A tensor with the ZeroTensor dispatch key, for which C++ skips operators without reading data."""
     keys = _torch.ZERO_TENSOR_KEYS
@@ -121,29 +159,6 @@ def make_zeros(mode: FakeTensorMode, spec: TensorSpec, known: DeterminedContents
     fake.fake_mode = mode
     fake._determined = known
     return fake
-
-
-def remake(mode: FakeTensorMode, spec: TensorSpec, base: FakeTensor | None) -> FakeTensor:
-    """Another stand-in of a spec for which `make_new` was called before, on a new storage or on that of `base`.
-    Requires a strided layout, no inference mode, and no determined values."""
-    try:
-        if spec.is_symbolic:
-            fake = make_symbolic(spec, base, expects_operators=False)
-        else:
-            fake = make_wrapper(FakeTensor, *spec.prepared)
-            if base is not None:
-                give_storage(fake, base)
-    except RuntimeError:  # as in `make_view`
-        if base is None:
-            raise
-        fake = _make_view_of_marked_storage(mode, base, spec, expects_operators=False)
-    fake._spec = spec
-    fake.fake_mode = mode
-    return fake
-
-
-def can_remake(spec: TensorSpec) -> bool:
-    return spec.prepared is not None and not (spec.sparse is not None or spec.conj or spec.neg)
 
 
 def _make_view_of_marked_storage(
@@ -211,7 +226,9 @@ def change_spec(fake: FakeTensor, spec: TensorSpec) -> None:
         adopt(fake, make_view(fake.fake_mode, fake, spec))
         return
     grows = extent(spec) * spec.itemsize > _torch.native_storage(fake).nbytes()
-    is_within = fake._spec.numel == 0 or extent(fake._spec) * spec.itemsize <= _torch.native_storage(fake).nbytes()
+    is_within = (
+        fake._spec.numel == 0 or extent(fake._spec) * spec.itemsize <= _torch.native_storage(fake).nbytes()
+    )
     if grows and not is_within:
         # The storage of a tensor with symbolic sizes has no fixed size.
         adopt(fake, make_view(fake.fake_mode, fake, spec))
@@ -219,7 +236,9 @@ def change_spec(fake: FakeTensor, spec: TensorSpec) -> None:
     guard = NoDispatch()
     try:
         if grows:
-            with _torch.AllowMemoryAccess(_torch.native_storage(fake)):  # C++ counts from where the tensor begins
+            with _torch.AllowMemoryAccess(
+                _torch.native_storage(fake)
+            ):  # C++ counts from where the tensor begins
                 torch.Tensor.resize_(fake, (extent(spec) - fake._spec.offset,))
         torch.Tensor.as_strided_(fake, *spec.numbers)
     finally:

@@ -77,7 +77,9 @@ def is_contiguous_as_written(spec: TensorSpec) -> bool:
     return True
 
 
-def make_symbolic(spec: TensorSpec, base: FakeTensor | None = None, expects_operators: bool = True) -> FakeTensor:
+def make_symbolic(
+    spec: TensorSpec, base: FakeTensor | None = None, expects_operators: bool = True
+) -> FakeTensor:
     """A stand-in with symbolic sizes, on the storage of `base` or on a new one. `expects_operators`: whether C++ is
     likely to ask for its layout."""
     if is_function_mode_active():  # where C++ calls operators by itself, as backward passes do

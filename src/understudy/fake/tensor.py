@@ -8,6 +8,7 @@ from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
+from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from understudy import _torch
 from understudy._torch.tensors import RaggedNode
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 def count_writes(fake: FakeTensor) -> tuple[int, int]:
     """Two numbers of which one changes with each write to the tensor: its version counter, and the writes that no version
-    counter tells of (`x.data.add_(1)`)."""
+    counter counts (`x.data.add_(1)`)."""
     # The descriptor for memos, a name of torch's, may be used by other classes.
     hidden = getattr(fake.fake_mode, "uncounted_writes", 0)
     if hidden and (storage := storage_of(fake)) is not None:
@@ -104,6 +105,8 @@ class FakeTensor(torch.Tensor):
     fake_mode: FakeTensorMode
     real_tensor: torch.Tensor | None = None
     _is_pinned = False
+    _has_symbolic_indexing = False
+    """Whether `enable_symbolic_indexing` was called."""
     _kind: Any = None
     """The class of the tensor that it stands for, if that is a subclass defined by the program."""
     _node: Any = None
@@ -205,8 +208,12 @@ class FakeTensor(torch.Tensor):
 
     # --- device -------------------------------------------------------------------------------------
 
+    # Function modes see `x.device`, `x.to` and `copy.deepcopy(x)` as they do for torch.Tensor: these check for a mode first.
+
     @property
     def device(self) -> torch.device:  # type: ignore[override]
+        if has_torch_function_unary(self):
+            return handle_torch_function(FakeTensor.device.__get__, (self,), self)
         return self._spec.device
 
     @property
@@ -229,6 +236,8 @@ class FakeTensor(torch.Tensor):
     is_mps = _is_on("mps")
 
     def to(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if has_torch_function_unary(self):
+            return handle_torch_function(FakeTensor.to, (self,), self, *args, **kwargs)
         args = tuple([native_argument(a) for a in args])
         if "device" in kwargs:
             kwargs["device"] = native_argument(kwargs["device"])
@@ -252,13 +261,19 @@ class FakeTensor(torch.Tensor):
             return self.new_tensor(args[0])
         if len(args) == 1 and isinstance(args[0], torch.Tensor):
             return args[0].detach()
-        return self.new_empty(args[0] if len(args) == 1 and isinstance(args[0], torch.Size) else (args or (0,)))
+        return self.new_empty(
+            args[0] if len(args) == 1 and isinstance(args[0], torch.Size) else (args or (0,))
+        )
 
-    def cuda(self, device: Any = None, non_blocking: bool = False, memory_format: Any = torch.preserve_format) -> Any:
+    def cuda(
+        self, device: Any = None, non_blocking: bool = False, memory_format: Any = torch.preserve_format
+    ) -> Any:
         where = torch.device("cuda", device) if isinstance(device, int) else torch.device(device or "cuda")
         return self.to(where, non_blocking=non_blocking, memory_format=memory_format)
 
-    def xpu(self, device: Any = None, non_blocking: bool = False, memory_format: object = torch.preserve_format) -> Any:
+    def xpu(
+        self, device: Any = None, non_blocking: bool = False, memory_format: object = torch.preserve_format
+    ) -> Any:
         where = torch.device("xpu", device) if isinstance(device, int) else torch.device(device or "xpu")
         return self.to(where, non_blocking=non_blocking, memory_format=memory_format)
 
@@ -286,11 +301,13 @@ class FakeTensor(torch.Tensor):
                 return copy.requires_grad_(options.get("requires_grad", False))
             return torch.tensor(data, dtype=dtype, device=device, **options)
 
-    def tensor_split(self, *args: Any, **kwargs: Any) -> Any:
-        return torch.tensor_split(self, *args, **kwargs)  # which is patched: C++ reads a tensor of split points from memory
-
     def pinverse(self, *args: Any, **kwargs: Any) -> Any:
         return torch.pinverse(self, *args, **kwargs)  # which is patched: see there
+
+    def tensor_split(self, *args: Any, **kwargs: Any) -> Any:
+        return torch.tensor_split(
+            self, *args, **kwargs
+        )  # which is patched: C++ reads a tensor of split points from memory
 
     # --- storage and determined values ---------------------------------------------------------------------------
 
@@ -319,11 +336,17 @@ class FakeTensor(torch.Tensor):
     def untyped_storage(self) -> Any:
         ENGINE.begin_with_modes(STORAGES)
         storage: Any = _torch.hand_out_storage(self)
-        storage.determined = record_for_alias(self)  # read by `set_`, when another tensor is put on this storage
+        storage.determined = record_for_alias(
+            self
+        )  # read by `set_`, when another tensor is put on this storage
         storage.is_of_fake = True
-        if "is_shared" not in vars(storage):  # C++ would look at memory that is not there, and end the process
+        if "is_shared" not in vars(
+            storage
+        ):  # C++ would look at memory that is not there, and end the process
             storage.is_shared = _say_yes if self._spec.device.type == "cuda" else _say_no
-        if self._spec.device.type == "cpu" and storage.device.type == "meta":  # it was resized, and C++ moved it
+        if (
+            self._spec.device.type == "cpu" and storage.device.type == "meta"
+        ):  # it was resized, and C++ moved it
             storage.resized_of = weakref.ref(self)
         return storage
 
@@ -374,19 +397,24 @@ class FakeTensor(torch.Tensor):
     uniform_ = initial_values.uniform_
     fill_ = initial_values.fill_
     zero_ = initial_values.zero_
-    detach = initial_values.detach
 
     # --- methods that need data ---------------------------------------------------------------------------------
 
-    def _refuse(self, what: str, hint: str = "work on its metadata, or run this part on real tensors") -> NoReturn:
-        raise with_line(NoDataError(f"{what}(): {self._spec} is a stand-in and has no data"), what, self._spec, hint)
+    def _refuse(
+        self, what: str, hint: str = "work on its metadata, or run this part on real tensors"
+    ) -> NoReturn:
+        raise with_line(
+            NoDataError(f"{what}(): {self._spec} is a stand-in and has no data"), what, self._spec, hint
+        )
 
     def tolist(self) -> Any:
         return self.fake_mode.tolist(self)
 
     def numpy(self, *, force: bool = False) -> Any:
         if not force and (self.requires_grad or self._spec.device.type != "cpu"):
-            self._refuse("Tensor.numpy", "as on real tensors: call .detach() and .cpu() first, or numpy(force=True)")
+            self._refuse(
+                "Tensor.numpy", "as on real tensors: call .detach() and .cpu() first, or numpy(force=True)"
+            )
         known = self.fake_mode.values_for_numpy(self)
         if known is None:
             self._refuse("Tensor.numpy")
@@ -411,7 +439,7 @@ class FakeTensor(torch.Tensor):
 
     @property
     def __cuda_array_interface__(self) -> NoReturn:
-        raise AttributeError("a stand-in has no data: no __cuda_array_interface__")
+        raise AttributeError("__cuda_array_interface__: a stand-in has no data")
 
     def apply_(self, function: object) -> NoReturn:  # C++ would read memory that is not there
         self._refuse("Tensor.apply_")
@@ -423,11 +451,15 @@ class FakeTensor(torch.Tensor):
 
     def is_shared(self) -> bool:
         """As on real tensors: always on CUDA devices, on the CPU after `share_memory_`."""
-        return self._spec.device.type == "cuda" or vars(_torch.native_storage(self)).get("is_shared") is _say_yes
+        return (
+            self._spec.device.type == "cuda" or vars(_torch.native_storage(self)).get("is_shared") is _say_yes
+        )
 
     # --- copies ------------------------------------------------------------------------------------------
 
     def __deepcopy__(self, memo: dict[int, object]) -> FakeTensor:
+        if has_torch_function_unary(self):
+            return handle_torch_function(FakeTensor.__deepcopy__, (self,), self, memo)
         return self.fake_mode.deep_copy(self, memo)
 
     def __copy__(self) -> FakeTensor:
@@ -456,8 +488,12 @@ class FakeTensor(torch.Tensor):
     def __format__(self, format_spec: str) -> str:
         mode = self.fake_mode
         # Without a format, a number that would be an error, or a new symbol, is not read.
-        if self._spec.shape or not (format_spec or mode.answers is not None or mode.value_of(self) is not None):
-            return object.__format__(self, format_spec)  # as on real tensors: only a single number has formats
+        if self._spec.shape or not (
+            format_spec or mode.answers is not None or mode.value_of(self) is not None
+        ):
+            return object.__format__(
+                self, format_spec
+            )  # as on real tensors: only a single number has formats
         return format(self.item(), format_spec)
 
 

@@ -31,6 +31,7 @@ from understudy.fake.values.sizes_in_tensors import symbolic_values_of
 from understudy.infer.kernels import CPU, run_on_zeros, strided_on, with_fixed_sizes
 from understudy.infer.plan import Plan
 from understudy.lines import user_line
+from understudy.ops.registry import record_of
 from understudy.shapes.sizes import (
     fits_in_storage,
     fix_sizes,
@@ -46,7 +47,11 @@ from understudy.spec.error_context import hint_for, unsized_sparse_error, with_l
 if TYPE_CHECKING:
     from understudy.fake.mode import FakeTensorMode
 
-SYMBOLIC_DTYPES: dict[type, Any] = {torch.SymInt: torch.int64, torch.SymBool: torch.bool, torch.SymFloat: None}
+SYMBOLIC_DTYPES: dict[type, Any] = {
+    torch.SymInt: torch.int64,
+    torch.SymBool: torch.bool,
+    torch.SymFloat: None,
+}
 """None stands for the default dtype."""
 LIFTED_TYPES = NUMBER_TYPES | SYMBOLIC_DTYPES.keys()
 WIDE_DTYPES = {float: torch.float64, complex: torch.complex128}
@@ -107,7 +112,16 @@ def is_set_to(mode: FakeTensorMode, func: Any, args: Any, kwargs: object) -> boo
     return is_one_storage and same_shape((*a.shape, *a.stride, a.offset), (*b.shape, *b.stride, b.offset))
 
 
-DIM_MOVING_OPS = ("t_", "transpose_", "swapdims_", "swapaxes_", "squeeze_", "squeeze_.dim", "squeeze_.dims", "unsqueeze_")
+DIM_MOVING_OPS = (
+    "t_",
+    "transpose_",
+    "swapdims_",
+    "swapaxes_",
+    "squeeze_",
+    "squeeze_.dim",
+    "squeeze_.dims",
+    "unsqueeze_",
+)
 
 
 @handler(*(f"aten::{name}" for name in DIM_MOVING_OPS))
@@ -121,7 +135,9 @@ def refuse_moving_base(mode: FakeTensorMode, func: OpOverload, args: Any, kwargs
         return NotImplemented
     for view in gc.get_objects():
         if type(view) is FakeTensor and view.requires_grad and view is not fake and view._base is fake:
-            reason = f"{func}: {spec} has a view, {view._spec}, whose gradient would be that of other elements"
+            reason = (
+                f"{func}: {spec} has a view, {view._spec}, whose gradient would be that of other elements"
+            )
             raise with_line(
                 UnsupportedMutationAliasingException(reason), str(func), spec,
                 "take the view afterwards, delete it before, or call the operator that gives a new tensor (x = x.t())",
@@ -136,16 +152,20 @@ def spdiags(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
     offsets = mode.value_of(args[1])
     if offsets is None:
         raise with_line(
-            DynamicOutputShapeException("spdiags: how many elements are stored depends on the offsets, which have no data"),
+            DynamicOutputShapeException("spdiags: the number of stored elements depends on the offsets, which have no data"),
             str(func), ", ".join(str(fake._spec) for fake in inputs),
         )  # fmt: skip
     call = Call.of(func, *map_structure(lambda fake: fake._spec, FakeTensor, (args, kwargs)))
     call = with_fixed_sizes(call)
-    outcomes = run_on_zeros(call, lambda spec: offsets if spec is call.inputs[1] else strided_on(spec, CPU, zero=True))
+    outcomes = run_on_zeros(
+        call, lambda spec: offsets if spec is call.inputs[1] else strided_on(spec, CPU, zero=True)
+    )
     return realise(mode, outcomes, inputs)
 
 
-@handler("aten::sparse_compressed_tensor.comp_plain_value", "aten::sparse_compressed_tensor.comp_plain_value_size")
+@handler(
+    "aten::sparse_compressed_tensor.comp_plain_value", "aten::sparse_compressed_tensor.comp_plain_value_size"
+)
 def compressed_tensor(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
     """A size that is not given, and whether the indices fit, depend on their values, which are usually literals."""
     inputs = flat(FakeTensor, args, kwargs)
@@ -164,7 +184,9 @@ def compressed_tensor(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -
         value = next(values)
         return strided_on(spec, CPU, zero=True) if value is None else value
 
-    with torch.sparse.check_sparse_tensor_invariants(is_checked and all(value is not None for value in known)):
+    with torch.sparse.check_sparse_tensor_invariants(
+        is_checked and all(value is not None for value in known)
+    ):
         return realise(mode, run_on_zeros(with_fixed_sizes(call), make), inputs)
 
 
@@ -172,7 +194,9 @@ AS_TWO_SYMBOLS = "symbols are real: x.real.item() and x.imag.item() are two"
 AS_A_SYMBOL = "(a == b).all().item() is the same as a symbol; or keep the decision out of the code that runs on stand-ins"
 
 
-def _make_no_value_error(fake: FakeTensor, func: OpOverload, what: str, hint: str = "") -> DataDependentOutputException:
+def _make_no_value_error(
+    fake: FakeTensor, func: OpOverload, what: str, hint: str = ""
+) -> DataDependentOutputException:
     error = DataDependentOutputException(f"{func} {what}, and {fake._spec} has no data", func=func)
     error.with_context(Context(str(func), str(fake._spec), user_line(), hint or hint_for(error)), func)
     return error
@@ -192,7 +216,9 @@ def tolist(mode: FakeTensorMode, fake: FakeTensor) -> Any:
     symbols = make_symbolic_list(mode, fake)
     if symbols is not NotImplemented:
         return symbols
-    raise _make_no_value_error(fake, torch.ops.aten._local_scalar_dense.default, "(Tensor.tolist) reads values")
+    raise _make_no_value_error(
+        fake, torch.ops.aten._local_scalar_dense.default, "(Tensor.tolist) reads values"
+    )
 
 
 def numpy(mode: FakeTensorMode, fake: FakeTensor) -> torch.Tensor | None:
@@ -207,7 +233,7 @@ def dynamic_size(mode: FakeTensorMode, op: OpOverload, least: int, most: int | N
     if mode.answers is not None and most is not None:
         return most  # the upper bound that the operator's author gave
     if env is None or not env.settings.allow_dynamic_output_shape_ops:
-        raise DynamicOutputShapeException(f"the size of what {op} returns depends on values", func=op)
+        raise DynamicOutputShapeException(f"{op}: the size of the result depends on values", func=op)
     asked = f"{op}: ctx.new_dynamic_size(min={least}, max={most})"
     if isinstance(least, torch.SymInt) or isinstance(most, torch.SymInt):
         raise ArgumentError(f"{asked}: min and max have to be plain integers, not SymInt")
@@ -232,15 +258,17 @@ def lift(mode: FakeTensorMode, func: object, args: Any, kwargs: object) -> Any:
 
 @real_handler("aten::detach_")
 def detach_literal_on_meta(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
-    """`torch.tensor([1], device="meta")` is a real tensor, whose graph C++ drops. In inference mode, the mode is told."""
+    """`torch.tensor([1], device="meta")` is a real tensor, whose graph C++ drops. In inference mode, that is a dispatch."""
     if args[0].device.type != "meta":
         return NotImplemented
     with _torch.PastDispatch():
         return func(*args, **kwargs)
 
 
-def by_lifted_numbers(mode: FakeTensorMode, func: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
-    """A call with numbers in the place of all its tensors: the same call with CPU tensors.
+def by_lifted_numbers(
+    mode: FakeTensorMode, func: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]
+) -> Any:
+    """A call in which all tensors are replaced by numbers: the same call with CPU tensors.
 
     C++ wraps Python numbers into tensors, and passes them to Python as numbers again.
     """
@@ -256,7 +284,9 @@ def by_lifted_numbers(mode: FakeTensorMode, func: OpOverload, args: tuple[object
             dtype = SYMBOLIC_DTYPES[type(value)] or torch.get_default_dtype()
             spec = TensorSpec((), dtype=dtype, device=torch.device("cpu"))
             fake = make_new(mode, spec)
-            fake._determined = start_contents(torch.ops.aten.scalar_tensor.default, (value,), {"dtype": dtype}, spec)
+            fake._determined = start_contents(
+                torch.ops.aten.scalar_tensor.default, (value,), {"dtype": dtype}, spec
+            )
             return fake
         with _torch.PastDispatch():
             real = torch.tensor(value, dtype=WIDE_DTYPES.get(type(value)) if keeps_dtype else None)
@@ -297,12 +327,16 @@ def is_pinned(mode: FakeTensorMode, func: object, args: tuple[object, ...], kwar
 
 
 @handler("aten::_pin_memory", "aten::pin_memory")
-def pin_memory(mode: FakeTensorMode, func: object, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
+def pin_memory(
+    mode: FakeTensorMode, func: object, args: tuple[object, ...], kwargs: dict[str, object]
+) -> Any:
     return mode.__torch_dispatch__(torch.ops.aten.clone.default, (), (args[0],), {})
 
 
 @handler("aten::record_stream")
-def record_stream(mode: FakeTensorMode, func: object, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
+def record_stream(
+    mode: FakeTensorMode, func: object, args: tuple[object, ...], kwargs: dict[str, object]
+) -> Any:
     return None
 
 
@@ -310,11 +344,13 @@ def record_stream(mode: FakeTensorMode, func: object, args: tuple[object, ...], 
 
 
 def by_handler(mode: FakeTensorMode, func: Any, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
-    handle = handler.of(func)
+    handle = record_of(func).handler
     return NotImplemented if handle is None else handle(mode, func, args, kwargs)
 
 
-def by_higher_order(mode: FakeTensorMode, func: object, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
+def by_higher_order(
+    mode: FakeTensorMode, func: object, args: tuple[object, ...], kwargs: dict[str, object]
+) -> Any:
     """Run a higher-order operator: by our record, or by the implementation that torch registered for fake modes."""
     if not isinstance(func, _torch.HigherOrderOperator):
         return NotImplemented
@@ -324,7 +360,9 @@ def by_higher_order(mode: FakeTensorMode, func: object, args: tuple[object, ...]
             return registered(*args, **kwargs)
     implementation = func.python_key_table.get(_torch.torch_fake_mode_class())
     if implementation is None:
-        raise UnsupportedOperatorException(f"the higher-order operator {func} says nothing about fakes", func=func)
+        raise UnsupportedOperatorException(
+            f"the higher-order operator {func} has no fake implementation (py_impl)", func=func
+        )
     return implementation(mode, *args, **kwargs)
 
 
@@ -339,7 +377,9 @@ def moved_within_storage(mode: FakeTensorMode, func: object, args: Any, kwargs: 
     if spec.is_symbolic and not fake._is_view() and spec.sparse is None:
         shape, stride = ([from_torch(number) for number in numbers] for numbers in args[1:3])
         offset = from_torch(args[3] if len(args) > 3 else kwargs.get("storage_offset"))
-        if not is_provably_equal(extent_if_nonempty(spec.as_view(shape, stride, offset)), extent_if_nonempty(spec)):
+        if not is_provably_equal(
+            extent_if_nonempty(spec.as_view(shape, stride, offset)), extent_if_nonempty(spec)
+        ):
             fix_sizes(spec.shape)
     return answer
 
@@ -365,7 +405,9 @@ def check_scatter_in_storage(mode: FakeTensorMode, func: object, args: Any, kwar
     return _check_view(func, fake, shape, stride, offset, storage_elements)
 
 
-def _check_view(func: object, fake: FakeTensor, shape: Any, stride: Any, offset: object, storage_elements: int) -> Any:
+def _check_view(
+    func: object, fake: FakeTensor, shape: Any, stride: Any, offset: object, storage_elements: int
+) -> Any:
     """Raise if a view reaches beyond its storage. Rules do not know the size of storages."""
     numbers = (*shape, *stride, 0 if offset is None else offset)
     if fake._spec.sparse is not None or len(shape) != len(stride):
@@ -402,7 +444,7 @@ def _check_symbolic_view(
     elif hint_of(needed) > (storage_elements or own_at_hand):
         raise _make_storage_error(func, fake, view, storage_elements or own_at_hand)
     elif hint_of(needed) > hint_of(own):
-        # It fits into a storage that is larger than the tensor: of other sizes, nobody knows how large it is.
+        # It fits into a storage that is larger than the tensor; with symbolic sizes that is not known.
         fix_sizes((*view.shape, *view.stride, view.offset, *base.shape))
     return NotImplemented
 
@@ -412,11 +454,15 @@ def _make_storage_error(func: Any, fake: FakeTensor, view: TensorSpec, storage_e
         f"{func.overloadpacket.__name__}: {view} is out of bounds: it reaches to byte "
         f"{hint_of(extent_if_nonempty(view)) * view.itemsize:,}, the storage of {fake._spec} has {storage_elements:,}"
     )
-    return with_line(error, str(func), f"{fake._spec}, {list(view.shape)}, {list(view.stride)}, {view.offset}")
+    return with_line(
+        error, str(func), f"{fake._spec}, {list(view.shape)}, {list(view.stride)}, {view.offset}"
+    )
 
 
 @handler("aten::_sparse_mm_reduce_impl_backward")
-def sparse_mm_reduce_backward(mode: FakeTensorMode, func: object, args: Any, kwargs: dict[str, object]) -> Any:
+def sparse_mm_reduce_backward(
+    mode: FakeTensorMode, func: object, args: Any, kwargs: dict[str, object]
+) -> Any:
     """The real kernel does not check its indices, which are unknown: it must not run on zeros."""
     sparse, _, weight, _, _, (of_sparse, of_weight) = args
     return (
@@ -449,7 +495,9 @@ def _storage_elements(fake: FakeTensor) -> Any:
     if not spec.is_symbolic:
         return _torch.native_storage(fake).nbytes() // fake._spec.itemsize
     elements = extent_if_nonempty(spec)
-    return elements if spec.itemsize == fake._spec.itemsize else elements * spec.itemsize // fake._spec.itemsize
+    return (
+        elements if spec.itemsize == fake._spec.itemsize else elements * spec.itemsize // fake._spec.itemsize
+    )
 
 
 @handler("aten::_has_same_storage_numel")
@@ -479,7 +527,7 @@ class DeterminedZeros(DeterminedContents):
 
 
 class ZeroTensorContents(DeterminedContents):
-    """Of a stand-in without the ZeroTensor key that is a ZeroTensor when the graph runs: one element, expanded. C++ stores
+    """For a stand-in without the ZeroTensor key that is a ZeroTensor when the graph runs: one element, expanded. C++ stores
     more of them before it makes them the tangent of a tensor, and multiplies them from then on: 0 * inf is NaN."""
 
     __slots__ = ()
@@ -513,8 +561,8 @@ def spec_of_function_result(call: Call, result: torch.Tensor) -> TensorSpec:
     """The spec of a tensor that a registered fake function or a decomposition returned."""
     if type(result) is not FakeTensor:
         raise MixedTensorsError(
-            f"{call.op}: its fake function has returned a real tensor ({type(result).__name__} of shape "
-            f"{list(result.shape)}): it is to make one of what it is given, as in torch.empty_like(x) or x.new_empty(...)",
+            f"{call.op}: expected a stand-in from its fake implementation, got a real {type(result).__name__} of shape "
+            f"{list(result.shape)}; make the result from the arguments, as in torch.empty_like(x) or x.new_empty(...)",
             func=call.op,
         )
     return result._spec

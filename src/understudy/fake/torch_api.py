@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 
 from understudy import _torch
-from understudy.contexts import contextmanager
-from understudy.errors import MixedTensorsError, NotProvided, UnsupportedOperatorException
+from understudy.errors import MixedTensorsError, UnsupportedOperatorException
+from understudy.fake.misses import make_call
 from understudy.fake.mode import FakeTensorMode
 from understudy.fake.realise import realise
 from understudy.fake.tensor import FakeTensor
@@ -31,7 +32,9 @@ def is_fake(x: object) -> bool:
     if _torch.is_traceable_wrapper_subclass(x):
         inner = [is_fake(part) for part in _inner(x)]
         if any(inner) and not all(inner):
-            raise MixedTensorsError(f"a {type(x).__name__} that is half stand-ins and half real tensors")
+            raise MixedTensorsError(
+                f"{type(x).__name__}: expected stand-ins or real tensors inside, got both"
+            )
         return any(inner)
     unwrapped = _torch.unwrap(x)
     return unwrapped is not None and is_fake(unwrapped)
@@ -47,7 +50,9 @@ def maybe_get_fake_mode(t: object) -> FakeTensorMode | None:
         modes = [maybe_get_fake_mode(part) for part in _inner(t)]
         found = next((mode for mode in modes if mode is not None), None)
         if found is not None and any(mode is not found for mode in modes):
-            raise MixedTensorsError(f"a {type(t).__name__} whose parts belong to several modes")
+            raise MixedTensorsError(
+                f"{type(t).__name__}: expected parts of one FakeTensorMode, got parts of several"
+            )
         return found
     unwrapped = _torch.unwrap(t)
     return None if unwrapped is None else maybe_get_fake_mode(unwrapped)
@@ -80,7 +85,7 @@ def _inner(wrapper: torch.Tensor) -> list[Any]:
 
 
 def get_plain_tensors(subclass: Any, *, out: list[object]) -> list[Any]:
-    """All tensors inside a wrapper subclass that are no wrappers themselves; a tensor that is none, itself."""
+    """All plain tensors inside a wrapper subclass; a plain tensor is its own result."""
     is_wrapper = _torch.is_traceable_wrapper_subclass(subclass)
     for part in _inner(subclass) if is_wrapper else (subclass,):
         if is_wrapper:
@@ -207,7 +212,7 @@ def run_fallback_kernel(
     if torch.Tag.inplace_view in func.tags:
         raise orig_not_implemented_exception
     try:
-        outcomes = run_real_kernel(fake_mode._make_call(func, args, kwargs))
+        outcomes = run_real_kernel(make_call(fake_mode, func, args, kwargs))
     except UnsupportedOperatorException as error:
         raise orig_not_implemented_exception from error
     return realise(fake_mode, outcomes, flat(FakeTensor, args, kwargs))
@@ -230,32 +235,51 @@ def ordered_set(*items: T) -> dict[T, bool]:
     return dict.fromkeys(items, True)
 
 
-# --- names for mechanisms that are not needed here ----------------------------------------------------------------------
+def is_sparse_compressed(t: object) -> bool:
+    """Whether the layout is one of CSR, CSC, BSR and BSC."""
+    return isinstance(t, torch.Tensor) and t.layout in COMPRESSED
 
 
-class FakeTensorConfig(metaclass=NotProvided):
-    """There is no debug switch: every error names the line of your program. For the graph of what ran use make_fx."""
-
-    debug = False
-
-
-class IncrementRecursionCount(metaclass=NotProvided):
-    """Nested calls of the mode are not counted. To see every operator, put a TorchDispatchMode of yours inside it."""
+def is_sparse_any(t: object) -> bool:
+    """Whether the layout is COO or one of the compressed ones."""
+    return isinstance(t, torch.Tensor) and (t.layout is torch.sparse_coo or t.layout in COMPRESSED)
 
 
-class SingletonConstant(metaclass=NotProvided):
-    """Entries of the cache have no constants: use FakeTensorMode.cache_info() and FakeTensorMode.cache_clear()."""
+COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
 
-class evict_fake_tensor_cache_key(metaclass=NotProvided):
-    """Keys of the cache are not handed out: use FakeTensorMode.cache_clear(), or disable_fake_tensor_cache(mode)."""
+def has_meta(func: _torch.OpOverload) -> bool:
+    """Whether the operator has a meta kernel of torch."""
+    return _torch.has_meta_kernel(func)
 
 
-class in_kernel_invocation_manager(metaclass=NotProvided):
-    """Stand-ins never pose as meta tensors: call the operator inside the mode, or say what it gives with understudy.rule
-    or torch.library.register_fake."""
+def contains_tensor_types(type_: Any) -> bool:
+    """Whether the type of a schema is a tensor, or a container of tensors."""
+    return _torch.contains_tensors(type_)
 
 
-class inferred_fake_kernel_from_real_out(metaclass=NotProvided):
-    """No real tensors run beside stand-ins: use mode.from_tensor(real) for the stand-in of a result, and
-    torch.library.register_fake or understudy.rule to say what the operator gives."""
+def _is_tensor_constructor(func: _torch.OpOverload) -> bool:
+    """Whether the operator takes no tensor and returns one."""
+    schema = func._schema
+    takes_tensors = any(_torch.contains_tensors(argument.type) for argument in schema.arguments)
+    return not takes_tensors and len(schema.returns) == 1 and _torch.contains_tensors(schema.returns[0].type)
+
+
+def stride_incorrect_op(op: _torch.OpOverload) -> bool:
+    """Whether the strides of torch's meta kernel are known to be wrong; rules are compared with real operators here."""
+    return False
+
+
+def _is_plain_tensor(t: object) -> bool:
+    """Whether it is a dense `torch.Tensor` itself, no subclass and no wrapper of `torch.func`."""
+    return (
+        type(t) is torch.Tensor
+        and t.layout is torch.strided
+        and not t.is_nested
+        and not _torch.is_functorch_wrapped(t)
+    )
+
+
+def _is_indexed_device_type(device_type: str) -> bool:
+    """Whether devices of this type have an index, as `cuda:0` has."""
+    return torch.device(device_type).type not in ("cpu", "meta")

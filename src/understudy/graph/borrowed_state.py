@@ -1,9 +1,8 @@
 """State that is changed while a graph is recorded, and always restored.
 
-    no_collection     pauses Python's garbage collector
-    KeptContents      the contents of dicts, lists and objects, restored if they hold values of the trace
-    ProgramVariables  the same for globals, class attributes and closures of the program
-    BorrowedState     puts stand-ins into modules in the place of their tensors, and restores them afterwards
+no_collection     pauses Python's garbage collector
+KeptContents      the contents of dicts, lists and objects, restored if they hold values of the trace
+BorrowedState     replaces the tensors of modules by stand-ins, and restores them afterwards
 """
 
 from __future__ import annotations
@@ -17,20 +16,18 @@ import threading
 from argparse import Namespace
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from types import CodeType, FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
-from torch.fx import Node
 
 from understudy import _torch
-from understudy.contexts import contextmanager, run_to_the_end
 from understudy.errors import UnderstudyError
 from understudy.fake.convert import PLAIN_TYPES
 from understudy.fake.mode import FakeTensorMode
 from understudy.fake.tensor import FakeTensor
 from understudy.fake.torch_api import is_fake
-from understudy.lines import is_of_program
 from understudy.shapes.bindings import statically_known_true
 
 
@@ -62,9 +59,11 @@ _PAUSE = SharedSwitch()
 @contextmanager
 def no_collection() -> Iterator[None]:
     wish = object()
-    with run_to_the_end(lambda: _PAUSE.end(wish)):
-        _PAUSE.begin(wish)
+    _PAUSE.begin(wish)
+    try:
         yield
+    finally:
+        _PAUSE.end(wish)
 
 
 # --- The tensors of a module, replaced by stand-ins for the time of a run -----------------------------------
@@ -107,7 +106,11 @@ def contents_of(value: Any) -> Any:
     if kind in NO_TENSORS or not kind.__dictoffset__ or isinstance(value, NOT_SEARCHED):
         return None
     top = kind.__module__.partition(".")[0]
-    return None if top in WITHOUT_STATE or (top in sys.stdlib_module_names and kind not in NAMESPACES) else vars(value)
+    return (
+        None
+        if top in WITHOUT_STATE or (top in sys.stdlib_module_names and kind not in NAMESPACES)
+        else vars(value)
+    )
 
 
 NOT_SEARCHED = (torch.nn.Module, torch.Tensor, type, FunctionType, ModuleType)
@@ -135,9 +138,6 @@ class KeptContents:
                 self._before.append((contents, contents.copy()))
                 self.keep(contents.values() if isinstance(contents, dict) else contents, depth + 1)
 
-    def hold(self, tensor: torch.Tensor) -> bool:
-        return any(value is tensor for container, _ in self._before for value in values_in(container))
-
     def restore(self, is_of_trace: Predicate) -> None:
         """Give those that hold values of a trace their earlier contents."""
         for container, contents in self._before:
@@ -152,7 +152,9 @@ def _is_same(container: Any, contents: Any) -> bool:
     if len(container) != len(contents):
         return False
     if isinstance(container, dict):
-        return container.keys() == contents.keys() and all(map(operator.is_, container.values(), contents.values()))
+        return container.keys() == contents.keys() and all(
+            map(operator.is_, container.values(), contents.values())
+        )
     return all(map(operator.is_, container, contents))
 
 
@@ -166,100 +168,12 @@ def is_stand_in_of(mode: FakeTensorMode) -> Predicate:
     return lambda value: type(value) is FakeTensor and value.fake_mode is mode
 
 
-def depends_on_inputs(node: Node) -> bool:
-    """Whether a node's value depends on more of the inputs than their sizes."""
-    todo, seen = [node], set()
-    while todo:
-        node = todo.pop()
-        if node.op == "placeholder":
-            return True
-        for part in node.all_input_nodes:
-            if part not in seen and not isinstance(part.meta.get("val"), (int, float, torch.SymInt, torch.Size)):
-                seen.add(part)
-                todo.append(part)
-    return False
-
-
-class ProgramVariables:
-    """The globals, class attributes, closures, defaults and function attributes that a traced function and the classes of
-    its modules name, in the program's own files. Those that hold values of a trace after it get their earlier ones back,
-    unless these depend on the inputs: then they are no cache, and were collected on purpose."""
-
-    def __init__(self, f: Callable[..., object], kinds: Iterable[type]) -> None:
-        """`kinds`: the classes of the modules."""
-        self._seen: set[int] = set()
-        self._before: list[tuple[Any, str, Any]] = []
-        """The owner, the name and the value of each. A closure's is the attribute of a cell."""
-        self._kept = KeptContents()
-        self._waiting = [part for part in (f, getattr(f, "__func__", None), getattr(f, "__wrapped__", None)) if part]
-        for kind in kinds:
-            self._add_class(kind)
-        while self._waiting:
-            self._add(self._waiting.pop())
-        self._kept.keep(value for _, _, value in self._before)
-
-    def _add(self, value: Any) -> None:
-        if isinstance(value, FunctionType):
-            self._add_function(value)
-        elif isinstance(value, type):
-            self._add_class(value)
-
-    def _meets(self, value: object) -> bool:
-        is_new = id(value) not in self._seen
-        self._seen.add(id(value))
-        return is_new
-
-    def _add_class(self, kind: type) -> None:
-        for owner in kind.__mro__:
-            file = getattr(sys.modules.get(owner.__module__), "__file__", None)
-            if (file is None or not is_of_program(file)) and owner.__module__ != "__main__":
-                continue
-            if self._meets(owner):
-                for name, value in vars(owner).items():
-                    self._reach(owner, name, unwrap_member(value))
-
-    def _add_function(self, function: FunctionType) -> None:
-        if not is_of_program(function.__code__.co_filename) or not self._meets(function):
-            return
-        for cell in function.__closure__ or ():
-            self._reach(cell, "cell_contents", cell_contents(cell))
-        self._kept.keep((*(function.__defaults__ or ()), function.__kwdefaults__, vars(function)))
-        self._reach_names(function.__globals__, names_used_in(function.__code__))
-
-    def _reach_names(self, space: Any, names: frozenset[str]) -> None:
-        for name in names & space.keys():
-            value = space[name]
-            if isinstance(value, ModuleType) and is_of_program(getattr(value, "__file__", None) or ""):
-                if self._meets(value):
-                    self._reach_names(vars(value), names)
-            else:
-                self._reach(space, name, value)
-
-    def _reach(self, owner: Any, name: str, value: Any) -> None:
-        if isinstance(value, (FunctionType, type)):
-            self._waiting.append(value)
-        elif value is None or isinstance(value, (torch.Tensor, tuple)) or contents_of(value) is not None:
-            self._before.append((owner, name, value))
-
-    def restore(self, is_of_trace: Predicate) -> None:
-        self._kept.restore(is_of_trace)
-        for owner, name, value in self._before:
-            now = owner.get(name) if isinstance(owner, dict) else getattr(owner, name, None)
-            if now is not value and _holds(now, is_of_trace):
-                owner.update({name: value}) if isinstance(owner, dict) else setattr(owner, name, value)
-        self._before.clear()
-
-    def hold(self, tensor: torch.Tensor) -> bool:
-        """Whether this tensor is in a container or an object, or is an attribute of a class: a cache, as far as one can
-        see. A global or a closure that is a tensor is none."""
-        is_of_class = any(value is tensor for owner, _, value in self._before if isinstance(owner, type))
-        return is_of_class or self._kept.hold(tensor)
-
-
 @functools.lru_cache(maxsize=8192)
 def names_used_in(code: CodeType) -> frozenset[str]:
     """The names used in the code of a function, including nested functions and comprehensions."""
-    return frozenset(code.co_names).union(*[names_used_in(part) for part in code.co_consts if isinstance(part, CodeType)])
+    return frozenset(code.co_names).union(
+        *[names_used_in(part) for part in code.co_consts if isinstance(part, CodeType)]
+    )
 
 
 def cell_contents(cell: Any) -> Any:
@@ -291,8 +205,8 @@ def refuse_cycles(value: object, around: tuple[object, ...] = (), path: str = "t
         return
     if any(value is outer for outer in around):
         raise ValueError(
-            f"{path} is the {type(value).__name__} in which it is: inputs that contain themselves are no tree, and no graph "
-            "can name their parts"
+            f"{path} is the {type(value).__name__} that contains it: expected inputs without cycles, because a graph names "
+            "each part"
         )
     items = value.items() if isinstance(value, dict) else enumerate(value)
     for key, part in items:
@@ -306,7 +220,9 @@ def named_parts(module: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
     return list(found.values())
 
 
-def _add_named_parts(prefix: str, module: torch.nn.Module, found: dict[int, tuple[str, torch.nn.Module]]) -> None:
+def _add_named_parts(
+    prefix: str, module: torch.nn.Module, found: dict[int, tuple[str, torch.nn.Module]]
+) -> None:
     for name, part in module._modules.items():
         if part is not None and id(part) not in found:
             path = prefix + name
@@ -315,25 +231,10 @@ def _add_named_parts(prefix: str, module: torch.nn.Module, found: dict[int, tupl
                 _add_named_parts(f"{path}.", part, found)
 
 
-def parts_in(module: torch.nn.Module) -> list[torch.nn.Module]:
-    """`module.modules()`, as a list: the module itself comes first."""
-    found = {id(module): module}
-    _add_parts(module, found)
-    return list(found.values())
-
-
-def _add_parts(module: torch.nn.Module, found: dict[int, torch.nn.Module]) -> None:
-    for part in module._modules.values():
-        if part is not None and id(part) not in found:
-            found[id(part)] = part
-            if part._modules:
-                _add_parts(part, found)
-
-
 # --- Buffers to which a program assigns: `self.count = self.count + 1` --------------------------------------
 
 Assigned = list[tuple[torch.Tensor, torch.Tensor]]
-"""Buffers, each with the tensor that was put in its place."""
+"""Buffers, each with the tensor that was assigned to it."""
 
 
 def write_assigned(assigned: Assigned) -> None:
@@ -346,10 +247,16 @@ def write_assigned(assigned: Assigned) -> None:
 
 def has_same_form(buffer: torch.Tensor, value: torch.Tensor) -> bool:
     """Whether a value can be written into a buffer and is the same there."""
-    is_strided = buffer.layout is value.layout is torch.strided and not _torch.is_traceable_wrapper_subclass(value)
+    is_strided = buffer.layout is value.layout is torch.strided and not _torch.is_traceable_wrapper_subclass(
+        value
+    )
     is_alike = (buffer.dtype, buffer.device) == (value.dtype, value.device) and buffer.dim() == value.dim()
-    return is_strided and is_alike and all(
-        statically_known_true(size == own) for size, own in zip(value.shape, buffer.shape, strict=True)
+    return (
+        is_strided
+        and is_alike
+        and all(
+            statically_known_true(size == own) for size, own in zip(value.shape, buffer.shape, strict=True)
+        )
     )
 
 
@@ -366,7 +273,10 @@ class ModuleOwners:
     def take(self, modules: list[torch.nn.Module]) -> None:
         me = threading.get_ident()
         with self._changed:
-            if not self._changed.wait_for(lambda: self._are_free(modules, me), self.LONGEST_WAIT):
+            is_free = self._are_free(modules, me)
+            if not is_free and not self._changed.wait_for(
+                lambda: self._are_free(modules, me), self.LONGEST_WAIT
+            ):
                 name = type(modules[0]).__name__
                 raise UnderstudyError(
                     f"{name}: another thread has been tracing this module for a minute: trace a copy of it"
@@ -434,7 +344,7 @@ class BorrowedState:
         for name in TABLES:  # the module's own dicts are not changed
             table = attributes[name]
             is_empty = not table and type(table) is dict
-            attributes[name] = {} if is_empty else self._make_table(module, table, replaced)
+            attributes[name] = {} if is_empty else self._make_table(table, replaced)
         if has_only_plain:
             return
         for name, value in zip(names, own, strict=True):
@@ -442,14 +352,14 @@ class BorrowedState:
                 fake = attributes[name] = self._stand_in(value)
                 replaced.append((name, value, fake))
 
-    def _make_table(self, module: torch.nn.Module, table: dict[str, Any], replaced: list[Any]) -> dict[str, Any]:
+    def _make_table(self, table: dict[str, Any], replaced: list[Any]) -> dict[str, Any]:
         """The dict of parameters or buffers that the module has while it is borrowed."""
-        lent = table.copy() if type(table) is dict else copy.copy(table)
+        borrowed = table.copy() if type(table) is dict else copy.copy(table)
         for name, value in table.items():
             if value is not None:
-                fake = lent[name] = self._stand_in(value)
+                fake = borrowed[name] = self._stand_in(value)
                 replaced.append((name, value, fake))
-        return lent
+        return borrowed
 
     def list_assigned(self) -> Assigned:
         """The buffers to which the modules have assigned another tensor, and that tensor."""
@@ -460,16 +370,12 @@ class BorrowedState:
             for name, real, stand_in in self.replaced[module]:
                 value = dict.get(module._buffers, name)
                 if value is not stand_in and isinstance(value, torch.Tensor) and before.get(name) is real:
-                    found.append((self._find_stand_in(stand_in), value))
-        return [(buffer, value) for buffer, value in found if value is not buffer]
-
-    def _find_stand_in(self, stand_in: Any) -> torch.Tensor:
-        """The stand-in, if it is one that is made on first access."""
-        tensor: torch.Tensor = stand_in
-        return tensor
+                    found.append((stand_in, value))
+        return found
 
     def _stand_in(self, tensor: torch.Tensor) -> torch.Tensor:
-        return self._mode.from_tensor(tensor, static_shapes=True) if self._is_real(tensor) else tensor
+        is_real = type(tensor) in PLAIN_TYPES or self._is_real(tensor)
+        return self._mode.from_tensor(tensor, static_shapes=True) if is_real else tensor
 
     def _convert_script_module(self, module: torch.nn.Module) -> None:
         """The tensors of a scripted module are in C++, which accepts no stand-ins: they are converted when it runs."""
@@ -479,8 +385,7 @@ class BorrowedState:
 
     @staticmethod
     def _is_real(tensor: torch.Tensor) -> bool:
-        kind = type(tensor)
-        return kind in PLAIN_TYPES or (kind is not FakeTensor and not is_fake(tensor))
+        return type(tensor) is not FakeTensor and not is_fake(tensor)
 
     def give_back(self) -> None:
         for module, attributes in self._before.items():

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import linecache
+import os
 import re
 from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any
 
+import torch
 from torch.fx import Node
 
 from understudy import _torch
@@ -18,78 +21,83 @@ from understudy.lines import is_user_file, short_path
 from understudy.spec.error_context import hint_for
 
 NOWHERE = 0
-USERS, BOUNDARY, OTHER = "the user's code", "where a trace begins", "other code"
-REMEMBERED = "a call in which many operators run"
+CAN_BE_RESUMED = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+"""The frame of a generator may be resumed on another line of its caller: it is not remembered."""
+USERS, OPTIMIZER, OTHER = "the user's code", "an optimizer of torch", "other code"
+MAY_BEGIN = "code in which a trace may begin"
+OPTIMIZERS = os.path.dirname(torch.optim.__file__) + os.sep
 
 
 class StackTraces:
     """Stack traces by number. A trace is the number of the trace around it and one more line.
 
-    Walking up all frames for each operator would cost as much as recording it. So the frames in which modules are
-    called, and in which backward passes run, are remembered while they are active: a walk ends at the first one that is
-    unchanged, because then all outer frames are, too.
+    Walking up all frames for each operator would cost as much as recording it. What is around a frame does not change while
+    the frame runs: so the frames of the user's code, and of torch's optimizers, which call many operators, are remembered
+    with the trace around them, and a walk ends at the first one that is known.
     """
 
     def __init__(self) -> None:
         self._texts: list[str] = [""]
         self._inner: dict[tuple[int, int, int], int] = {}
-        self._kinds: dict[int, str] = {}
         self._code: list[CodeType] = []  # kept alive: found by id(), which must not be reused
-        self._calls: list[tuple[FrameType, int]] = []
-        self._depth: dict[int, int] = {}
+        self._running: list[FrameType] = []
+        """The remembered frames that were running at the last call, outermost first."""
+        self._around: dict[FrameType, int] = {}
+        """The trace around each of them."""
+        self._backward: tuple[FrameType | None, str] = None, ""
+        """The frame in which a backward pass runs, and its trace: all operators of the pass have it."""
 
     def clear(self) -> None:
-        self._calls.clear()
-        self._depth.clear()
+        self._running.clear()
+        self._around.clear()
+        self._backward = None, ""
 
     def trace_of(self, frame: Any) -> str:
         """The stack trace of this frame as text."""
-        calls = self._calls
-        if calls and calls[-1][0] is frame:
-            return self._texts[calls[-1][1]]
-        kinds = self._kinds
-        new: list[tuple[FrameType, CodeType, bool]] = []
+        if frame is self._backward[0]:
+            return self._backward[1]
+        kinds, around = KINDS, self._around
+        first = frame
+        new: list[Any] = []
         place = NOWHERE
-        kept = 0
+        known: Any = None
         while frame is not None:
             code = frame.f_code
-            # By identity: hashing a code object hashes all of its code.
-            kind = kinds.get(id(code)) or self._kind_of(code)
-            if kind is REMEMBERED:
-                depth = self._depth.get(id(frame), -1)
-                if depth >= 0 and calls[depth][0] is frame:
-                    kept, place = depth + 1, calls[depth][1]
+            kind = kinds.get(code.co_filename) or find_kind(code.co_filename)
+            if kind is USERS or kind is OPTIMIZER:
+                found = around.get(frame)
+                if found is not None:
+                    place, known = found, frame
                     break
-                new.append((frame, code, True))
-            elif kind is USERS:
-                new.append((frame, code, False))
-            elif kind is BOUNDARY:
+                new.append(frame)
+            elif kind is MAY_BEGIN and id(code) in BOUNDARIES:
                 break
             frame = frame.f_back
-        if kept < len(calls):
-            for call, _ in calls[kept:]:
-                del self._depth[id(call)]
-            del calls[kept:]
-        for frame, code, is_remembered in reversed(new):
-            if is_remembered:
-                self._depth[id(frame)] = len(calls)
-                calls.append((frame, place))
-            else:
-                key = (place, id(code), frame.f_lasti)
-                place = self._inner.get(key) or self._write_trace(key, frame)
-        return self._texts[place]
+        running = self._running
+        while running and running[-1] is not known:  # these have returned
+            del around[running.pop()]
+        if known is not None and kinds[known.f_code.co_filename] is USERS:
+            place = self._inside(place, known)
+        for frame in reversed(new):
+            code = frame.f_code
+            if not code.co_flags & CAN_BE_RESUMED:
+                around[frame] = place
+                running.append(frame)
+            if kinds[code.co_filename] is USERS:
+                place = self._inside(place, frame)
+        text = self._texts[place]
+        if first.f_code is RUNS_BACKWARD:
+            self._backward = first, text
+        return text
 
-    def _kind_of(self, code: CodeType) -> str:
-        self._code.append(code)
-        if code in _torch.CALLS_OF_MANY_OPERATORS:
-            kind = REMEMBERED
-        else:
-            kind = USERS if is_user_file(code.co_filename) else BOUNDARY if code in BOUNDARIES else OTHER
-        self._kinds[id(code)] = kind
-        return kind
+    def _inside(self, around: int, frame: FrameType) -> int:
+        """The trace with one more line: the current one of this frame."""
+        key = around, id(frame.f_code), frame.f_lasti
+        return self._inner.get(key) or self._write_trace(key, frame)
 
     def _write_trace(self, key: tuple[int, int, int], frame: FrameType) -> int:
         code = frame.f_code
+        self._code.append(code)
         outer, text = self._texts[key[0]], _line_of(code.co_filename, frame.f_lineno, code.co_name)
         self._inner[key] = len(self._texts)
         self._texts.append(f"{outer}\n{text}" if outer else text)
@@ -103,20 +111,38 @@ def _line_of(file: str, line: int, function: str) -> str:
     return f"{text}\n    {source}" if source else text
 
 
-BOUNDARIES: set[CodeType] = set()
-"""Frames outside of these functions are not part of the recorded program."""
+RUNS_BACKWARD = _torch.engine_code
+BOUNDARIES: dict[int, CodeType] = {}
+"""Frames outside of these functions are not part of the recorded program. By identity: hashing a code object hashes all of
+its code."""
+KINDS: dict[str, str] = {}
+"""The kind of code in each file."""
+
+
+def find_kind(file: str) -> str:
+    kind = USERS if is_user_file(file) else OPTIMIZER if file.startswith(OPTIMIZERS) else OTHER
+    return KINDS.setdefault(file, kind)
 
 
 def mark_boundary(function: Callable[..., object]) -> Callable[..., object]:
     """Mark a function that calls the user's program: stack traces of nodes end here."""
-    BOUNDARIES.add(function.__code__)
+    BOUNDARIES[id(function.__code__)] = function.__code__
+    KINDS[function.__code__.co_filename] = MAY_BEGIN
     return function
 
 
 # --- Errors of a propagation: the node, its line in the user's code, its inputs -----------------------------------
 
 FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)[^\n]*\n(?P<source>[^\n]*)')
-LIKE_BUILTIN = (TypeError, ValueError, IndexError, KeyError, NotImplementedError, AttributeError, AssertionError)
+LIKE_BUILTIN = (
+    TypeError,
+    ValueError,
+    IndexError,
+    KeyError,
+    NotImplementedError,
+    AttributeError,
+    AssertionError,
+)
 """The located error is also an instance of these classes, so that `except` clauses still match."""
 
 
@@ -174,7 +200,11 @@ def _kind_like(kind: Any) -> type[PropagationError]:
         bases = (PropagationError, *[builtin for builtin in LIKE_BUILTIN if issubclass(kind, builtin)][:1])
     if len(bases) == 1 or issubclass(PropagationError, bases[1]):
         return PropagationError
-    members = {"__module__": __name__, "__doc__": PropagationError.__doc__, "__str__": PropagationError.__str__}
+    members = {
+        "__module__": __name__,
+        "__doc__": PropagationError.__doc__,
+        "__str__": PropagationError.__str__,
+    }
     return type("PropagationError", bases, members)
 
 

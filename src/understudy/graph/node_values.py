@@ -1,9 +1,9 @@
 """The metadata of a node: its value (`val`, a snapshot), `tensor_meta`, and its origin in the program.
 
-    set_val, snapshot    the value of a node, as it was when it was recorded
-    is_alike             whether two runs of a graph have the same metadata
-    tensor_meta          as torch's `ShapeProp` writes it
-    NodeMeta             writes all metadata while a graph is recorded
+set_val, snapshot    the value of a node, as it was when it was recorded
+is_alike             whether two runs of a graph have the same metadata
+tensor_meta          as torch's `ShapeProp` writes it
+NodeMeta             writes all metadata while a graph is recorded
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch.fx.passes.shape_prop import TensorMetadata
 from understudy import _torch
 from understudy.fake.convert import spec_of_real
 from understudy.fake.mode import FakeTensorMode
-from understudy.fake.realise import make_new, make_view
+from understudy.fake.realise import make_new, make_snapshot
 from understudy.fake.tensor import FakeTensor
 from understudy.fake.torch_api import is_fake
 from understudy.graph.node_origins import StackTraces
@@ -39,9 +39,7 @@ NUMBERS = (*SYMBOLIC, int, float)
 
 def snapshot(tensor: torch.Tensor) -> torch.Tensor:
     """A copy of the tensor's current metadata: another stand-in on the same storage, without gradient."""
-    if type(tensor) is FakeTensor:
-        return make_view(tensor.fake_mode, tensor, tensor._spec, expects_operators=False)
-    return tensor.detach()
+    return make_snapshot(tensor.fake_mode, tensor) if type(tensor) is FakeTensor else tensor.detach()
 
 
 def return_tensor(tensor: torch.Tensor) -> torch.Tensor:
@@ -87,7 +85,7 @@ def convert_to_fakes(mode: FakeTensorMode, value: object) -> Any:
 
 
 def spec_of_val(val: Any) -> Any:
-    """The same structure with specs in the place of tensors."""
+    """The same structure with tensors replaced by their specs."""
 
     def leaf(part: object) -> Any:
         return part._spec if type(part) is FakeTensor else part
@@ -167,7 +165,13 @@ def tensor_meta_of(value: Any) -> Any:
     if type(value) is FakeTensor and value._spec.is_symbolic and value._spec.layout is torch.strided:
         spec, strides = value._spec, value.stride()
         return TensorMetadata(
-            value.shape, spec.dtype, value.requires_grad, strides, _provable_format(spec), is_quantized=False, qparams={}
+            value.shape,
+            spec.dtype,
+            value.requires_grad,
+            strides,
+            _provable_format(spec),
+            is_quantized=False,
+            qparams={},
         )
     is_empty = True
 
@@ -234,7 +238,6 @@ def _is_provably_packed(spec: TensorSpec, order: Sequence[int]) -> bool:
 
 # --- Metadata of recorded nodes: value and origin -----------------------------------------------------------
 
-has_preserved_node_meta = fx_traceback.has_preserved_node_meta
 COPIED_META = tuple(
     "stack_trace nn_module_stack torch_fn source_fn_stack recompute ac_graph_id has_backward_hook from_node "
     "quantization_tag _numeric_debug_handle custom partitioner_tag arg_kwarg_vals seq_nr autograd_backward".split()
@@ -248,35 +251,46 @@ class NodeMeta:
     def __init__(self) -> None:
         self.torch_call: tuple[Any, int] | None = None
         self._torch_fn: tuple[Any, tuple[str, str]] = (None, ("", ""))
+        self._function_names: dict[Any, tuple[str, str]] = {}
         self.original_aten: Any = None
         self.module_stack: Any = None
         self._stack_traces = StackTraces()
+        self._trace_of = self._stack_traces.trace_of
         self._tensor_metas: tuple[dict[Any, TensorMetadata], ...] = ({}, {})
+        self.tensor_metas = self._tensor_metas[False]
+        """The `TensorMetadata` of stand-ins without gradient, by spec."""
 
-    def mark(self, node: Node, frame: object = None) -> None:
-        """Write the origin of a node into its metadata: the program in this frame, by default the caller's."""
+    def mark(self, node: Node, frame: object = None) -> dict[str, Any]:
+        """Write the origin of a node into its metadata, which is returned: the program in this frame, by default the
+        caller's."""
         meta = node.meta
-        if has_preserved_node_meta():
+        if fx_traceback.should_preserve_node_meta:
             self._copy_current_meta(node)
         if self.original_aten is not None:
             meta["original_aten"] = self.original_aten
-        if "stack_trace" not in meta:
-            trace = self._stack_traces.trace_of(sys._getframe(1) if frame is None else frame)
+        if not meta or "stack_trace" not in meta:
+            trace = self._trace_of(sys._getframe(1) if frame is None else frame)
             if trace:
                 meta["stack_trace"] = trace
         call = self.torch_call
         if call is not None and "torch_fn" not in meta:
-            meta["torch_fn"] = self._torch_fn[1] if self._torch_fn[0] is call else self._describe_call(call)
+            known, described = self._torch_fn
+            meta["torch_fn"] = described if known is call else self._describe_call(call)
         if self.module_stack is not None and "nn_module_stack" not in meta:
             stack = self.module_stack()
             if stack:
                 meta["nn_module_stack"] = stack
+        return meta
 
     def _describe_call(self, call: tuple[object, int]) -> tuple[str, str]:
         func, count = call
-        name = getattr(func, "__name__", None) or str(func)
-        self._torch_fn = call, (f"{name}_{count}", f"{type(func).__name__}.{name}")
-        return self._torch_fn[1]
+        known = self._function_names.get(func)
+        if known is None:
+            name = getattr(func, "__name__", None) or str(func)
+            known = self._function_names[func] = name, f"{type(func).__name__}.{name}"
+        described = f"{known[0]}_{count}", known[1]
+        self._torch_fn = call, described
+        return described
 
     def _copy_current_meta(self, node: Node) -> None:
         """Under `preserve_node_meta`, copy the metadata of the node that is being run."""
@@ -307,22 +321,12 @@ class NodeMeta:
 
     def tensor_meta(self, fake: FakeTensor, with_gradient: bool = False) -> Any:
         """The `TensorMetadata` of a stand-in, one object for each spec."""
-        found = self._tensor_metas[with_gradient].get(fake._spec)
-        return self._make_tensor_meta(fake, with_gradient) if found is None else found
-
-    def tensor_meta_of_spec(self, spec: TensorSpec, with_gradient: bool) -> Any:
-        """The same for a strided spec with plain sizes, without a stand-in."""
-        metas = self._tensor_metas[with_gradient]
+        spec, metas = fake._spec, self._tensor_metas[with_gradient]
         found = metas.get(spec)
         if found is None:
-            found = metas[spec] = tensor_meta_of_numbers(spec, with_gradient)
-        return found
-
-    def _make_tensor_meta(self, fake: FakeTensor, with_gradient: bool) -> Any:
-        spec = fake._spec
-        if not spec.is_symbolic and spec.layout is torch.strided:
-            return self.tensor_meta_of_spec(spec, with_gradient)
-        found = self._tensor_metas[with_gradient][spec] = tensor_meta_of(fake)
+            is_plain = not spec.is_symbolic and spec.layout is torch.strided
+            found = tensor_meta_of_numbers(spec, with_gradient) if is_plain else tensor_meta_of(fake)
+            metas[spec] = found
         return found
 
 
@@ -336,7 +340,9 @@ def make_val(tensor: torch.Tensor) -> torch.Tensor:
         return snapshot(tensor)
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested or is_fake(tensor):
         return tensor.detach()
-    if any(isinstance(size, torch.SymInt) for size in tensor.shape):  # a fake of torch's own, with its own symbols
+    if any(
+        isinstance(size, torch.SymInt) for size in tensor.shape
+    ):  # a fake of torch's own, with its own symbols
         return tensor.detach()
     return make_new(_FOR_REAL_TENSORS, spec_of_real(tensor))
 
@@ -347,15 +353,19 @@ def as_val(value: object) -> Any:
 
 
 def is_constant(node: Node) -> bool:
-    """Whether a node reads a tensor that is no state of a module: captures give such tensors this name."""
+    """Whether a node reads a constant, not the state of a module: captures give constants this name."""
     return node.op == "get_attr" and str(node.target).startswith("_tensor_constant")
 
 
 def set_val(node: Node, value: object) -> None:
     """Set `val` and `tensor_meta` of a node that produced this value."""
     if type(value) is FakeTensor:
-        node.meta["val"] = snapshot(value)
-        node.meta["tensor_meta"] = tensor_meta_of(value)
+        spec = value._spec
+        is_plain = not spec.is_symbolic and spec.layout is torch.strided
+        node.meta["val"] = make_snapshot(value.fake_mode, value)
+        node.meta["tensor_meta"] = (
+            tensor_meta_of_numbers(spec, value.requires_grad) if is_plain else tensor_meta_of(value)
+        )
         return
     val = as_val(value)
     if val is not None or isinstance(value, (bool, str)) or value is None:

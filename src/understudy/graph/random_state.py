@@ -35,7 +35,7 @@ class KeptRandomState:
             self._kept = torch_get_rng_state(), torch.get_default_dtype()
 
     def restore(self) -> None:
-        """Called at the end of a trace. An interrupt may cause a second call."""
+        """Called at the end of a trace."""
         if self._kept is not None:
             state, dtype = self._kept
             with _torch.no_modes():
@@ -52,7 +52,9 @@ class StateTracer(Protocol):
     random_state: KeptRandomState | None
     """None if the operators really run: the program has then changed the random state."""
 
-    def record_state(self, kind: str, target: Any, args: Any, kwargs: Any, result: object) -> tuple[Node, Any]:
+    def record_state(
+        self, kind: str, target: Any, args: Any, kwargs: Any, result: object
+    ) -> tuple[Node, Any]:
         """Add a call; returns its node, and the result as the program gets it."""
 
 
@@ -78,7 +80,9 @@ CHANGES_OF_GENERATOR = frozenset({torch_set_rng_state, torch_manual_seed})
 SIDE_EFFECTS: tuple[Any, ...] = (torch_set_rng_state, torch_manual_seed, torch_set_default_dtype)
 for change in SIDE_EFFECTS:
     has_side_effect(change)  # passes of torch.fx would remove these calls, because nothing uses their results
-TARGETS: dict[str, Function] = {function.__name__: function for function in (*STATES, torch_set_default_dtype)}
+TARGETS: dict[str, Function] = {
+    function.__name__: function for function in (*STATES, torch_set_default_dtype)
+}
 """The functions that nodes call."""
 
 
@@ -103,7 +107,7 @@ def record_changes_of_state(original: Callable[..., object], *args: object, **kw
 
 def _has_values_of_trace(args: tuple[object, ...]) -> bool:
     """Whether a state is one without data: then the call is only recorded."""
-    return any(hasattr(value, "node") for value in args)
+    return any(hasattr(value, "node") or _torch.is_stand_in(value) for value in args)
 
 
 # --- Random generators that a program makes itself: `torch.Generator().manual_seed(0)` ----------------------

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+
 @dataclass(frozen=True, slots=True)
 class NodeRow:
     """One node, as text."""

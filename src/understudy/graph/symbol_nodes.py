@@ -93,7 +93,11 @@ class SymbolNodes(Writer[Any]):
 
     def node_of_torch_number(self, symbolic: object) -> Any:
         """The node for a symbolic number of torch's own; the number itself if there is none."""
-        node = None if self._foreign is None or not is_torch_number(symbolic) else self._foreign.node_of(symbolic)
+        node = (
+            None
+            if self._foreign is None or not is_torch_number(symbolic)
+            else self._foreign.node_of(symbolic)
+        )
         return symbolic if node is None else node
 
     def bind_tensor(self, spec: TensorSpec, node: Node) -> None:
@@ -340,7 +344,9 @@ class SymbolNodes(Writer[Any]):
         number = self._number
         total = self.write(parts[0])
         for part in parts[1:]:
-            total = self._make(operator.and_ if kind == "and" else operator.or_, (total, self.write(part)), None)
+            total = self._make(
+                operator.and_ if kind == "and" else operator.or_, (total, self.write(part)), None
+            )
         total.meta["val"] = number.symbolic
         return total
 

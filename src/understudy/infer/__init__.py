@@ -1,8 +1,9 @@
 """infer: the plan of a call, from the cache or from the first source that knows the operator. Works on specs, not tensors.
 
-    engine   infer: the sources, in the order in which they are asked
-    cache    the dispatch cache
-    plan     the outcomes of a call, as a cache hit replays them, with its effects: checks of memory, counted writes
-    kernels  torch's own kernels as sources, and as a second opinion on errors
-    shared   plans that captures with different symbols share
+engine   infer: the sources, in the order in which they are asked
+cache    the dispatch cache
+plan     the outcomes of a call, as a cache hit replays them, with its effects: checks of memory, counted writes
+kernels  torch's own kernels as sources
+crosscheck  answers compared with the real operator, for those who ask for it
+shared   plans that captures with different symbols share
 """

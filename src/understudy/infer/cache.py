@@ -15,8 +15,7 @@ from weakref import WeakSet
 import torch
 
 from understudy.infer.plan import FIRST_ITSELF, ONE_NEW, OTHER, Plan
-from understudy.ops.registry import record_of
-from understudy.ops.traits.caching import ignores_floats
+from understudy.ops.registry import RECORDS, record_of
 from understudy.shapes.node import SymNode
 from understudy.spec import TensorSpec
 
@@ -34,7 +33,7 @@ class Cache:
     """Reading is one dictionary look-up; the lock is taken only to add, evict and clear.
 
     `recipes` are those of composite operators (`fake/kernels/recipes.py`); `shared` are plans in a form without
-    symbols, which all environments can use; `layer_plans` are those of new layers (`fake/patches/modules.py`). A cache
+    symbols, which all environments can use; `layer_plans` are those of new layers (`fake/patches/layers.py`). A cache
     with `counters` adds to the counters of that cache, and is cleared with it.
     """
 
@@ -54,7 +53,9 @@ class Cache:
             counters._dependents.add(self)
 
     def add(self, key: tuple[object, ...], plan: Plan) -> None:
-        general = for_any_floats(plan.op, key) if plan.kind in FOR_ANY_FLOATS else None
+        record = None if plan.op is None else RECORDS.get(id(plan.op))
+        ignores_floats = record is not None and record.ignores_floats and plan.kind in FOR_ANY_FLOATS
+        general = for_any_floats(plan.op, key) if ignores_floats else None
         with self._lock:
             self._counters.misses += 1
             self._keep(key, plan)
@@ -62,7 +63,7 @@ class Cache:
                 self._keep(general, plan)
 
     def find_for_any_floats(self, op: Any, key: tuple[object, ...]) -> Plan | None:
-        """The plan of a call that differs from this one in the values of plain floats alone."""
+        """The plan of a call that differs from this one in the values of floats alone."""
         general = for_any_floats(op, key)
         plan = None if general is None else self.plans.get(general)
         if plan is not None:
@@ -157,11 +158,12 @@ def add_value(key: list[Any], kind: type, value: Any) -> None:
 
 
 def for_any_floats(op: Any, key: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    """The key of all calls that differ from this one in the values of plain floats alone; None if values may matter.
+    """The key of all calls that differ from this one in the values of floats alone; None if values may matter.
 
     Floats that a dtype can't hold are refused by some kernels, and so are floats in place on integers.
     """
-    if op is None or not ignores_floats.of(op) or record_of(op).has_out:
+    record = None if op is None else RECORDS.get(id(op)) or record_of(op)
+    if record is None or not record.ignores_floats or record.has_out:
         return None
     general: list[Any] = []
     has_floats = False
@@ -171,6 +173,8 @@ def for_any_floats(op: Any, key: tuple[Any, ...]) -> tuple[Any, ...] | None:
         if key[position - 1] is float:
             if type(part) is not float or abs(part) > LARGEST_HALF:
                 return None
+            has_floats = True
+        elif key[position - 1] is torch.SymFloat:
             has_floats = True
         else:
             general.append(part)

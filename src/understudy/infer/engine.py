@@ -1,7 +1,7 @@
-"""`infer(call, runner)` asks the `SOURCES` in order, and makes a plan of the first answer.
+"""`infer(call, runner)` runs the `STAGES` in order, checks and then sources, and makes a plan of the first answer.
 
-Each source takes a call and a runner, and returns outcomes, or `NotImplemented` if it does not know. The runner (the
-mode) runs Python functions on stand-ins: so this layer can use decompositions and registered fakes without importing
+Each stage gets a call and a runner, and returns outcomes, or `NotImplemented` to leave the call to the next one. The runner
+(the mode) runs Python functions on stand-ins: so this layer can use decompositions and registered fakes without importing
 the layer of tensors.
 """
 
@@ -20,25 +20,13 @@ from understudy.errors import (
     UnsupportedOperatorException,
 )
 from understudy.infer.cache import Cache
-from understudy.infer.kernels import (
-    check_against_eager,
-    judge_refusal,
-    run_meta_kernel,
-    run_real_kernel,
-    with_fixed_sizes,
-)
+from understudy.infer.kernels import run_meta_kernel, run_real_kernel, with_fixed_sizes
 from understudy.infer.plan import Plan
-from understudy.ops.registry import Registered, record_of, user_rule
-from understudy.ops.shared.decompositions import decomposition
-from understudy.ops.shared.layouts import check_storage_size
+from understudy.ops.kernel_tables.refusals import check_dtypes
+from understudy.ops.registry import RECORDS, Registered, record_of, user_rule
 from understudy.ops.traits import caching
 from understudy.ops.traits.devices import device_of, refuse_without_kernel
-from understudy.ops.traits.host_kernels import refuse_rare
-from understudy.ops.traits.values import is_determined, specs_in
-from understudy.ops.traits.writes import written_inputs
-from understudy.ops.variants import rule_of
-from understudy.shapes.sizes import expect_sizes
-from understudy.spec import Outcomes, Same, TensorSpec, normal
+from understudy.spec import New, Same, TensorSpec, normal
 from understudy.spec.call import Call, flat
 from understudy.spec.sparse import count_bytes
 
@@ -61,13 +49,16 @@ Source = Callable[[Call, FunctionRunner], Any]
 
 
 def by_rule(call: Call, runner: FunctionRunner) -> Any:
-    rule = rule_of(call.op)
+    record = RECORDS.get(id(call.op)) or record_of(call.op)
+    rule = record.effective_rule
     if rule is None:
         return NotImplemented
     for spec in call.inputs:
         if spec.layout is not STRIDED:
             return NotImplemented
     answer = rule(*call.args, **call.kwargs)
+    if type(answer) is TensorSpec:
+        return New(answer)
     return NotImplemented if answer is NotImplemented else normal(answer)
 
 
@@ -98,16 +89,24 @@ def by_refusal(call: Call, runner: FunctionRunner) -> Any:
 def _keeps_entries(call: Call) -> bool:
     """Whether it converts a sparse tensor to a layout with the same entries: only blocks, and entries that occur twice,
     depend on where they are."""
-    if not is_sparse_call(call) or record_of(call.op).packet not in ("_to_sparse", "_to_sparse_csr", "_to_sparse_csc"):
+    if not is_sparse_call(call) or record_of(call.op).packet not in (
+        "_to_sparse",
+        "_to_sparse_csr",
+        "_to_sparse_csc",
+    ):
         return False
     spec = call.inputs[0]
     has_blocks = bool(spec.sparse.block) or call.kwargs.get("blocksize") is not None
-    return spec.sparse.is_coalesced and not has_blocks and spec.ndim == spec.sparse.sparse_dim + spec.sparse.dense_dim
+    return (
+        spec.sparse.is_coalesced
+        and not has_blocks
+        and spec.ndim == spec.sparse.sparse_dim + spec.sparse.dense_dim
+    )
 
 
 def by_written_decomposition(call: Call, runner: FunctionRunner) -> Any:
     """Run the decomposition for symbolic sizes. In inference mode, operators arrive here that it replaces elsewhere."""
-    function = decomposition.of(call.op) if any(spec.is_symbolic for spec in call.inputs) else None
+    function = record_of(call.op).decomposition if any(spec.is_symbolic for spec in call.inputs) else None
     return NotImplemented if function is None else runner.run_on_fakes(function, call)
 
 
@@ -155,7 +154,9 @@ def by_real_kernel(call: Call, runner: FunctionRunner) -> Any:
         )
     if torch.Tag.inplace_view in op.tags:
         raise UnsupportedOperatorException(f"{op} changes metadata in place and has no rule", func=op)
-    size = sum(spec.numel * spec.itemsize if spec.sparse is None else count_bytes(spec) for spec in call.inputs)
+    size = sum(
+        spec.numel * spec.itemsize if spec.sparse is None else count_bytes(spec) for spec in call.inputs
+    )
     limit = SPARSE_LIMIT if is_sparse_call(call) else FALLBACK_LIMIT
     if size > limit:
         raise UnsupportedOperatorException(
@@ -190,8 +191,6 @@ SOURCES: tuple[Source, ...] = (
 )
 
 
-TORCH_SOURCES = (by_meta_kernel, by_decomposition)
-"""Torch's own sources, whose strides and errors sometimes differ from eager's."""
 cache = Cache()
 """The cache of the process: plans do not depend on the mode."""
 
@@ -226,34 +225,36 @@ def rule(*ops: _torch.OpOverload | str) -> Callable[[Registered], Registered]:
     return register
 
 
+def check_devices(call: Call, runner: FunctionRunner) -> Any:
+    """Raise if the devices of the inputs do not match."""
+    inputs = call.inputs
+    device = inputs[0].device if inputs else None
+    for spec in inputs:
+        if spec.device is not device:
+            device_of(call)
+            break
+    return NotImplemented
+
+
+def check_kernel(call: Call, runner: FunctionRunner) -> Any:
+    """Raise if eager has no CPU kernel for the operator, or not for these dtypes."""
+    record = RECORDS.get(id(call.op)) or record_of(call.op)
+    if record.lacks_cpu_kernel:
+        refuse_without_kernel(call)
+    row = record.kernel_row
+    if row is not None:
+        check_dtypes(call, row)
+    return NotImplemented
+
+
+STAGES: tuple[Source, ...] = (check_devices, check_kernel, *SOURCES)
+"""All that an inference does before it makes the plan: checks, then sources."""
+
+
 def infer(call: Call, runner: FunctionRunner) -> Plan:
-    """The plan of a call, from the first source that knows it."""
-    device_of(call)
-    try:
-        outcomes, source = _ask_sources(call, runner)
-        made = specs_in(outcomes)
-        for spec in made:
-            check_storage_size(spec)
-    except Exception as error:
-        if not runner.allow_fallback_kernels:
-            raise
-        outcomes = judge_refusal(call, error)
-        made = specs_in(outcomes)
-    else:
-        if runner.allow_fallback_kernels:
-            ours, outcomes = outcomes, check_against_eager(call, outcomes, source not in TORCH_SOURCES)
-            made = made if outcomes is ours else specs_in(outcomes)
-    for spec in made:
-        if spec.is_symbolic:
-            expect_sizes(spec.shape)
-    return Plan.of(call, outcomes, written_inputs(call), is_determined(call, outcomes, made))
-
-
-def _ask_sources(call: Call, runner: FunctionRunner) -> tuple[Outcomes, Source]:
-    refuse_rare(call)
-    refuse_without_kernel(call)
-    for source in SOURCES:
-        outcomes = source(call, runner)
+    """The plan of a call, from the first stage that answers."""
+    for stage in STAGES:
+        outcomes = stage(call, runner)
         if outcomes is not NotImplemented:
-            return outcomes, source
-    raise UnsupportedOperatorException(f"nothing is known about what {call.op} returns", func=call.op)
+            return Plan.of(call, outcomes)
+    raise UnsupportedOperatorException(f"{call.op} is unknown: no source knows its results", func=call.op)

@@ -16,32 +16,29 @@ import torch
 from understudy import _torch
 from understudy._torch import OpOverload
 from understudy.errors import ArgumentError
-from understudy.infer.kernels import (
-    answer_for_shared,
-    can_run_eager,
-    copies_alike,
-    is_symbolic_call,
-    try_call,
-    try_values,
-)
-from understudy.ops.registry import record_of
+from understudy.ops.registry import RECORDS, OpFacts, record_of
 from understudy.ops.shared.dtypes import INTEGERS
+from understudy.ops.shared.layouts import LARGE, check_storage_size
 from understudy.ops.traits.autocast import is_cast_in_kernel
-from understudy.ops.traits.ranges import extremes, has_ranges
-from understudy.ops.traits.values import IndexBound, bounds_of, deciding_inputs, unread_inputs
+from understudy.ops.traits.ranges import LARGEST as LARGEST_RANGED
+from understudy.ops.traits.values import (
+    LARGEST,
+    IndexBound,
+    RefusedValues,
+    bounds_of,
+    count_elements,
+    refused_values_of,
+    specs_in,
+)
 from understudy.ops.traits.writes import (
     counts_own_writes,
     fills_by_mask,
-    is_own_tensor,
     joins_nothing,
-    read_shape,
-    reads_along,
-    reads_before,
-    writes_apart,
-    writes_in_order,
+    written_inputs,
 )
 from understudy.ops.variants import check_no_overlap
-from understudy.shapes.sizes import assume_nonempty_if_indexed, has_unbacked
+from understudy.shapes.node import SymNode
+from understudy.shapes.sizes import assume_nonempty_if_indexed, expect_sizes, has_unbacked
 from understudy.spec import (
     Changed,
     New,
@@ -53,8 +50,10 @@ from understudy.spec import (
     is_dense,
     same_shape,
 )
-from understudy.spec.call import Call
+from understudy.spec.call import Call, flat
 from understudy.spec.error_context import with_line
+
+COPY = torch.ops.aten.copy_.default
 
 
 class Effect(Protocol):
@@ -72,31 +71,19 @@ def effects_of(call: Call, outcomes: Outcomes, written: tuple[int, ...]) -> tupl
         effects.append(IndexCheck(call.op, bounds))
         for bound in bounds:
             assume_nonempty_if_indexed(bound.size(call.inputs[bound.target]), call.inputs[bound.index].shape)
-    if (deciding := deciding_inputs(call)) is not None and can_run_eager(call):
-        if deciding:
-            effects.append(ValueCheck(call, deciding))
-        else:
-            try_call(call, {})  # plain numbers decide, and these are a part of the key
+    if (refused := refused_values_of(call)) is not None:
+        effects.append(ValueCheck(call.op, *refused))
     if not written:
         return tuple(effects)
-    if writes_apart.of(call.op) is not None and not fills_by_mask(call) and not joins_nothing(call):
+    if record_of(call.op).writes_apart and not fills_by_mask(call) and not joins_nothing(call):
         effects.append(OverlapCheck(call.op, written))
     if copies_alike(call) and any(type(step) is int and step == 0 for step in call.inputs[0].stride):
         effects.append(ExpandedCopyCheck())
     if pairs := _pairs_in_order(call, outcomes, written):
         effects.append(ElementOrderCheck(call.op, pairs))
-    if len(call.inputs) > 1 and _may_mind_shared_memory(call.op) and can_run_eager(call):
-        effects.append(AliasedOut(call, written))
     if counts_own_writes(call.op) or isinstance(outcomes, Changed):
         effects.append(VersionBumps(written))
     return tuple(effects)
-
-
-def _may_mind_shared_memory(op: Any) -> bool:
-    """Whether no rule tells what it does where what it writes to shares memory with what it reads."""
-    record = record_of(op)
-    keeps_order = record.is_pointwise or writes_in_order.of(op) is not None or counts_own_writes(op)
-    return record.has_out or not keeps_order
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,29 +143,24 @@ class IndexCheck:
 
 @dataclass(frozen=True, slots=True)
 class ValueCheck:
-    """Raises if the real operator refuses determined values: a divisor of 0, a probability of 2."""
+    """Raises if the determined values of an input are refused: a divisor of 0, a probability of 2."""
 
-    call: Call
-    deciding: tuple[int, ...]
+    op: Any
+    position: int
+    refusal: RefusedValues
 
     def run(self, outcomes: Outcomes, inputs: Sequence[Any]) -> None:
-        if all(inputs[position]._determined is not None for position in self.deciding):
-            try_values(self.call, inputs, self.deciding)
-
-
-@dataclass(frozen=True, slots=True)
-class AliasedOut:
-    """Asks the real operator what it does if what it writes to shares memory with what it reads."""
-
-    call: Call
-    written: tuple[int, ...]
-
-    def run(self, outcomes: Outcomes, inputs: Sequence[Any]) -> Outcomes | None:
-        storages = [_torch.storage_id(tensor) for tensor in inputs]
-        if any(storages.count(storages[position]) > 1 for position in self.written):
-            answer = answer_for_shared(self.call, inputs, outcomes)
-            return None if isinstance(outcomes, Changed) else answer  # an operator with a list of outputs returns nothing
-        return None
+        tensor = inputs[self.position]
+        if tensor._determined is None:
+            return
+        value = tensor.fake_mode.value_without_guards(tensor)
+        if value is None:
+            return
+        with _torch.PastDispatch():  # the value is a real tensor, and the mode may be active
+            is_refused = self.refusal.includes(value)
+        if is_refused:
+            shown = ", ".join(str(each._spec) for each in inputs)
+            raise with_line(self.refusal.error(f"{self.op}: {self.refusal.reason}"), str(self.op), shown)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,14 +177,18 @@ class OverlapCheck:
                 specs[outcome.of] = outcome.spec
         for target in self.written:
             for read in range(len(inputs)):
-                if read in self.written or _torch.storage_id(inputs[read]) != _torch.storage_id(inputs[target]):
+                if read in self.written or _torch.storage_id(inputs[read]) != _torch.storage_id(
+                    inputs[target]
+                ):
                     continue
-                if read in (reads_along.of(self.op) or ()):
+                if read in (record_of(self.op).reads_along or ()):
                     is_refused = are_out_of_order(specs[read], specs[target])
                 else:
                     is_refused = inputs[read] is inputs[target] or _overlap(specs[read], specs[target])
                 if is_refused:
-                    reason = f"{self.op}: what is written to, {specs[target]}, shares memory with {specs[read]}"
+                    reason = (
+                        f"{self.op}: what is written to, {specs[target]}, shares memory with {specs[read]}"
+                    )
                     raise with_line(ArgumentError(reason), str(self.op), ", ".join(map(str, specs)))
 
 
@@ -233,7 +219,9 @@ class ElementOrderCheck:
                 continue
             if other is written and resizes_inputs(outcomes):
                 what = f"{written._spec} is read and written, and does not have the shape of the result"
-            elif other is not written and are_out_of_order(_as_read(self.op, read, other._spec), written._spec):
+            elif other is not written and are_out_of_order(
+                _as_read(self.op, read, other._spec), written._spec
+            ):
                 what = (
                     f"some elements of what is written to, {written._spec}, and of {other._spec} are a single memory "
                     "location; clone one of them first"
@@ -246,28 +234,41 @@ class ElementOrderCheck:
 
 def _pairs_in_order(call: Call, outcomes: Outcomes, written: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
     is_elementwise_out = record_of(call.op).is_pointwise and "out" in call.kwargs
-    if writes_in_order.of(call.op) is None and not is_elementwise_out and not fills_by_mask(call):
+    if not record_of(call.op).writes_in_order and not is_elementwise_out and not fills_by_mask(call):
         return ()
     inputs = call.inputs
-    harmless = reads_before.of(call.op) or ()
+    harmless = record_of(call.op).reads_before or ()
     return tuple(
         (target, read)
         for target in written
         for read in range(len(inputs))
         if read != target
         and read not in harmless
-        and (resizes_inputs(outcomes) or _may_be_out_of_order(_as_read(call.op, read, inputs[read]), inputs[target]))
+        and (
+            resizes_inputs(outcomes)
+            or _may_be_out_of_order(_as_read(call.op, read, inputs[read]), inputs[target])
+        )
     )
 
 
 def _as_read(op: Any, position: int, spec: TensorSpec) -> TensorSpec:
-    see = read_shape.of(op)
+    see = record_of(op).read_shape
     return spec if see is None else see(position, spec)
 
 
 def _may_be_out_of_order(a: TensorSpec, b: TensorSpec) -> bool:
     """For symbolic sizes True: the comparison adds guards, so it is made only when both are on one storage."""
     return a is not b if a.is_symbolic or b.is_symbolic else are_out_of_order(a, b)
+
+
+def copies_alike(call: Call) -> bool:
+    """Whether a tensor is copied into one of the same layout: if they share memory, eager does nothing at all."""
+    return call.op is COPY and call.inputs[0] is call.inputs[-1]
+
+
+def is_symbolic_call(call: Call) -> bool:
+    """Whether it has symbolic sizes, or symbolic numbers as arguments."""
+    return any(spec.is_symbolic for spec in call.inputs) or bool(flat(SymNode, call.args, call.kwargs))
 
 
 def is_cast_inside(call: Call) -> bool:
@@ -277,7 +278,9 @@ def is_cast_inside(call: Call) -> bool:
 
 
 def has_views(outcomes: object) -> bool:
-    return any(map(has_views, outcomes)) if isinstance(outcomes, (tuple, list)) else isinstance(outcomes, View)
+    return (
+        any(map(has_views, outcomes)) if isinstance(outcomes, (tuple, list)) else isinstance(outcomes, View)
+    )
 
 
 def resizes_inputs(outcomes: Outcomes) -> bool:
@@ -360,27 +363,44 @@ class Plan:
         self.serial = next(_serials)
 
     @staticmethod
-    def of(call: Call, outcomes: Outcomes, written: tuple[int, ...], determined: bool) -> Plan:
-        if type(outcomes) is View and is_own_tensor.of(call.op) is not None:
+    def of(call: Call, outcomes: Outcomes) -> Plan:
+        op = call.op
+        record = RECORDS.get(id(op)) or record_of(op)
+        if type(outcomes) is View and record.is_own_tensor:
             outcomes = replace(outcomes, is_linked=False)
-        plan = Plan(outcomes, written, determined)
-        plan.op = call.op  # keeps the operator alive: a key holds its id(), which must not be reused
-        plan.effects = effects_of(call, outcomes, written)
+        made = [outcomes.spec] if type(outcomes) is New else specs_in(outcomes)
+        for spec in made:
+            if spec.is_symbolic or max(spec.numel * spec.dtype.itemsize, *spec.stride, 0) > LARGE:
+                check_storage_size(spec)
+                expect_sizes(spec.shape)
+        written = written_inputs(call) if record.may_write else ()
+        plan = Plan(outcomes, written, record.follows_from_inputs and _is_trackable(call, outcomes, made))
+        plan.op = op  # keeps the operator alive: a key holds its id(), which must not be reused
+        if written or record.index_bounds is not None or record.refused_values is not None:
+            plan.effects = effects_of(call, outcomes, written)
         plan.set_kind_by_outcomes(bool(call.args) and type(call.args[0]) is TensorSpec)
         # Determined values start at a new tensor whose values depend on no input (zeros, arange, zeros_like, ...): it
         # is tracked. Filling memory of unknown contents is not: all parameters of a model are initialised like that.
-        if determined and not written and plan.count_unread() >= len(call.inputs):
+        if plan.determined and not written and (record.unread_inputs or 0) >= len(call.inputs):
             plan.kind = ONE_DETERMINED if plan.kind == ONE_NEW and not call.inputs else TRACKED
-        elif has_ranges(call, outcomes, written):
+        elif record.value_range is not None and _has_ranges(record, call, made, written):
             plan.kind = RANGED
-        elif plan.kind == ONE_NEW_SYMBOLIC and plan.spec.dtype in INTEGERS and extremes.of(call.op) is not None:
+        elif plan.kind == ONE_NEW_SYMBOLIC and plan.spec.dtype in INTEGERS and record.extremes is not None:
             plan.kind = BOUNDED
-        if record_of(call.op).is_decomposed:  # it has arrived whole, in inference mode
+        if record.is_decomposed:  # it has arrived whole, in inference mode
             if (written or has_views(outcomes)) and not is_symbolic_call(call):
-                plan.kind = DECOMPOSED  # with symbols, another capture that replays the plan would have others
-            elif plan.kind <= OTHER and is_cast_inside(call) and not (plan.kind == FIRST_ITSELF and not written):
+                plan.kind = (
+                    DECOMPOSED  # with symbols, another capture that replays the plan would have others
+                )
+            elif (
+                plan.kind <= OTHER
+                and is_cast_inside(call)
+                and not (plan.kind == FIRST_ITSELF and not written)
+            ):
                 plan.kind = COMPOSITE
-        elif is_cast_in_kernel(call.op, [spec.device.type for spec in call.inputs]):
+        elif record.caller_in_kernel is not None and is_cast_in_kernel(
+            op, [spec.device.type for spec in call.inputs]
+        ):
             plan.kind = COMPOSITE
         return plan
 
@@ -403,7 +423,7 @@ class Plan:
 
     def count_unread(self) -> int:
         """The number of leading inputs whose values do not affect the results."""
-        return 0 if self.op is None else unread_inputs.of(self.op) or 0
+        return 0 if self.op is None else record_of(self.op).unread_inputs or 0
 
     def with_outcomes(self, outcomes: Outcomes) -> Plan:
         """The same plan with other outcomes."""
@@ -415,6 +435,35 @@ class Plan:
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Plan) and (self.outcomes, self.written) == (other.outcomes, other.written)
+
+
+def _is_trackable(call: Call, outcomes: Outcomes, made: list[TensorSpec]) -> bool:
+    """Whether the results are few enough for their determined values to be tracked. `made`: the specs in the outcomes."""
+    for spec in (*call.inputs, *made):
+        # A sparse tensor shares memory with the tensors that it is made of: what is written to them is not followed.
+        if spec.is_symbolic or spec.sparse is not None:
+            return False
+    if type(outcomes) is New:
+        return bool(outcomes.spec.numel <= LARGEST)
+    return bool(count_elements(outcomes, call.inputs) <= LARGEST)
+
+
+def _has_ranges(record: OpFacts, call: Call, made: list[TensorSpec], written: tuple[int, ...]) -> bool:
+    """Whether the ranges of a call's results, or of what it writes to, are tracked: masks, few numbers, random numbers."""
+    if record.has_out:
+        return False
+    inputs = call.inputs
+    is_tracked = record.is_random or record.followed_at_any_size
+    if not is_tracked and inputs and inputs[0].dtype is torch.bool:
+        is_tracked = all(spec.dtype is torch.bool for spec in inputs)
+    most_floats = LARGEST_RANGED if record.followed_through else 1
+    for spec in [inputs[position] for position in written] if written else made:
+        if spec.is_symbolic:
+            continue
+        most = most_floats if spec.dtype.is_floating_point else LARGEST_RANGED
+        if is_tracked or spec.dtype is torch.bool or spec.numel <= most:
+            return True
+    return False
 
 
 def run_effects(plan: Plan, inputs: Sequence[object]) -> Plan:

@@ -87,7 +87,9 @@ class SharedPlans:
         except NoPattern:
             return None
 
-    def share_answer(self, question: SharedQuestion, generalise: Callable[[Any], Any], answer: object) -> None:
+    def share_answer(
+        self, question: SharedQuestion, generalise: Callable[[Any], Any], answer: object
+    ) -> None:
         """Share an answer, unless guards were added to find it."""
         patterns = self._patterns
         if patterns.knowledge() is not question.key[0] or patterns.marks() != question.marks:
@@ -154,7 +156,14 @@ class SharedPlans:
 
         shape, stride, offset, dtype, device, layout, conj, neg = form.content
         found = TensorSpec(
-            sizes(shape), sizes(stride), *sizes(offset), dtype=dtype, device=device, layout=layout, conj=conj, neg=neg
+            sizes(shape),
+            sizes(stride),
+            *sizes(offset),
+            dtype=dtype,
+            device=device,
+            layout=layout,
+            conj=conj,
+            neg=neg,
         )
         self._forms[found] = form
         self._specs[form] = found

@@ -1,38 +1,24 @@
-"""From the values of a program to the arguments of nodes: tensors of the root, constants, structures, sizes.
-
-And back: the values that a traced program gets for the result of a node. Tensors and objects are replaced by proxies.
-None, numbers, tuples, lists and dicts are passed as they are: programs check `is None` and `isinstance(y, tuple)`.
-"""
+"""From the values of a program to the arguments of nodes: stand-ins, tensors of the root, constants, structures, sizes."""
 
 from __future__ import annotations
 
 import enum
-import operator
+import itertools
 from collections.abc import Coroutine, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.fx import Node
+from torch.fx import Node, Proxy
 
 from understudy import _torch
 from understudy.fake.tensor import FakeTensor
 from understudy.graph.random_state import node_of_generator
 from understudy.graph.symbol_nodes import SymbolNodes, SymbolSource
-from understudy.meta.errors import make_left_over_error
+from understudy.meta.devices import DeviceOf
+from understudy.meta.errors import MetaTraceError, make_left_over_error
 from understudy.meta.modules import safe_attribute_path
-from understudy.meta.proxies import (
-    ATOMS,
-    SYMBOLIC,
-    UNKNOWN,
-    DeviceOf,
-    MetaProxy,
-    as_device,
-    is_constant,
-    make_proxy,
-    read_own,
-)
-from understudy.meta.structures import can_be_unpacked, find_construction, holds, items_of, with_parts
-from understudy.shapes.bindings import KeyPath, values_in
+from understudy.meta.results import ATOMS, SYMBOLIC
+from understudy.meta.structures import find_construction, holds
 from understudy.shapes.node import SymNode
 from understudy.spec import TensorSpec
 
@@ -60,24 +46,24 @@ class NodeArguments:
     def __init__(self, tracer: MetaTracer, root: torch.nn.Module) -> None:
         self._tracer = tracer
         self._root = root
-        self._names: dict[int, str] = {}
+        self._names: dict[int, tuple[torch.Tensor, torch.Tensor, str]] = {}
+        """By the identity of a tensor of the root, or of its stand-in: the stand-in, the tensor, and its path."""
         self._constants: dict[int, tuple[Any, str]] = {}
         self._nodes: dict[str, Node] = {}
-        self._tuples: dict[int, tuple[tuple[Any, ...], Node]] = {}
+        self._structures: dict[int, tuple[Any, Node]] = {}
         self._safe_paths: dict[str, str] = {}
-        self.added: list[str] = []
-        for prefix, module in root.named_modules():
-            for name, value in (
-                *module._parameters.items(),
-                *module._buffers.items(),
-                *module.__dict__.items(),
-            ):
-                if isinstance(value, torch.Tensor):
-                    self._names.setdefault(id(value), f"{prefix}.{name}" if prefix else name)
+        self.added: dict[str, Any] = {}
+        """Constants, and attributes under other names, which the root gets when the trace ends."""
+
+    def expect(self, path: str, real: torch.Tensor, stand_in: torch.Tensor) -> None:
+        """Register a tensor of the root."""
+        known = self._names.setdefault(id(real), (stand_in, real, path))
+        self._names.setdefault(id(stand_in), known)
 
     def name_of(self, tensor: torch.Tensor) -> str | None:
-        """The name of a tensor of the root; None for others."""
-        return self._names.get(id(tensor))
+        """The path of a tensor of the root, or of its stand-in; None for others."""
+        found = self._names.get(id(tensor))
+        return None if found is None else found[2]
 
     # --- one value ---------------------------------------------------------------------------------------------
 
@@ -85,25 +71,43 @@ class NodeArguments:
         kind = type(value)
         if kind in ATOMS:
             return value
-        if kind is tuple and id(value) not in self._tuples:
+        if kind is FakeTensor:
+            return self.node_of(value)
+        if kind is DeviceOf:
+            return self._tracer.node_in_graph(value.node)
+        if kind is tuple and id(value) not in self._structures:
             return tuple([self.argument(part) for part in value])
-        if isinstance(value, MetaProxy):
-            if read_own(value, "tracer").is_over:
-                raise make_left_over_error(value.node.name)
-            return self._tracer.node_in_graph(read_own(value, "node"))
+        if isinstance(value, Proxy):
+            return self._node_of_proxy(value)
         if value is None or value is ... or isinstance(value, PLAIN):
-            if type(value) is DeviceOf:
-                return self._tracer.node_in_graph(value._attribute.node)
             return _to_python_number(value)
         if isinstance(value, SYMBOLIC):
             return self._number(value)
         if isinstance(value, torch.Tensor):
             return self._tensor(value)
-        if id(value) in self._tuples:
-            return self._tracer.node_in_graph(self._tuples[id(value)][1])
+        if id(value) in self._structures:
+            return self._tracer.node_in_graph(self._structures[id(value)][1])
         if isinstance(value, (tuple, list, dict, slice)) and find_construction(value) is None:
             return self._parts(value)
+        if isinstance(value, Node):
+            return self._tracer.node_in_graph(value)
         return self._other(value)
+
+    def node_of(self, fake: FakeTensor) -> Node:
+        """The node of a stand-in."""
+        node = fake._node
+        if node is not None:
+            graph = node.graph
+            if graph is self._tracer.graph:
+                return node
+            if self._tracer.is_open(graph):
+                return self._tracer.node_in_graph(node)
+        return self._tensor(fake)
+
+    def _node_of_proxy(self, proxy: Any) -> Node:
+        if proxy.tracer is not self._tracer or self._tracer.is_over:
+            raise make_left_over_error(proxy.node.name)
+        return self._tracer.node_in_graph(proxy.node)
 
     def _parts(self, value: Any) -> Any:
         if isinstance(value, dict):
@@ -113,22 +117,23 @@ class NodeArguments:
         parts = [self.argument(part) for part in value]
         return parts if isinstance(value, list) else tuple(parts)
 
-    def remember_tuple(self, value: tuple[object, ...], node: Node) -> None:
-        """Register the node of a tuple: where the program passes the whole tuple on, the node is the argument."""
-        self._tuples[id(value)] = value, node
+    def remember(self, value: object, node: Node) -> None:
+        """Register the node of a tuple or an object: where the program passes the whole of it on, this is the argument."""
+        self._structures[id(value)] = value, node
 
-    def forget_tuples(self) -> None:
+    def close(self) -> None:
         """Called at the end of a trace: drop references to the values."""
-        self._tuples.clear()
+        self._structures.clear()
+        self._names.clear()
 
     def _key(self, key: object) -> Any:
-        if isinstance(key, (MetaProxy, *SYMBOLIC)):
-            raise TypeError("a value of the trace can't be the key of a dict: its hash is not known")
+        if isinstance(key, (Proxy, *SYMBOLIC)):
+            raise TypeError("a value of the trace can't be the key of a dict in a graph; use a plain key")
         return key
 
     def _number(self, value: Any) -> Any:
         if type(value.node) is not SymNode:
-            raise TypeError(f"{value} is a symbolic number of another library")
+            raise TypeError(f"expected a symbolic number of understudy, got {value} of another library")
         with self._tracer.outermost():
             node = self._tracer.symbols.node_of(value.node)
         return self._tracer.node_in_graph(node)
@@ -136,10 +141,12 @@ class NodeArguments:
     # --- what is in the root -----------------------------------------------------------------------------------
 
     def _tensor(self, tensor: torch.Tensor) -> Node:
-        name = self._names.get(id(tensor))
+        name = self.name_of(tensor)
         if name is None:
-            _refuse_constant(tensor)
-            name = self._add_constant(tensor, "_tensor_constant")
+            literal = self._tracer.find_literal(tensor)
+            if literal is None:
+                _refuse_constant(tensor)
+            name = self._add_constant(tensor if literal is None else literal, "_tensor_constant")
         return self.read(name, tensor)
 
     def read(self, name: str, value: object) -> Node:
@@ -147,9 +154,7 @@ class NodeArguments:
         node = self._nodes.get(name)
         if node is None:
             with self._tracer.outermost():
-                node = self._nodes[name] = self._tracer.create_node("get_attr", name, (), {})
-            if isinstance(value, torch.Tensor):
-                self._tracer.write_meta(node, self._tracer.derivation.stand_in(value))
+                node = self._nodes[name] = self._tracer.make_read(name, value)
         return self._tracer.node_in_graph(node)
 
     def safe_path(self, path: str) -> str:
@@ -157,21 +162,18 @@ class NodeArguments:
         also added to the root under another one."""
         known = self._safe_paths.get(path)
         if known is None:
-            known = safe_attribute_path(path, lambda name: hasattr(self._root, name))
+            known = safe_attribute_path(path, self._is_taken)
             if known is not path:
                 prefix, _, name = path.rpartition(".")
                 owner = self._root.get_submodule(prefix)
                 tables = (owner._parameters, owner._buffers, owner._modules, owner.__dict__)
                 value = next(table[name] for table in tables if name in table)
-                setattr(self._root, known, value)
-                self.added.append(known)
+                self.added[known] = self._names[id(value)][1] if id(value) in self._names else value
             self._safe_paths[path] = known
         return known
 
-    def move_to_node(self, tensor: torch.Tensor, node: Node) -> None:
-        """From now on this node is the tensor's node, because it returns the same tensor: `self.count.add_(1)`."""
-        name = self._names.get(id(tensor)) or self._constants[id(tensor)][1]
-        self._nodes[name] = node
+    def _is_taken(self, name: str) -> bool:
+        return name in self.added or hasattr(self._root, name)
 
     def read_constant(self, value: object, prefix: str) -> Node:
         """The node that reads a constant, which is added to the root."""
@@ -181,9 +183,8 @@ class NodeArguments:
         """Add a constant to the root; returns its name."""
         known = self._constants.get(id(value))
         if known is None:
-            name = self._tracer.get_fresh_qualname(prefix)
-            setattr(self._root, name, value)
-            self.added.append(name)
+            name = next(name for n in itertools.count() if not self._is_taken(name := f"{prefix}{n}"))
+            self.added[name] = value
             known = self._constants[id(value)] = (value, name)
         return known[1]
 
@@ -196,11 +197,14 @@ class NodeArguments:
             return _to_python_number(value)
         if isinstance(value, torch.nn.Module):
             return self.read(self._tracer.path_of_module(value), value)
-        if isinstance(value, torch.Generator) and (node := node_of_generator(value, self._tracer)) is not None:
+        if (
+            isinstance(value, torch.Generator)
+            and (node := node_of_generator(value, self._tracer)) is not None
+        ):
             return self._tracer.node_in_graph(node)
         if isinstance(value, (Iterator, Coroutine)):
             raise TypeError(
-                f"a {type(value).__name__} leaves the traced program, and what it will give is not known: make a list of it"
+                f"a {type(value).__name__} leaves the traced program, and its items are unknown; make a list of it"
             )
         if isinstance(value, type) or not holds(value, _is_traced_value):
             return self.read_constant(value, "_constant")
@@ -208,7 +212,7 @@ class NodeArguments:
         assert made is not None
         target, args, kwargs = made
         node = self._tracer.create_node("call_function", target, self.argument(args), self.argument(kwargs))
-        self._tracer.write_meta(node, self._tracer.derivation.find_meta(value))
+        self._tracer.write_meta(node, self._tracer.find_meta(value))
         return node
 
 
@@ -221,20 +225,21 @@ def _to_python_number(value: Any) -> Any:
 
 
 def _is_traced_value(value: object) -> bool:
-    return isinstance(value, (MetaProxy, torch.Tensor, *SYMBOLIC)) or type(value) is DeviceOf
+    return isinstance(value, (Proxy, torch.Tensor, *SYMBOLIC)) or type(value) is DeviceOf
 
 
 def _refuse_constant(tensor: torch.Tensor) -> None:
     """Raise for a tensor that can't be a constant: a stand-in from outside, or a wrapper of torch.func."""
     if type(tensor) is FakeTensor:
-        raise TypeError(
-            f"a stand-in ({tensor.spec}) that is none of the arguments is used in the traced program: "
-            "pass it as an argument, with itself as the example"
+        # Not a TypeError, for which Python tries the other operand of an operator.
+        raise MetaTraceError(
+            f"the traced program uses a stand-in ({tensor.spec}) that was not made in this trace; pass it as an argument, "
+            "with itself as the example"
         )
     if _torch.is_functorch_wrapped(tensor):
         raise TypeError(
-            "a tensor inside of a transform of torch.func is used with values of the trace: keep the function that calls "
-            "the transform whole with torch.fx.wrap"
+            "expected a plain tensor, got one of a transform of torch.func; keep the function that calls the transform "
+            "whole with torch.fx.wrap"
         )
 
 
@@ -264,70 +269,3 @@ class SizeNodes(SymbolNodes):
     def bind_part(self, value: Any, node: Node) -> None:
         """Register a node for a symbolic number."""
         self._nodes.setdefault(value, node)
-
-
-class CallResults:
-    """Makes the values that the program gets for the results of calls."""
-
-    def __init__(self, tracer: MetaTracer) -> None:
-        self._tracer = tracer
-        self.parts: list[Node] = []
-        """Nodes that read parts of structures; unused ones are erased at the end."""
-
-    def present(self, node: Node, meta: object) -> Any:
-        """The value of a node with this metadata, with nodes that read its parts."""
-        if type(meta) is FakeTensor:
-            return make_proxy(self._tracer, node, meta)
-        for number, path in self.fresh_numbers(meta):
-            self._tracer.symbols.bind_part(number, self._node_at(node, path))
-        return self._present(node, meta)
-
-    def _present(self, node: Node, meta: object) -> Any:
-        if meta is UNKNOWN or type(meta) is FakeTensor or isinstance(meta, torch.Tensor):
-            return make_proxy(self._tracer, node, meta)
-        if is_constant(meta):
-            return meta
-        if isinstance(meta, torch.device):
-            return as_device(make_proxy(self._tracer, node, meta), meta)
-        if not can_be_unpacked(meta):
-            return make_proxy(self._tracer, node, meta)
-        parts = {key: self._present_part(node, index, part) for key, index, part in items_of(meta)}
-        whole = with_parts(meta, parts)
-        if isinstance(whole, tuple):
-            self._tracer.arguments.remember_tuple(whole, node)
-        return whole
-
-    def _present_part(self, node: Node, index: object, part: object) -> Any:
-        if is_constant(part):
-            return part
-        item = self._tracer.create_node("call_function", operator.getitem, (node, index), {})
-        self.parts.append(item)
-        self._tracer.write_meta(item, part)
-        return self._present(item, part)
-
-    def erase_unused_parts(self) -> None:
-        for node in reversed(self.parts):
-            if not node.users:
-                node.graph.erase_node(node)
-
-    # --- unbacked symbols -----------------------------------------------------------------------------------
-
-    def fresh_numbers(self, meta: object) -> Iterator[tuple[SymNode, KeyPath]]:
-        """The unbacked symbols that need a node, with their paths."""
-        return ((number, path) for number, path in values_in(meta) if not self._is_readable(number))
-
-    def _is_readable(self, number: SymNode) -> bool:
-        """Whether the graph can compute a symbolic number: only unbacked symbols have to be read at once."""
-        symbols = self._tracer.symbols
-        if number.is_plain or symbols.has(number.symbolic):
-            return True
-        env = self._tracer.shape_env
-        return all(
-            not env.is_unbacked(symbol) or symbols.has(env.node(symbol, int).symbolic)
-            for symbol in number.value.symbols
-        )
-
-    def _node_at(self, node: Node, path: KeyPath) -> Node:
-        for _, key in path.steps:
-            node = self._tracer.create_node("call_function", operator.getitem, (node, key), {})
-        return node

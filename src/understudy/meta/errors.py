@@ -9,7 +9,8 @@ from understudy.lines import user_line
 
 
 class MetaTraceError(UnderstudyError, RuntimeError):
-    """A traced value was used in a data-dependent way. `node` is the value's node."""
+    """A program can't be traced further: it reads data, or uses a value that can't be in the graph. `node` is the node of
+    the value."""
 
     node: Node | None = None
 
@@ -38,16 +39,23 @@ def make_unregistered_error(reason: str, what: str) -> MetaTraceError:
 
 
 def make_gradient_error(reason: str, asked: str, name: object) -> MetaTraceError:
-    """An error for the gradient of a parameter, which there is not at torch's level."""
+    """An error for the gradient of a parameter, which a torch-level graph does not have."""
     hint = "capture the program with make_fx, or a whole training step with capture_step: their graphs have gradients"
     return MetaTraceError(reason, context=Context(asked, str(name), user_line(), hint))
 
 
 def make_left_over_error(asked: str) -> MetaTraceError:
-    """An error for a value that is used after its trace."""
+    """An error for a proxy that is used after its trace."""
     hint = (
-        "something kept it when the program was traced, as a cache does. Empty that, and fill it before the next trace by "
-        "running the program once"
+        "a cache may have kept it; clear the cache, and run the program once before the next trace to fill it"
     )
-    reason = "a value of a trace that is over is used, and there is nothing behind it"
+    reason = "a value of an earlier trace is used, which has no data"
     return MetaTraceError(reason, context=Context(asked, "a value of a trace", user_line(), hint))
+
+
+def make_unknown_error(call: str, why: str) -> MetaTraceError:
+    """An error for a call whose metadata could not be computed, in a strict trace."""
+    hint = "compute it in understudy.manual_meta_overrides, or trace with strict=False"
+    return MetaTraceError(
+        f"Could not compute metadata for {call}: {why}", context=Context(line=user_line(), hint=hint)
+    )

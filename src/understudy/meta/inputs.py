@@ -13,11 +13,13 @@ import torch
 from torch.fx import Node
 from torch.fx.node import has_side_effect
 
+from understudy import _torch
 from understudy.fake.convert import spec_of_real, symbolic_spec
 from understudy.fake.mode import FakeTensorMode
 from understudy.fake.native import canonical
 from understudy.fake.realise import make_new
 from understudy.fake.tensor import FakeTensor
+from understudy.graph.borrowed_state import named_parts
 from understudy.meta.proxies import UNKNOWN
 from understudy.meta.structures import Path, holds, leaves_in, parts_of, transform
 from understudy.shapes.env import ShapeEnv
@@ -25,28 +27,33 @@ from understudy.shapes.env import ShapeEnv
 if TYPE_CHECKING:
     from understudy.meta.tracer import MetaTracer
 
+
 class ExampleInputs:
     """Makes the stand-ins of the arguments.
 
     For an example on the meta device, the device of the root's tensors is assumed.
     """
 
-    def __init__(self, root: torch.nn.Module, meta_args: Mapping[str, object] | None, symbolic: object) -> None:
+    def __init__(
+        self, root: torch.nn.Module, meta_args: Mapping[str, object] | None, symbolic: object
+    ) -> None:
         if not isinstance(symbolic, (bool, Mapping)):
             raise TypeError(
-                "symbolic is True, or maps names of arguments to what becomes of their sizes; it is a "
+                "symbolic: expected a bool, or a dict from names of arguments to dimensions, got a "
                 f"{type(symbolic).__name__}"
             )
         self._symbolic = symbolic
         self._sources: list[str] = []
-        self._device = _device_of(root)
+        parts = [part for _, part in named_parts(root)]
+        self._device = _device_of(parts)
         env = next((env for env in map(_env_of, leaves_in(dict(meta_args or {}))) if env is not None), None)
         # Data-dependent sizes are symbols even if the sizes of the inputs are static.
         mode = FakeTensorMode(
             allow_non_fake_inputs=True, shape_env=env or ShapeEnv(), static_shapes=not symbolic
         )
         self._seen: dict[int, torch.Tensor] = {}
-        self.mode: FakeTensorMode = _mode_of(root) or mode
+        self._made: dict[str, Any] = {}
+        self.mode: FakeTensorMode = _mode_of(parts) or mode
         self.env: Any = self.mode.shape_env
 
     def check_names(self) -> None:
@@ -58,15 +65,27 @@ class ExampleInputs:
         )
         if unknown:
             raise TypeError(
-                f"symbolic names {', '.join(map(repr, unknown))}, of which there is no example; there are examples of "
-                f"{', '.join(self._sources) or 'nothing'}"
+                f"symbolic: no example of {', '.join(map(repr, unknown))} in meta_args; there are examples of "
+                f"{', '.join(self._sources) or 'no argument'}"
             )
 
+    def close(self) -> None:
+        """Called at the end of a trace: drop references to the stand-ins."""
+        self._made.clear()
+        self._seen.clear()
+
     def stand_in(self, tensor: torch.Tensor, source: str) -> Any:
+        """The stand-in of the example of an argument, or of a part of one (`x[0]`)."""
+        if source not in self._made:
+            self._made[source] = self._make(tensor, source)
+        return self._made[source]
+
+    def _make(self, tensor: torch.Tensor, source: str) -> Any:
         self._sources.append(source)
-        if self._symbolic and id(tensor) in self._seen:
-            # The same example for two arguments: they share memory, but have separate symbols.
-            tensor = tensor.detach().requires_grad_(tensor.requires_grad)
+        if id(tensor) in self._seen:
+            # The same example for two arguments: two values on the same memory.
+            with _torch.no_modes():
+                tensor = tensor.detach().requires_grad_(tensor.requires_grad)
         self._seen[id(tensor)] = tensor
         if type(tensor) is FakeTensor:
             spec = tensor._spec
@@ -94,16 +113,22 @@ def _env_of(value: object) -> Any:
     return value.fake_mode.shape_env if type(value) is FakeTensor else None
 
 
-def _mode_of(root: torch.nn.Module) -> Any:
+def _mode_of(parts: list[torch.nn.Module]) -> Any:
     """The mode of a root whose tensors are stand-ins."""
-    tensors: list[Any] = list(root.parameters())
-    return next((tensor.fake_mode for tensor in tensors if type(tensor) is FakeTensor), None)
-
-
-def _device_of(root: torch.nn.Module) -> torch.device:
-    for tensors in (root.parameters(), root.buffers()):
+    for part in parts:
+        tensors: list[Any] = list(part._parameters.values())
         for tensor in tensors:
-            return canonical(tensor.device)
+            if type(tensor) is FakeTensor:
+                return tensor.fake_mode
+    return None
+
+
+def _device_of(parts: list[torch.nn.Module]) -> torch.device:
+    """The device of the first parameter, or of the first buffer."""
+    for tables in ([part._parameters for part in parts], [part._buffers for part in parts]):
+        for tensor in (tensor for table in tables for tensor in table.values()):
+            if tensor is not None:
+                return canonical(tensor.device)
     return canonical(torch.get_default_device())
 
 
@@ -112,7 +137,7 @@ def _device_of(root: torch.nn.Module) -> torch.device:
 # its default in the graph:
 #
 #     an example, or a structure of examples    a value with metadata
-#     a concrete argument                       fixed; the graph checks that it is given the same
+#     a concrete argument                       fixed; the graph raises for another value
 #     a default, and no example for it          fixed at the default, likewise
 #     none of these                             a value with unknown metadata
 
@@ -130,7 +155,7 @@ def check_arguments(given: dict[str, object], traced: dict[str, object], needed:
     missing = [name for name, value in needed.items() if value is None]
     if missing:
         raise TypeError(
-            f"this graph was traced with {', '.join(missing)}, and needs it: pass it by this name"
+            f"this graph was traced with {', '.join(missing)}, and requires it; pass it by this name"
         )
     for name, value in given.items():
         before = traced[name]
@@ -145,13 +170,13 @@ def _refuse_another(name: str, what: str, before: object, now: object) -> None:
     if now is before or (type(now) is type(before) and now == before):
         return
     raise ValueError(
-        f"{what} was {before!r} when this graph was traced, and is {now!r} now: what the program does with it is "
-        f"not in the graph. Trace it again with concrete_args={{{name!r}: …}}, or with an example in meta_args"
+        f"{what} was {before!r} when this graph was traced, and is {now!r} now; trace it again with "
+        f"concrete_args={{{name!r}: …}}, or with an example in meta_args"
     )
 
 
 def _part_at(value: object, path: Path) -> Any:
-    """The part of an argument, None if there is no such part."""
+    """The part of an argument, None if it is missing."""
     try:
         return _reach(value, path)
     except (KeyError, IndexError, AttributeError, TypeError):
@@ -161,7 +186,7 @@ def _part_at(value: object, path: Path) -> Any:
 def fixed_parts(value: object, path: Path = ()) -> Iterator[tuple[Path, object]]:
     """The parts of a structure that the trace fixes: lengths of lists, keys of dicts, numbers.
 
-    Of objects, only dataclasses are searched: caches of models have counters that change.
+    Objects other than dataclasses are not searched: caches of models have counters that change.
     """
     if isinstance(value, PLAIN):
         yield path, value
@@ -181,7 +206,7 @@ def signature_of(function: Callable[..., object]) -> inspect.Signature:
     try:
         return inspect.signature(function)
     except ValueError as error:  # a C function
-        raise TypeError(f"{function!r} has no signature that can be read: wrap it in a function") from error
+        raise TypeError(f"{function!r} has no readable signature; wrap it in a function") from error
 
 
 class TraceInputs:
@@ -253,7 +278,9 @@ class TraceInputs:
                 found.append(parameter)
         return found
 
-    def _default(self, parameter: inspect.Parameter, later: list[inspect.Parameter], follows_default: bool) -> Any:
+    def _default(
+        self, parameter: inspect.Parameter, later: list[inspect.Parameter], follows_default: bool
+    ) -> Any:
         """The default in the code of the graph, where no argument without one may follow: an argument that is fixed has
         none before one that is not, and what only a keyword passes is None behind a default, and is then asked for."""
         is_fixed, value = self._find_fixed(parameter)
@@ -270,19 +297,21 @@ class TraceInputs:
         is_positional = parameter.kind is not parameter.KEYWORD_ONLY
         return is_positional and parameter.default is EMPTY and not (is_fixed and isinstance(value, PLAIN))
 
-    def _placeholder(self, parameter: inspect.Parameter, later: list[inspect.Parameter], follows_default: bool) -> Node:
+    def _placeholder(
+        self, parameter: inspect.Parameter, later: list[inspect.Parameter], follows_default: bool
+    ) -> Node:
         name, default = parameter.name, self._default(parameter, later, follows_default)
         is_fixed, value = self._find_fixed(parameter)
         target = f"*{name}" if parameter.kind is parameter.VAR_POSITIONAL else name
-        node = self._tracer.create_node(
-            "placeholder", target, () if default is EMPTY else (default,), {}, name=name
-        )
+        node = self._tracer.make_placeholder(target, () if default is EMPTY else (default,), name)
         if is_fixed and isinstance(value, PLAIN):
             self._given[name], self._traced[name] = node, value
             return node
         if not is_fixed and default is None and (name in self._examples or parameter.default is EMPTY):
             self._needed[name] = node
-        parts = tuple(fixed_parts(value)) if is_fixed or name in self._concrete or name in self._examples else ()
+        parts = (
+            tuple(fixed_parts(value)) if is_fixed or name in self._concrete or name in self._examples else ()
+        )
         if parts:
             self._given[name], self._traced[name] = node, parts
         return node
@@ -306,7 +335,7 @@ class TraceInputs:
             return self._unpack(self._examples[name], name, node)
         if self._find_fixed(parameter)[0]:
             return EMPTY
-        return self._tracer.proxy(node)
+        return self._tracer.present_input(node, UNKNOWN)
 
     def _unpack(self, example: object, name: str, node: Node) -> Any:
         """The structure of the examples, with tensors replaced by traced values."""
@@ -327,12 +356,12 @@ class TraceInputs:
                 if not isinstance(leaf, torch.Tensor)
                 else self._tracer.example(leaf, _source(name, path))
             )
-            return self._tracer.make_known_proxy(node_at(path), meta)
+            return self._tracer.present_input(node_at(path), meta)
 
         value = transform(example, value_at, _is_open)
         for path, part in nodes.items():
             if "val" not in part.meta:
-                self._tracer.write_meta(part, self._tracer.derivation.find_meta(_reach(value, path)))
+                self._tracer.write_meta(part, self._tracer.find_meta(_reach(value, path)))
         return value
 
 

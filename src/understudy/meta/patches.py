@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
@@ -15,15 +16,17 @@ import torch
 from torch.fx import Proxy
 
 from understudy import _torch
-from understudy.contexts import contextmanager, run_to_the_end
+from understudy.fake.tensor import FakeTensor
 from understudy.graph.random_state import finds_state_tracer
+from understudy.meta.devices import DeviceOf
 from understudy.meta.errors import make_unregistered_error
-from understudy.meta.functions import apply_function, call_scripted, call_vmap
-from understudy.meta.proxies import SYMBOLIC, DeviceOf, MetaProxy
-from understudy.patching import TRACING, Hold, patch, patch_call, patch_found
+from understudy.meta.results import SYMBOLIC
+from understudy.meta.vmap import call_vmap
+from understudy.patching import ENGINE, TRACING, Hold, patch, patch_call, patch_found
 from understudy.shapes.algebra.floats import FUNCTIONS
 
 if TYPE_CHECKING:
+    from understudy.fake.mode import FakeTensorMode
     from understudy.meta.tracer import MetaTracer
 
 current_tracer: ContextVar[MetaTracer | None] = ContextVar("current_tracer", default=None)
@@ -40,18 +43,35 @@ def recording_tracer() -> MetaTracer | None:
 
 
 @contextmanager
-def patch_calls(tracer: MetaTracer, functions: list[tuple[object, str]]) -> Iterator[None]:
-    """In this thread, calls of modules and of these functions (namespace, name) go to the tracer.
+def patch_calls(
+    tracer: MetaTracer, mode: FakeTensorMode, functions: list[tuple[dict[str, Any], str]]
+) -> Iterator[None]:
+    """In this thread, calls of modules and of these functions (namespace, name) go to the tracer. The scopes of its mode
+    are entered in the same step."""
+    before = current_tracer.set(tracer)
+    try:
+        with Hold() as hold:
+            listed = [(torch, name) for name in tracer.listed_functions]
+            found = ENGINE.find_group([*functions, *listed], record_as_node)
+            hold.enter(TRACING.bit | mode.patch_scopes | found)
+            if tracer.overrides("getattr"):
+                hold.replace(torch.nn.Module, "__getattr__", read_module_attribute)
+            yield
+    finally:
+        current_tracer.reset(before)
 
-    The patch scopes of its fake mode are held as well, because the mode is entered for each call.
-    """
-    before = current_tracer.get()
-    with run_to_the_end(lambda: current_tracer.set(before)), Hold() as hold:
-        current_tracer.set(tracer)
-        hold.enter(TRACING.bit | tracer.derivation.mode.patch_scopes)
-        for owner, name in functions:
-            hold.replace(owner, name, record_as_node)
-        yield
+
+@patch_found("torch.nn.Module.__getattr__, where a tracer overrides `getattr`", during=TRACING)
+def read_module_attribute(original: Callable[..., object]) -> Callable[..., object]:
+    """Parameters, buffers and submodules that the program reads are passed to the tracer."""
+
+    @functools.wraps(original)
+    def read(self: torch.nn.Module, name: str) -> Any:
+        value = original(self, name)
+        tracer = recording_tracer()
+        return value if tracer is None else tracer.getattr(name, value, tracer.parameter_proxies)
+
+    return read
 
 
 @patch(_torch.CHECKPOINT_GENERATOR, during=TRACING)
@@ -82,7 +102,9 @@ def record_module_call(original: Callable[..., object]) -> Callable[..., object]
     return call
 
 
-@patch_found("functions that torch.fx.wrap, autowrap_modules (math) and autowrap_functions name", during=TRACING)
+@patch_found(
+    "functions that torch.fx.wrap, autowrap_modules (math) and autowrap_functions name", during=TRACING
+)
 def record_as_node(original: Callable[..., object]) -> Callable[..., object]:
     """A call with traced values becomes one node; the function is not traced."""
     of_symbols = SYMBOLIC_FUNCTIONS.get(original)
@@ -93,32 +115,36 @@ def record_as_node(original: Callable[..., object]) -> Callable[..., object]:
         if tracer is None:
             return original(*args, **kwargs)
         if tracer.handles(args, kwargs):
-            return tracer.create_proxy("call_function", original, args, kwargs)
+            return tracer.call("call_function", original, args, kwargs)
         is_symbolic = any(isinstance(argument, SYMBOLIC) for argument in args)
         return (of_symbols if is_symbolic and of_symbols else original)(*args, **kwargs)
 
     return call
 
 
-def gen_constructor_wrapper(target: Callable[..., object]) -> tuple[Callable[..., object], Callable[..., object]]:
+def gen_constructor_wrapper(
+    target: Callable[..., object],
+) -> tuple[Callable[..., object], Callable[..., object]]:
     """(replacement, `target`): the replacement records calls with traced values among the arguments, also in lists and
     dicts; other calls go to `target`."""
 
     @functools.wraps(target)
     def call(*args: Any, **kwargs: Any) -> Any:
-        proxies: list[Proxy | MetaProxy] = []
+        found: list[Any] = []
 
         def note(value: Any) -> Any:
-            if type(value) is DeviceOf:
-                proxies.append(value._attribute)
-            elif issubclass(type(value), (Proxy, MetaProxy)):
-                proxies.append(value)
+            if type(value) in (FakeTensor, DeviceOf) or isinstance(value, Proxy):
+                found.append(value)
             return value
 
         torch.fx.node.map_aggregate((args, kwargs), note)
-        if not proxies:
-            return target(*args, **kwargs)
-        return proxies[0].tracer.create_proxy("call_function", target, args, kwargs)
+        proxy = next((value for value in found if isinstance(value, Proxy)), None)
+        tracer = recording_tracer()
+        if proxy is not None:
+            return proxy.tracer.create_proxy("call_function", target, args, kwargs)
+        if found and tracer is not None:
+            return tracer.call("call_function", target, args, kwargs)
+        return target(*args, **kwargs)
 
     return call, target
 
@@ -129,7 +155,9 @@ def decide_conditions(original: Callable[..., object], *args: object, **kwargs: 
     tracer = recording_tracer()
     if tracer is not None:
         args = tuple(bool(value) if isinstance(value, torch.SymBool) else value for value in args)
-        kwargs = {key: bool(value) if isinstance(value, torch.SymBool) else value for key, value in kwargs.items()}
+        kwargs = {
+            key: bool(value) if isinstance(value, torch.SymBool) else value for key, value in kwargs.items()
+        }
     return original(*args, **kwargs)
 
 
@@ -141,19 +169,33 @@ def refuse_new_parameters(original: Any) -> Any:
     def new(cls: object, data: Any = None, requires_grad: bool = True) -> Any:
         tracer = recording_tracer()
         if tracer is not None and tracer.handles((data,), {}):
-            raise make_unregistered_error("a parameter is made while the program is traced", "nn.Parameter")
+            raise make_unregistered_error("the program makes a parameter while it is traced", "nn.Parameter")
         return original(cls, data, requires_grad)
 
     return staticmethod(new)
 
 
 @patch_call("torch.jit.ScriptFunction.__call__", during=TRACING)
-def record_script_call(original: Callable[..., object], self: object, /, *args: object, **kwargs: object) -> Any:
-    """TorchScript runs in C++, and would read the empty tensors that proxies are."""
+def record_script_call(
+    original: Callable[..., object], self: object, /, *args: object, **kwargs: object
+) -> Any:
+    """TorchScript runs in C++, which has no sizes for stand-ins with symbols, nor for proxies."""
     tracer = recording_tracer()
     if tracer is None or not tracer.handles(args, kwargs):
         return original(self, *args, **kwargs)
-    return tracer.create_proxy("call_function", call_scripted, (self, *args), kwargs)
+    return tracer.call("call_function", call_scripted, (self, *args), kwargs)
+
+
+def apply_function(function: type[torch.autograd.Function], *args: object, **kwargs: object) -> Any:
+    """The target of a node: `function.apply(…)`, which has its own backward."""
+    return function.apply(*args, **kwargs)
+
+
+def call_scripted(function: Any, *args: object, **kwargs: object) -> Any:
+    """The target of a node: a call of a TorchScript function, which has no importable name. On stand-ins, its original
+    Python function runs, because TorchScript reads sizes as numbers."""
+    is_stood_in = any(type(value) is FakeTensor for value in (*args, *kwargs.values()))
+    return (_torch.original_python_function(function) if is_stood_in else function)(*args, **kwargs)
 
 
 @patch("torch.autograd.Function.apply", during=TRACING)
@@ -167,7 +209,7 @@ def record_autograd_function(original: Any) -> Any:
         tracer = recording_tracer()
         if tracer is None or not tracer.handles(args, kwargs):
             return of_any_class(cls, *args, **kwargs)
-        return tracer.create_proxy("call_function", apply_function, (cls, *args), kwargs)
+        return tracer.call("call_function", apply_function, (cls, *args), kwargs)
 
     return classmethod(apply)
 
@@ -178,7 +220,7 @@ def refuse_differentiation(original: Callable[..., object], value: Any, level: i
     tracer = recording_tracer()
     if tracer is not None and tracer.handles((value,), {}):
         raise tracer.make_refusal(
-            "torch.func differentiates a function of this value, which can't be recorded", value
+            "torch.func differentiates a function of this value, which is not supported", value
         )
     return original(value, level)
 

@@ -10,15 +10,16 @@ import dataclasses
 import enum
 import functools
 import importlib
+import operator
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
+from torch.fx import Proxy
 
 from understudy.fake.tensor import FakeTensor
-from understudy.meta.proxies import MetaProxy
 
 Path = tuple[tuple[str, Any], ...]
 """The path of a part: steps ("item", key) and ("attr", name), outermost first."""
@@ -35,7 +36,7 @@ COLLECTIONS = (set, frozenset, deque)
 
 def parts_of(value: object) -> list[tuple[str, object, object]]:
     """The parts of a structure: the kind of step, the key, and the part."""
-    if type(value) in PLAIN or isinstance(value, MetaProxy):  # the common case, checked first
+    if type(value) in PLAIN or isinstance(value, Proxy):  # the common case, checked first
         return []
     if isinstance(value, dict):
         return [("item", key, part) for key, part in value.items()]
@@ -50,19 +51,11 @@ def parts_of(value: object) -> list[tuple[str, object, object]]:
     return [("attr", name, part) for name, part in state_of(value).items()]
 
 
-def can_be_unpacked(value: object) -> bool:
-    """Whether a structure can be rebuilt from its items: tuples, named tuples, lists, dicts with plain keys."""
-    if isinstance(value, dict):
-        return all(isinstance(key, (str, int, float, tuple)) for key in value)
-    return isinstance(value, tuple) or type(value) is list
-
-
-def items_of(value: object) -> list[tuple[object, object, object]]:
-    """The parts of such a structure: the key for `with_parts`, the index for `value[…]`, and the part."""
-    in_order = isinstance(value, tuple)
-    return [
-        (key, position if in_order else key, part) for position, (_, key, part) in enumerate(parts_of(value))
-    ]
+def step_target(value: object, how: str, key: object, position: int) -> tuple[Callable[..., object], object]:
+    """The function that reads a part of a structure, and its second argument: `value[…]` or `value.…`."""
+    if isinstance(value, tuple):
+        return operator.getitem, position
+    return (operator.getitem, key) if how == "item" else (getattr, key)
 
 
 def state_of(value: object) -> dict[str, object]:
@@ -131,8 +124,7 @@ def with_parts(value: object, parts: dict[Any, Any]) -> Any:
         return type(value)(**parts)
     if type(value) in (torch.Size, tuple):
         return tuple(parts.values())
-    if isinstance(value, tuple):
-        # torch's named results take one sequence
+    if isinstance(value, tuple):  # torch's named results have one argument
         return type(value)(tuple(parts.values()))
     if isinstance(value, list):
         return list(parts.values())
@@ -164,9 +156,7 @@ def rebuild(kind: str, state: dict[str, object]) -> Any:
 def _with_state(cls: Any, state: dict[str, object]) -> Any:
     made = object.__new__(cls)
     for name, part in state.items():
-        object.__setattr__(
-            made, name, part
-        )  # the class may override __setattr__, as frozen dataclasses do
+        object.__setattr__(made, name, part)  # the class may override __setattr__, as frozen dataclasses do
     return made
 
 
@@ -185,7 +175,9 @@ def class_name(cls: type) -> str | None:
         return None
 
 
-def find_construction(value: Any) -> tuple[Callable[..., object], tuple[object, ...], dict[str, object]] | None:
+def find_construction(
+    value: Any,
+) -> tuple[Callable[..., object], tuple[object, ...], dict[str, object]] | None:
     """The call that builds a structure from its parts; None for structures that can be node arguments."""
     kind = type(value)
     if kind in (dict, list, tuple, slice, torch.Size):
@@ -210,8 +202,8 @@ def find_construction(value: Any) -> tuple[Callable[..., object], tuple[object, 
     name = class_name(kind)
     if name is None:
         raise TypeError(
-            f"an object of class {kind.__qualname__} with traced values in it leaves the program, and its class can't be "
-            "imported: define the class at the top of a module, or return the tensors themselves"
+            f"the program returns a {kind.__qualname__} with traced values in it, whose class can't be imported; define the "
+            "class at the top of a module, or return the tensors themselves"
         )
     return rebuild, (name, dict(state_of(value))), {}
 

@@ -8,11 +8,9 @@ from typing import Any
 
 import torch
 
-from understudy import _torch
 from understudy.errors import ArgumentError, DtypeError, ShapeMismatch
+from understudy.ops.kernel_tables.table import holds
 from understudy.ops.registry import rule
-from understudy.ops.shared.batching import BatchLevel, at_one_level, batching_rule
-from understudy.ops.shared.decompositions import describe_meta_tensor, on_meta_tensors
 from understudy.ops.shared.dtypes import (
     COMPLEX,
     FLOATS,
@@ -23,7 +21,7 @@ from understudy.ops.shared.dtypes import (
 )
 from understudy.ops.variants import check_no_overlap
 from understudy.shapes.node import Scalar, Shape, Size, Sizes
-from understudy.shapes.sizes import is_provably_equal, to_torch
+from understudy.shapes.sizes import is_provably_equal
 from understudy.spec import (
     Same,
     TensorSpec,
@@ -47,10 +45,12 @@ def strides_in_format(shape: Shape, memory_format: torch.memory_format | None) -
     ndim = CHANNELS_LAST_NDIM.get(memory_format) if memory_format is not None else None
     if ndim is None:
         if memory_format is torch.preserve_format:
-            raise ArgumentError("preserve_format says nothing where there is no tensor to take a layout from")
+            raise ArgumentError(
+                "preserve_format needs a tensor to take the layout from; give another memory_format"
+            )
         return contiguous_strides(shape)
     if len(shape) != ndim:
-        raise ShapeMismatch(f"{memory_format} needs {ndim} dimensions, {list(shape)} has {len(shape)}")
+        raise ShapeMismatch(f"{memory_format}: expected {ndim} dimensions, got {len(shape)} in {list(shape)}")
     return channels_last_strides(shape)
 
 
@@ -71,7 +71,7 @@ def contiguous(a: TensorSpec, *, memory_format: torch.memory_format = torch.cont
     if _has_format(a, memory_format):
         return Same(0)
     if memory_format is torch.preserve_format:
-        raise ArgumentError("contiguous: preserve_format is not a format that a tensor can be put into")
+        raise ArgumentError("contiguous: expected a memory_format other than preserve_format")
     return clone(a, memory_format=memory_format)
 
 
@@ -109,7 +109,7 @@ def fill_with_number(a: TensorSpec, value: object) -> TensorSpec:
 @rule("fill.Tensor")
 def fill_with_tensor(a: TensorSpec, value: TensorSpec) -> TensorSpec:
     if value.shape:
-        raise ShapeMismatch(f"fill: the value must be a 0-dim tensor, not {value}")
+        raise ShapeMismatch(f"fill: expected a 0-dim tensor as value, got {value}")
     return preserved_copy(a)
 
 
@@ -139,7 +139,9 @@ def fill_in_place(a: TensorSpec, value: Scalar | complex) -> Same:
 def fill_with_tensor_in_place(a: TensorSpec, value: TensorSpec) -> Same:
     fill_with_tensor(a, value)
     if a.device == value.device:
-        check_no_overlap("fill_", a)  # the value is copied; one from another device is read, and filled in as a number
+        check_no_overlap(
+            "fill_", a
+        )  # the value is copied; one from another device is read, and filled in as a number
     return Same(0)
 
 
@@ -163,7 +165,7 @@ def fresh(
         return NotImplemented
     for size in shape:
         if size < 0:
-            raise ArgumentError(f"a tensor can't have the shape {list(shape)}, with a negative size")
+            raise ArgumentError(f"expected sizes of at least 0, got {list(shape)}")
     return TensorSpec(shape, stride, dtype=dtype or default_dtype(), device=device or CPU)
 
 
@@ -186,19 +188,17 @@ def empty_strided(size: Sizes, stride: Sizes, **options: Any) -> TensorSpec:
 
 def _check_strides(size: Sizes, stride: Sizes) -> None:
     if len(size) != len(stride):
-        raise ShapeMismatch(
-            f"{len(size)} sizes {list(size)} do not go with {len(stride)} strides {list(stride)}"
-        )
+        raise ShapeMismatch(f"expected as many strides as sizes, got {list(stride)} for {list(size)}")
     for step in stride:
         if step < 0:
-            raise ArgumentError(f"strides can't be negative: {list(stride)}")
+            raise ArgumentError(f"expected strides of at least 0, got {list(stride)}")
 
 
 @rule("empty_permuted")
 def empty_permuted(size: Sizes, physical_layout: Sequence[int], **options: Any) -> TensorSpec:
     if sorted(physical_layout) != list(range(len(size))):
         raise ArgumentError(
-            f"physical layout {list(physical_layout)} is no order of the {len(size)} dimensions"
+            f"expected a permutation of {len(size)} dimensions as physical_layout, got {list(physical_layout)}"
         )
     in_memory = contiguous_strides([size[dim] for dim in physical_layout])
     stride = [in_memory[physical_layout.index(dim)] for dim in range(len(size))]
@@ -234,11 +234,11 @@ def arange_count(start: object, end: Any, step: Any, dtype: Dtype) -> Any:
         raise ArgumentError("arange: the step must not be 0")
     for bound in (start, end):
         if isinstance(bound, float) and not math.isfinite(bound):
-            raise ArgumentError(f"arange: no range from {start} to {end}")
+            raise ArgumentError(f"arange: expected finite bounds, got {start} and {end}")
     if (end < start) if step > 0 else (end > start):
-        raise ArgumentError(f"arange: {end} can't be reached from {start} in steps of {step}")
+        raise ArgumentError(f"arange: the sign of step {step} does not lead from {start} to {end}")
     floats = [isinstance(number, float) for number in (start, end, step)]
-    if any(floats) and not (dtype is torch.int64 and _torch.arange_truncates_to_int64()):
+    if any(floats) and not (dtype is torch.int64 and holds("arange_truncates_to_int64")):
         return math.ceil((end - start) / step)
     if any(floats):
         start, end, step = (math.trunc(n) if isinstance(n, float) else n for n in (start, end, step))
@@ -264,21 +264,23 @@ def arange_start_step(
     if any(isinstance(number, torch.SymFloat) for number in numbers):
         return NotImplemented
     if any(isinstance(number, complex) for number in numbers):
-        raise DtypeError("arange: complex numbers have no order")
+        raise DtypeError("arange: complex dtypes are not supported")
     if dtype is None:
         dtype = default_dtype() if any(isinstance(number, float) for number in numbers) else torch.int64
-    check_dtype("arange", dtype, "if", options.get("device") or CPU)
+    check_dtype("arange", dtype, "if")
     return fresh((arange_count(start, end, step, dtype),), dtype, **options)
 
 
 @rule("range", "range.step")
-def range_inclusive(start: Any, end: Any, step: Any = 1, *, dtype: Dtype | None = None, **options: Any) -> TensorSpec:
+def range_inclusive(
+    start: Any, end: Any, step: Any = 1, *, dtype: Dtype | None = None, **options: Any
+) -> TensorSpec:
     dtype = dtype or default_dtype()
-    check_dtype("range", dtype, "if", options.get("device") or CPU)
+    check_dtype("range", dtype, "if")
     if step == 0:
         raise ArgumentError("range: the step must not be 0")
     if (end < start) if step > 0 else (end > start):
-        raise ArgumentError(f"range: {end} can't be reached from {start} in steps of {step}")
+        raise ArgumentError(f"range: the sign of step {step} does not lead from {start} to {end}")
     if not all(isinstance(number, (int, float)) for number in (start, end, step)):
         return NotImplemented
     if dtype is torch.int64:
@@ -301,20 +303,25 @@ def logspace(start: Any, end: Any, steps: Size, base: float = 10.0, **options: A
 
 
 def _spaced_spec(
-    name: str, start: Scalar | complex, end: Scalar | complex, steps: Size, dtype: Dtype | None = None, **options: Any
+    name: str,
+    start: Scalar | complex,
+    end: Scalar | complex,
+    steps: Size,
+    dtype: Dtype | None = None,
+    **options: Any,
 ) -> TensorSpec:
     if steps < 0:
         raise ArgumentError(f"{name}: the number of steps must not be negative, got {steps}")
     for bound in (start, end):
         if isinstance(bound, TensorSpec) and bound.shape:
-            raise ShapeMismatch(f"{name}: bounds must be numbers or 0-dim tensors, not {bound}")
+            raise ShapeMismatch(f"{name}: expected numbers or 0-dim tensors as bounds, got {bound}")
     if any(isinstance(x, complex) or (isinstance(x, TensorSpec) and x.is_complex) for x in (start, end)):
         inferred = {torch.float64: torch.complex128}.get(default_dtype(), torch.complex64)
         if dtype is not None and not dtype.is_complex:
-            raise DtypeError(f"{name}: complex bounds do not go with {dtype}")
+            raise DtypeError(f"{name}: complex bounds need a complex dtype, got {dtype}")
         dtype = dtype or inferred
     if dtype is torch.bool and steps > 1 and (options.get("device") or CPU).type == "cpu":
-        raise DtypeError(f"{name}: there are no steps between bools")
+        raise DtypeError(f"{name}: bool is not supported")
     return fresh((steps,), dtype, **options)
 
 
@@ -337,7 +344,7 @@ def triu_indices(
 
 def _check_matrix(row: Any, col: Any) -> None:
     if row < 0 or col < 0:
-        raise ArgumentError(f"there is no matrix of {row} rows and {col} columns")
+        raise ArgumentError(f"expected row and col of at least 0, got {row} and {col}")
 
 
 def _lower_count(row: object, col: object, offset: Any) -> Any:
@@ -362,7 +369,7 @@ WINDOWS = (
 @rule(*WINDOWS)
 def window(length: Any, *_: object, dtype: Dtype | None = None, **options: Any) -> TensorSpec:
     dtype = dtype or default_dtype()
-    check_dtype("window", dtype, "f" if length > 1 else "fc", options.get("device") or CPU)
+    check_dtype("window", dtype, "f" if length > 1 else "fc")
     return fresh((length,), dtype, **options)
 
 
@@ -374,15 +381,6 @@ def like(
     if layout is not None and layout is not torch.strided:
         return NotImplemented
     return a.like(stride=copy_strides(a, memory_format), dtype=dtype, device=device)
-
-
-@on_meta_tensors("_to_copy")
-def copy_meta_tensor(x: torch.Tensor, *, device: Device | None = None, **options: Any) -> torch.Tensor:
-    if device is not None and device.type != "meta":
-        raise NotImplementedError("a meta tensor has no data that could be copied to another device")
-    spec = like(describe_meta_tensor(x), **options)
-    sizes = [[*map(to_torch, numbers)] for numbers in (spec.shape, spec.stride)]
-    return torch.empty_strided(*sizes, dtype=spec.dtype, device=spec.device)
 
 
 @rule("full_like")
@@ -434,19 +432,3 @@ def symbolic_linspace(
     falling = (places - (steps - 1)).to(counted) * step + end
     values = torch.where(places < torch.sym_max(steps // 2, 1), rising, falling).to(dtype)
     return values.requires_grad_() if requires_grad else values
-
-
-# --- below vmap, where C++ reads sizes as plain integers ------------------------------------------------------------
-
-
-@batching_rule("new_empty_strided")
-@at_one_level
-def batch_new_empty_strided(
-    level: BatchLevel, x: torch.Tensor, size: Sequence[Any], stride: Sequence[Any], **options: Any
-) -> torch.Tensor:
-    """Autograd asks for it, for the gradient of a tensor that was written to by a view."""
-    extent: Any = 1
-    for number, step in zip(size, stride, strict=True):
-        extent = extent + (number - 1) * step
-    inside = level.inside(x)
-    return inside.new_empty_strided((inside.shape[0], *size), (extent, *stride), **options)

@@ -23,7 +23,9 @@ Function = Callable[..., Any]
 
 
 def _raise_missing(*args: object) -> Any:
-    raise NotImplementedError("a higher-order operator whose functions become graphs needs `examples` and `result`")
+    raise NotImplementedError(
+        "a higher-order operator that records its functions as graphs needs `examples` and `result`"
+    )
 
 
 @dataclass(slots=True)
@@ -71,7 +73,7 @@ def _field(name: str) -> Callable[..., Callable[[Registered], Registered]]:
             for operator in operators:
                 record = _records.setdefault(operator, HigherOrder(operator))
                 if getattr(record, name) not in (None, _raise_missing):
-                    raise ValueError(f"{name} of {operator} is registered already: {getattr(record, name)!r}")
+                    raise ValueError(f"{name} of {operator} is already registered: {getattr(record, name)!r}")
                 setattr(record, name, function)
             return function
 

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from understudy import _torch
-from understudy._torch import operator_named
-from understudy.errors import ArgumentError, DtypeError, OperatorError, ShapeMismatch
+from understudy.errors import ArgumentError, DtypeError, ShapeMismatch
 from understudy.ops.factories import fresh, like
 from understudy.ops.registry import rule
-from understudy.ops.shared.batching import BatchLevel, random_batching_rule
-from understudy.ops.shared.decompositions import under_transforms
-from understudy.ops.shared.dtypes import NONE, REDUCED, Check, check_dtype, unless_empty
+from understudy.ops.shared.dtypes import REDUCED, Check, check_dtype, unless_empty
 from understudy.ops.traits.caching import whole_result
 from understudy.ops.traits.ranges import Operand, ValueRange, of, round_outwards, single_value, value_range
 from understudy.ops.variants import check_no_overlap, exact_out
@@ -32,7 +28,6 @@ from understudy.spec import (
     result_type,
     same_shape,
 )
-from understudy.spec.elementwise import CPU
 
 Dtype = torch.dtype
 
@@ -40,14 +35,14 @@ Dtype = torch.dtype
 @rule("rand", "rand.generator")
 def rand(size: Sizes, *, generator: object = None, dtype: Dtype | None = None, **options: Any) -> TensorSpec:
     dtype = dtype or default_dtype()
-    check_dtype("rand", dtype, "fc", options.get("device") or CPU, NONE)
+    check_dtype("rand", dtype, "fc")
     return fresh(size, dtype, **options)
 
 
 @rule("randn", "randn.generator")
 def randn(size: Sizes, *, generator: object = None, dtype: Dtype | None = None, **options: Any) -> TensorSpec:
     dtype = dtype or default_dtype()
-    unless_empty(size, check_dtype, "randn", dtype, "fc", options.get("device") or CPU)
+    unless_empty(size, check_dtype, "randn", dtype, "fc")
     return fresh(size, dtype, **options)
 
 
@@ -68,7 +63,7 @@ def randint_low(
     **options: Any,
 ) -> Any:  # fmt: skip
     dtype = dtype or default_dtype()
-    check_dtype("randint", dtype, "bif", options.get("device") or CPU)
+    check_dtype("randint", dtype, "bif")
     _check_bounds(dtype, low, high)
     return fresh(size, dtype, **options)
 
@@ -77,7 +72,7 @@ def _check_bounds(dtype: Dtype, low: Any, high: Any) -> None:
     if high is None:
         return
     if low >= high:
-        raise ArgumentError(f"there is no random integer from {low} up to, but without, {high}")
+        raise ArgumentError(f"expected low < high, got {low} and {high}")
     if dtype.is_floating_point:
         return
     least, most = (0, 1) if dtype is torch.bool else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
@@ -86,21 +81,23 @@ def _check_bounds(dtype: Dtype, low: Any, high: Any) -> None:
 
 
 @rule("randperm", "randperm.generator")
-def randperm(n: Size, *, generator: object = None, dtype: Dtype | None = torch.int64, **options: Any) -> TensorSpec:
+def randperm(
+    n: Size, *, generator: object = None, dtype: Dtype | None = torch.int64, **options: Any
+) -> TensorSpec:
     dtype = dtype or default_dtype()
-    check_dtype("randperm", dtype, "if", options.get("device") or CPU)
+    check_dtype("randperm", dtype, "if")
     return fresh((n,), dtype, **options)
 
 
 @rule("rand_like", "rand_like.generator")
 def rand_like(a: TensorSpec, *, generator: object = None, dtype: Dtype | None = None, **options: Any) -> Any:
-    check_dtype("rand_like", dtype or a.dtype, "fc", a.device, NONE)
+    check_dtype("rand_like", dtype or a.dtype, "fc")
     return like(a, dtype=dtype, **options)
 
 
 @rule("randn_like", "randn_like.generator")
 def randn_like(a: TensorSpec, *, generator: object = None, dtype: Dtype | None = None, **options: Any) -> Any:
-    unless_empty(a.shape, check_dtype, "randn_like", dtype or a.dtype, "fc", a.device)
+    unless_empty(a.shape, check_dtype, "randn_like", dtype or a.dtype, "fc")
     return like(a, dtype=dtype, **options)
 
 
@@ -111,9 +108,15 @@ def randint_like(a: TensorSpec, high: object, **options: Any) -> Any:
 
 @rule("randint_like.low_dtype", "randint_like.low_generator_dtype")
 def randint_like_low(
-    a: TensorSpec, low: object, high: object, *, generator: object = None, dtype: Dtype | None = None, **options: Any
+    a: TensorSpec,
+    low: object,
+    high: object,
+    *,
+    generator: object = None,
+    dtype: Dtype | None = None,
+    **options: Any,
 ) -> Any:
-    check_dtype("randint_like", dtype or a.dtype, "bif", a.device)
+    check_dtype("randint_like", dtype or a.dtype, "bif")
     _check_bounds(dtype or a.dtype, low, high)
     return like(a, dtype=dtype, **options)
 
@@ -123,19 +126,19 @@ def randint_like_tensor(
     a: TensorSpec, high: TensorSpec, *, generator: object = None, dtype: Dtype | None = None, **options: Any
 ) -> Any:
     if high.shape:
-        raise ShapeMismatch(f"randint_like: the bound must be a 0-dim tensor, not {high}")
-    check_dtype("randint_like", dtype or a.dtype, "bif", a.device)
+        raise ShapeMismatch(f"randint_like: expected a 0-dim tensor as high, got {high}")
+    check_dtype("randint_like", dtype or a.dtype, "bif")
     return like(a, dtype=dtype, **options)
 
 
 def _check_std(mean: float = 0.0, std: float = 1.0) -> None:
     if std < 0:
-        raise ArgumentError(f"a standard deviation can't be negative: {std}")
+        raise ArgumentError(f"expected a standard deviation of at least 0, got {std}")
 
 
 def _check_interval(low: float = 0.0, high: float = 1.0) -> None:
     if low > high:
-        raise ArgumentError(f"uniform: there is no interval from {low} to {high}")
+        raise ArgumentError(f"uniform: expected from <= to, got {low} and {high}")
 
 
 def _check_width(dtype: Dtype, low: Any = 0.0, high: Any = 1.0) -> None:
@@ -165,7 +168,7 @@ def _check_nothing(*_: object) -> None:
 
 def check_probability(p: float = 0.5) -> None:
     if not 0 <= p <= 1:
-        raise ArgumentError(f"a probability lies between 0 and 1: {p} does not")
+        raise ArgumentError(f"expected a probability between 0 and 1, got {p}")
 
 
 # functional name, in-place name, kinds taken, check of the numbers
@@ -190,9 +193,9 @@ REFUSES_EMPTY = ("uniform_", "random_.to", "random_.from", "cauchy_")
 def _register_fill(functional: str, in_place: str, kinds: str, check: Check) -> None:
     def check_call(a: TensorSpec, numbers: Sequence[Scalar]) -> None:
         if in_place in REFUSES_EMPTY:
-            check_dtype(in_place, a.dtype, kinds, a.device)
+            check_dtype(in_place, a.dtype, kinds)
         else:
-            unless_empty(a.shape, check_dtype, in_place, a.dtype, kinds, a.device)
+            unless_empty(a.shape, check_dtype, in_place, a.dtype, kinds)
         check(*numbers)
         if in_place == "uniform_":
             _check_width(a.dtype, *numbers)
@@ -221,13 +224,13 @@ for _row in FILLS:
 
 @rule("bernoulli")
 def bernoulli(a: TensorSpec, *, generator: object = None) -> TensorSpec:
-    unless_empty(a.shape, check_dtype, "bernoulli", a.dtype, "f", a.device)
+    unless_empty(a.shape, check_dtype, "bernoulli", a.dtype, "f")
     return a.like()
 
 
 @rule("bernoulli.p")
 def bernoulli_p(a: TensorSpec, p: float, *, generator: object = None) -> TensorSpec:
-    unless_empty(a.shape, check_dtype, "bernoulli", a.dtype, "bif", a.device)
+    unless_empty(a.shape, check_dtype, "bernoulli", a.dtype, "bif")
     check_probability(p)
     return a.like()
 
@@ -246,28 +249,28 @@ def bernoulli_tensor_in_place(a: TensorSpec, p: TensorSpec, *, generator: object
 
 
 def _check_probabilities(a: TensorSpec, p: TensorSpec) -> None:
-    unless_empty(a.shape, check_dtype, "bernoulli", a.dtype, "bif", a.device)
-    unless_empty(a.shape, check_dtype, "bernoulli's probabilities", p.dtype, "f", a.device)
+    unless_empty(a.shape, check_dtype, "bernoulli", a.dtype, "bif")
+    unless_empty(a.shape, check_dtype, "bernoulli's probabilities", p.dtype, "f")
     if a.is_floating_point and a.dtype in REDUCED and p.dtype is not a.dtype and p.dtype is not torch.float32:
-        raise DtypeError(f"bernoulli: probabilities {p} do not go with {a}")
+        raise DtypeError(f"bernoulli: expected probabilities of dtype {a.dtype} or float32, got {p}")
     check_expandable(p.shape, a.shape, "bernoulli's probabilities")
 
 
 @rule("poisson")
 def poisson(a: TensorSpec, generator: object = None) -> TensorSpec:
-    check_dtype("poisson", a.dtype, "f", a.device)
+    check_dtype("poisson", a.dtype, "f")
     return a.like()
 
 
 @rule("_standard_gamma", "_sample_dirichlet")
 def standard_gamma(a: TensorSpec, generator: object = None) -> TensorSpec:
-    check_dtype("gamma", a.dtype, "f", a.device, REDUCED)
+    check_dtype("gamma", a.dtype, "f")
     return a.like()
 
 
 @rule("binomial")
 def binomial(count: TensorSpec, prob: TensorSpec, generator: object = None) -> TensorSpec:
-    check_dtype("binomial", count.dtype, "f", count.device, REDUCED)
+    check_dtype("binomial", count.dtype, "f")
     if count.dtype is not prob.dtype:
         raise DtypeError(f"binomial: {count} and {prob} must have the same dtype")
     result = elementwise((count, prob), count.dtype)
@@ -277,7 +280,7 @@ def binomial(count: TensorSpec, prob: TensorSpec, generator: object = None) -> T
 @rule("normal.Tensor_float")
 def normal_tensor_number(mean: TensorSpec, std: float = 1.0, *, generator: object = None) -> TensorSpec:
     _check_std(0.0, std)
-    unless_empty(mean.shape, check_dtype, "normal", mean.dtype, "fc", mean.device)
+    unless_empty(mean.shape, check_dtype, "normal", mean.dtype, "fc")
     return mean.like()
 
 
@@ -286,21 +289,21 @@ def normal_into(mean: TensorSpec, std: float = 1.0, *, generator: object = None,
     """Fills `out`, resized to the shape of the means, with noise, and adds the means."""
     _check_std(0.0, std)
     shape = broadcast_shapes(mean.shape, out.shape)
-    unless_empty(shape, check_dtype, "normal", out.dtype, "fc", out.device)
+    unless_empty(shape, check_dtype, "normal", out.dtype, "fc")
     return Same(1) if same_shape(shape, out.shape) else Same(1, out.as_view(shape, contiguous_strides(shape)))
 
 
 @rule("normal.float_Tensor")
 def normal_number_tensor(mean: float, std: TensorSpec, *, generator: object = None) -> TensorSpec:
-    check_dtype("normal's deviations", std.dtype, "bif", std.device)
-    unless_empty(std.shape, check_dtype, "normal", std.dtype, "f", std.device)
+    check_dtype("normal's deviations", std.dtype, "bif")
+    unless_empty(std.shape, check_dtype, "normal", std.dtype, "f")
     return std.like()
 
 
 @rule("normal.Tensor_Tensor")
 def normal_tensors(mean: TensorSpec, std: TensorSpec, *, generator: object = None) -> TensorSpec:
-    check_dtype("normal", mean.dtype, "fc", mean.device)
-    check_dtype("normal's deviations", std.dtype, "bif", std.device)
+    check_dtype("normal", mean.dtype, "fc")
+    check_dtype("normal's deviations", std.dtype, "bif")
     return mean.like(broadcast_shapes(mean.shape, std.shape))
 
 
@@ -313,16 +316,16 @@ def multinomial(
     weights: TensorSpec, num_samples: Any, replacement: bool = False, *, generator: object = None
 ) -> TensorSpec:
     if weights.ndim not in (1, 2):
-        raise ShapeMismatch(f"multinomial: weights have 1 or 2 dimensions, {weights} has {weights.ndim}")
-    check_dtype("multinomial", weights.dtype, "f", weights.device)
+        raise ShapeMismatch(f"multinomial: expected weights of 1 or 2 dimensions, got {weights}")
+    check_dtype("multinomial", weights.dtype, "f")
     if num_samples <= 0:
-        raise ArgumentError(f"multinomial: can't draw {num_samples} samples")
+        raise ArgumentError(f"multinomial: num_samples must be positive, got {num_samples}")
     if not replacement and num_samples > weights.shape[-1]:
         raise ArgumentError(
             f"multinomial: can't draw {num_samples} of {weights.shape[-1]} categories without replacement"
         )
     if weights.shape[-1] == 0 and (weights.ndim == 1 or weights.shape[0] != 0):
-        raise ArgumentError(f"multinomial: there are no categories in {weights}")
+        raise ArgumentError(f"multinomial: expected at least one category, got {weights}")
     if weights.shape[-1] > MOST_CATEGORIES:
         raise ArgumentError(f"multinomial: {weights} has more than 2^24 categories")
     return weights.like((*weights.shape[:-1], num_samples), dtype=torch.int64)
@@ -350,7 +353,7 @@ def native_dropout(a: TensorSpec, p: float, train: bool | None) -> tuple[object,
     if train is False:
         return preserved_copy(a), mask
     check_probability(p)
-    check_dtype("native_dropout", a.dtype, "fc", a.device)
+    check_dtype("native_dropout", a.dtype, "fc")
     return elementwise((a, mask), a.dtype), mask
 
 
@@ -376,12 +379,16 @@ def _range_of_rand(*args: object, **kwargs: object) -> ValueRange:
 @value_range("_sample_dirichlet")
 def _range_of_dirichlet(concentration: Operand, generator: object = None) -> ValueRange:
     """Also of a beta distribution, which is one of two values."""
-    count = concentration.spec.shape[-1] if concentration.spec.ndim and not concentration.spec.is_symbolic else 2
+    count = (
+        concentration.spec.shape[-1] if concentration.spec.ndim and not concentration.spec.is_symbolic else 2
+    )
     return ValueRange(0, 1, True, 1 / max(count, 1))
 
 
 @value_range("uniform_", "uniform")
-def _range_of_uniform(x: Operand, low: float = 0.0, high: float = 1.0, *, generator: object = None) -> ValueRange:
+def _range_of_uniform(
+    x: Operand, low: float = 0.0, high: float = 1.0, *, generator: object = None
+) -> ValueRange:
     return round_outwards(low, high, False, (low + high) / 2, low != 0 or high != 1)
 
 
@@ -411,70 +418,3 @@ def _range_of_bernoulli(x: Operand, p: object = None, *, generator: object = Non
 @value_range("multinomial")
 def _range_of_multinomial(x: Operand, *args: object, **kwargs: object) -> ValueRange:
     return ValueRange(0, x.spec.shape[-1] - 1, False)
-
-
-# --- dropout below transforms, where C++ asks wrappers for a plain number of elements -------------------------------
-
-SELU_BOUND = 1.7580993408473766
-"""Minus the value of a saturated SELU, which `alpha_dropout` puts in the place of what it drops."""
-
-
-def _make_dropout(by_feature: bool, keeps_statistics: bool, in_place: bool) -> Callable[..., Any]:
-    def dropout(x: torch.Tensor, p: float, train: bool) -> Any:
-        check_probability(p)
-        if p == 0 or not train or x.numel() == 0:
-            return x
-        multiply = torch.Tensor.mul_ if in_place else torch.mul
-        if p == 1:
-            return multiply(x, torch.zeros((), dtype=x.dtype, device=x.device))
-        if not by_feature:
-            noise = torch.empty_like(x)
-        elif x.dim() < 2:
-            raise ShapeMismatch(f"feature dropout: expected at least two dimensions, got {x.dim()}")
-        else:
-            noise = x.new_empty([*x.shape[:2], *[1] * (x.dim() - 2)])
-        noise.bernoulli_(1 - p)
-        if not keeps_statistics:
-            return multiply(x, noise.div_(1 - p))
-        scale = 1 / math.sqrt((SELU_BOUND**2 * p + 1) * (1 - p))
-        shift = noise.add(-1).mul_(SELU_BOUND * scale).add_(SELU_BOUND * scale * p)
-        return multiply(x, noise.mul_(scale)).add_(shift)
-
-    return dropout
-
-
-for _by_feature, _feature in ((False, ""), (True, "feature_")):
-    for _keeps_statistics, _alpha in ((False, ""), (True, "alpha_")):
-        for _in_place, _suffix in ((False, ""), (True, "_")):
-            under_transforms(f"{_feature}{_alpha}dropout{_suffix}")(
-                _make_dropout(_by_feature, _keeps_statistics, _in_place)
-            )
-
-
-# --- random writes below vmap, where C++ reads sizes as plain integers ----------------------------------------------
-
-
-def _make_random_write_rule(op: Any) -> Callable[..., Any]:
-    def rule(keys: object, x: torch.Tensor, *args: object, **kwargs: object) -> torch.Tensor:
-        level = BatchLevel()
-        is_batch = level.is_batch(x)
-        if level.randomness == "error":
-            raise OperatorError(
-                "vmap: a random operator was called, and randomness='error': ask for 'same' or 'different', or draw outside"
-            )
-        if level.randomness == "different" and not is_batch:
-            raise OperatorError(
-                "vmap: randomness='different', and a random operator writes to a tensor that is no batch: draw outside"
-            )
-        with _torch.below(_torch.RANDOM_BATCH_KEYS):
-            if level.randomness == "same" and is_batch:
-                return x.copy_(op(torch.empty(x.shape, dtype=x.dtype, device=x.device), *args, **kwargs))
-            op(level.inside(x) if is_batch else x, *args, **kwargs)
-        return x
-
-    return rule
-
-
-for _name in """bernoulli_.float cauchy_ exponential_ geometric_ log_normal_ normal_ random_ random_.from random_.to
-        uniform_""".split():
-    random_batching_rule(_name)(_make_random_write_rule(operator_named(f"aten::{_name}")))

@@ -57,7 +57,9 @@ NESTING = (
     "_nested_tensor_from_tensor_list", "_nested_tensor_from_mask", "_nested_from_padded", "_nested_view_from_buffer",
     "_nested_view_from_buffer_copy", "_nested_from_padded_and_nested_example",
 )  # fmt: skip
-NO_RAGGED_SIZES = "nested tensors of strided layout have no stand-in: use layout=torch.jagged, or a padded tensor"
+NO_RAGGED_SIZES = (
+    "nested tensors of strided layout have no stand-in: use layout=torch.jagged, or a padded tensor"
+)
 
 
 def _refuse(name: str, reason: str) -> None:

@@ -11,7 +11,7 @@ import torch
 
 from understudy._torch import OpOverload, operator_named, uncounted_writes
 from understudy.errors import ArgumentError, DtypeError, OperatorError, ShapeMismatch
-from understudy.ops.registry import Rule, Trait, record_of, rule, user_rule
+from understudy.ops.registry import OpFacts, Rule, derives, record_of
 from understudy.ops.shared.decompositions import decomposition
 from understudy.shapes.node import Sizes
 from understudy.shapes.sizes import from_torch, has_unbacked, is_provably_equal
@@ -20,41 +20,27 @@ from understudy.spec.call import flat
 
 OPTIONS = ("dtype", "layout", "device", "pin_memory")
 
-exact_out: Trait[bool] = Trait("out= takes nothing but the very dtype of the result")
-expanded_out: Trait[bool] = Trait("out= may be an expanded tensor")
-contiguous_out: Trait[bool] = Trait("out= is resized to contiguous strides before those of the result are looked at")
-laid_out_if_empty: Trait[tuple[int, ...]] = Trait(
-    "results for which out= without elements takes their strides, whether it fits or not; else it is resized contiguous"
-)
-laid_out_beside: Trait[tuple[int, ...]] = Trait(
-    "other results whose out=, if they can't be computed in it, keeps out= without elements from taking strides"
-)
-conjugated_out: Trait[bool] = Trait("a result that is conjugated by a bit is computed in out=, if that has its strides")
-kept_out: Trait[bool] = Trait("out= of statistics that are not computed stays as it is")
-checked_out: Trait[bool] = Trait("out= must not be expanded, even if it is to be resized")
-deciding_out: Trait[bool] = Trait("out= decides the dtype of the computation; a dtype that is asked for has to be that")
-asked_out: Trait[bool] = Trait("out= must have the dtype that is asked for")
-counted_out: Trait[bool] = Trait("out= keeps its shape if it has as many elements as the result", of_packets=True)
-in_place_on_expanded: Trait[bool] = Trait("in place, it may write into an expanded tensor", of_packets=True)
+exact_out = OpFacts.exact_out
 
-contiguous_out.mark("_fft_c2c.out", "_fft_c2r.out", "_fft_r2c.out", "cholesky.out", "cholesky_solve.out")
-laid_out_if_empty.register(
-    (0,), "ormqr.out", "linalg_householder_product.out", "linalg_lstsq.out", "cholesky_inverse.out", "geqrf.a"
+CONTIGUOUS_OUT = frozenset(
+    {"_fft_c2c.out", "_fft_c2r.out", "_fft_r2c.out", "cholesky.out", "cholesky_solve.out"}
 )
-laid_out_if_empty.register((0, 1), "linalg_eig.out")
-laid_out_beside.register((1,), "geqrf.a")
-laid_out_beside.register((2, 3), "linalg_lstsq.out")
-conjugated_out.mark("linalg_lu_solve.out", "_linalg_solve_ex.result")
-kept_out.mark("native_batch_norm.out", "_native_batch_norm_legit.out", "_native_batch_norm_legit.no_stats_out")
-checked_out.mark("index_select.out")
-deciding_out.mark("sum.IntList_out", "prod.int_out", "cumsum.out", "cumprod.out")
-asked_out.mark("mean.out", "mean.dtype_out")
-counted_out.mark("arange", "range", "linspace", "logspace")
-in_place_on_expanded.mark(
+"""`out=` is resized to contiguous strides."""
+CONJUGATED_OUT = frozenset({"linalg_lu_solve.out", "_linalg_solve_ex.result"})
+"""A result with the conjugation bit is computed in `out=`, if that has its strides."""
+KEPT_OUT = frozenset(
+    {"native_batch_norm.out", "_native_batch_norm_legit.out", "_native_batch_norm_legit.no_stats_out"}
+)
+"""`out=` of statistics that are not computed is unchanged."""
+DECIDING_OUT = frozenset({"sum.IntList_out", "prod.int_out", "cumsum.out", "cumprod.out"})
+"""`out=` decides the dtype of the computation, and must have the dtype of the argument `dtype`."""
+COUNTED_OUT = frozenset({"arange", "range", "linspace", "logspace"})
+"""`out=` of all overloads keeps its shape if it has as many elements as the result."""
+IN_PLACE_ON_EXPANDED = frozenset({
     "_index_put_impl_", "baddbmm_", "conj_physical_", "index_fill_", "index_put_", "masked_fill_", "threshold_", "tril_",
     "triu_",
-)  # fmt: skip
-
+})  # fmt: skip
+"""These may write into an expanded tensor in place."""
 EXACT = """
     _native_batch_norm_legit addbmm addmm addmv all amax amin aminmax any argmax argmin avg_pool2d
     baddbmm bmm conj_physical cummax cummin dot gather histc index_add index_copy index_reduce
@@ -74,35 +60,58 @@ EXACT_NAMED = """
     scatter.value_reduce_out searchsorted.Scalar_out sort.values_stable
 """.split()
 """The same for other overloads."""
-WRITES_EXPANDED = """
+EXPANDED_OUT = frozenset(
+    """
     bmm.out cummax.out cummin.out full.out histc.out mv.out ones.out
     std.correction_out tril.out triu.out var.correction_out zeros.out
 """.split()
+)
 """These write into expanded tensors without an error."""
 exact_out.mark(*(f"{name}.out" for name in EXACT), *EXACT_NAMED)
 exact_out.mark(
     "linalg_norm.out", "linalg_norm.ord_str_out", "linalg_matrix_norm.out", "linalg_matrix_norm.str_ord_out",
     "nuclear_norm.out", "nuclear_norm.dim_out",
 )  # fmt: skip
-expanded_out.mark(*WRITES_EXPANDED)
 
 
 def rule_of(op: OpOverload) -> Rule | None:
     """The rule for an operator: the user's, ours, or one derived from its functional variant."""
-    return user_rule.of(op) or rule.of(op) or derived_rule.of(op)
+    return record_of(op).effective_rule
+
+
+@derives(OpFacts.effective_rule)
+def _find_rule(record: OpFacts) -> Rule | None:
+    return record.user_rule or record.rule or _derive_rule(record.op)
+
+
+def functional_overload(op: OpOverload) -> OpOverload | None:
+    """The operator that takes the same arguments and returns new tensors, for an in-place or out= variant."""
+    out_names = _out_names(op)
+    packet = op.name().partition(".")[0]
+    if not out_names:
+        if not packet.endswith("_") or packet.endswith("__"):
+            return None
+        packet = packet[:-1]
+    return next((functional for functional, _ in _functional_overloads(op, packet, out_names)), None)
+
+
+def _out_names(op: OpOverload) -> list[str]:
+    return [a.name for a in op._schema.arguments if a.kwarg_only and a.alias_info and a.alias_info.is_write]
 
 
 def _derive_rule(op: OpOverload) -> Rule | None:
-    out_names = [
-        a.name for a in op._schema.arguments if a.kwarg_only and a.alias_info and a.alias_info.is_write
-    ]
+    out_names = _out_names(op)
     packet = op.name().partition(".")[0]
     if out_names:
         functional, left_out = _functional_variant(op, packet, out_names)
         return _out_rule(functional, out_names, left_out, _OutVariant.of(op)) if functional else None
     if packet.endswith("_") and not packet.endswith("__"):
         functional, _ = _functional_variant(op, packet[:-1], [])
-        return _in_place_rule(functional, packet, in_place_on_expanded.of(op) is not None) if functional else None
+        return (
+            _in_place_rule(functional, packet, record_of(op).packet in IN_PLACE_ON_EXPANDED)
+            if functional
+            else None
+        )
     return None
 
 
@@ -112,13 +121,15 @@ def _functional_variant(op: OpOverload, packet: str, out_names: list[str]) -> tu
     A factory's out= variant takes no dtype and device: the second result names the arguments that it lacks.
     """
     for functional, left_out in _functional_overloads(op, packet, out_names):
-        found = user_rule.of(functional) or rule.of(functional)
+        found = record_of(functional).user_rule or record_of(functional).rule
         if found is not None:
             return found, left_out
     return None, []
 
 
-def _functional_overloads(op: OpOverload, packet: str, out_names: list[str]) -> Iterator[tuple[OpOverload, list[str]]]:
+def _functional_overloads(
+    op: OpOverload, packet: str, out_names: list[str]
+) -> Iterator[tuple[OpOverload, list[str]]]:
     wanted = [(a.name, str(a.type)) for a in op._schema.arguments if a.name not in out_names]
     names = {name for name, _ in wanted}
     namespace, _, plain = packet.partition("::")
@@ -143,11 +154,13 @@ def _in_place_rule(functional: Rule, packet: str, may_write_expanded: bool) -> R
     return in_place
 
 
-def write_in_place(name: str, target: TensorSpec, result: TensorSpec, *, may_be_expanded: bool = False) -> Same:
+def write_in_place(
+    name: str, target: TensorSpec, result: TensorSpec, *, may_be_expanded: bool = False
+) -> Same:
     """`target`, the first input, after this result was written into it."""
     if not same_shape(result.shape, target.shape):
         raise ShapeMismatch(
-            f"{name}: the result has shape {list(result.shape)}, which does not fit into {target}, written in place"
+            f"{name}: the result has shape {list(result.shape)}, which does not match {target} in place"
         )
     check_castable(name, result.dtype, target.dtype)
     if not may_be_expanded:
@@ -169,33 +182,28 @@ class _OutVariant(NamedTuple):
 
     resizes_contiguous: bool
     "For variants that torch generates from the functional one: resized first, then copied into."
-    laid_out_if_empty: tuple[int, ...] | None
-    "Positions among the results."
-    laid_out_beside: tuple[int, ...]
     keeps_unused: bool
     takes_conj: bool
     exact: bool
     takes_expanded: bool
     checks_before_resize: bool
     decides_dtype: bool
-    takes_asked_dtype: bool
     counts_elements: bool
 
     @staticmethod
     def of(op: OpOverload) -> _OutVariant:
+        record = record_of(op)
         generated = torch.Tag.generated in op.tags
+        name = record.name.removeprefix("aten::")
         return _OutVariant(
-            resizes_contiguous=generated or contiguous_out.of(op) is not None,
-            laid_out_if_empty=laid_out_if_empty.of(op),
-            laid_out_beside=laid_out_beside.of(op) or (),
-            keeps_unused=kept_out.of(op) is not None,
-            takes_conj=conjugated_out.of(op) is not None,
-            exact=generated or exact_out.of(op) is not None,
-            takes_expanded=expanded_out.of(op) is not None,
-            checks_before_resize=record_of(op).is_pointwise or checked_out.of(op) is not None,
-            decides_dtype=deciding_out.of(op) is not None,
-            takes_asked_dtype=deciding_out.of(op) is not None or asked_out.of(op) is not None,
-            counts_elements=counted_out.of(op) is not None,
+            resizes_contiguous=generated or name in CONTIGUOUS_OUT,
+            keeps_unused=name in KEPT_OUT,
+            takes_conj=name in CONJUGATED_OUT,
+            exact=generated or record.exact_out is not None,
+            takes_expanded=name in EXPANDED_OUT,
+            checks_before_resize=record.is_pointwise,
+            decides_dtype=name in DECIDING_OUT,
+            counts_elements=record.packet in COUNTED_OUT,
         )
 
 
@@ -203,10 +211,11 @@ def _out_rule(functional: Rule, out_names: list[str], left_out: list[str], varia
     def out_variant(*args: object, **kwargs: Any) -> Any:
         outs = [kwargs.pop(name) for name in out_names]
         of_out = {name: getattr(outs[0], name) for name in left_out if name in ("dtype", "device")}
-        if variant.decides_dtype and kwargs.get("dtype") is None:
+        if variant.decides_dtype:
+            dtype = kwargs.setdefault("dtype", None)
+            if dtype not in (None, outs[0].dtype):
+                raise DtypeError(f"out=: expected a tensor of dtype {dtype}, got {outs[0]}")
             kwargs["dtype"] = outs[0].dtype
-        elif variant.takes_asked_dtype and kwargs.get("dtype") not in (None, outs[0].dtype):
-            raise DtypeError(f"out=: a result of {kwargs['dtype']} was asked for, not {outs[0]}")
         result = functional(*args, **kwargs, **of_out)
         if result is NotImplemented:
             return NotImplemented
@@ -217,10 +226,8 @@ def _out_rule(functional: Rule, out_names: list[str], left_out: list[str], varia
         results = outcomes if isinstance(outcomes, tuple) else (outcomes,)
         if len(results) != len(outs) or not all(isinstance(r, New) for r in results):
             return NotImplemented
-        is_copied = any(_needs_copy(results[other].spec, outs[other]) for other in variant.laid_out_beside)
-        how = variant._replace(laid_out_if_empty=()) if is_copied else variant
         written = tuple(
-            _written(result.spec, out, first + position, how, position)
+            _written(result.spec, out, first + position, variant)
             for position, (result, out) in enumerate(zip(results, outs, strict=True))
         )
         return written if len(written) > 1 else written[0]
@@ -237,25 +244,25 @@ RESIZED_BY_INTEGERS = """
 """.split()
 """Composites that copy their result into `out=`, after C++ has resized it with plain integers."""
 COMPUTED_IN_OUT = ("aten::kron", "aten::linalg_multi_dot", "aten::linalg_vecdot")
-"""Those of them that compute it there: of what has a gradient, this is refused."""
+"""Composites that compute their result in `out=`: refused if an argument requires grad."""
 
 WRITTEN_UNCOUNTED = ("aten::kron",)
-"""Those of them that write through a view with a version counter of its own."""
+"""Composites that write through a view with a separate version counter."""
 
 
 def _decompose_out(op: OpOverload) -> Rule:
     packet = op.name().partition(".")[0]
     functional, _ = next(_functional_overloads(op, packet, ["out"]))
-    is_exact = exact_out.of(op) is not None
+    is_exact = record_of(op).exact_out
 
     def decompose(*args: object, out: torch.Tensor, **kwargs: object) -> torch.Tensor:
         if packet == "aten::inner" and any(isinstance(arg, torch.Tensor) and arg.dim() == 0 for arg in args):
             return torch.mul(*args, out=out)  # type: ignore[arg-type]
         result = functional(*args, **kwargs)
         if result.requires_grad and packet in COMPUTED_IN_OUT:
-            raise OperatorError(f"{packet}: with out=, no gradients are recorded, and an argument requires one")
+            raise OperatorError(f"{packet}: out= does not support autograd, but an argument requires grad")
         if is_exact and result.dtype is not out.dtype:
-            raise DtypeError(f"out=: a result of {result.dtype} needs a tensor of that dtype, not {out.dtype}")
+            raise DtypeError(f"out=: expected a tensor of dtype {result.dtype}, got {out.dtype}")
         return copy_into_out(result, out, is_counted=packet not in WRITTEN_UNCOUNTED)
 
     return decompose
@@ -278,7 +285,7 @@ for _name in RESIZED_BY_INTEGERS:
 def _list_written(results: Any, outs: Sequence[TensorSpec], first: int, variant: _OutVariant) -> Any:
     """The outcomes of a variant with a list of outputs, which returns nothing."""
     if not isinstance(results, list) or len(results) != len(outs):
-        raise ArgumentError(f"out=: {len(outs)} tensors are given for a list of {len(results)} results")
+        raise ArgumentError(f"out=: expected {len(results)} tensors, got {len(outs)}")
     pairs = enumerate(zip(results, outs, strict=True))
     return Changed(tuple(_written(result.spec, out, first + at, variant) for at, (result, out) in pairs))
 
@@ -288,33 +295,28 @@ def write_out(op: str, result: TensorSpec, out: TensorSpec, of: int) -> Same:
     return _written(result, out, of, _OutVariant.of(operator_named(f"aten::{op}")))
 
 
-def _written(result: TensorSpec, out: TensorSpec, of: int, variant: _OutVariant, position: int = 0) -> Same:
-    """`position`: that of the result among all results."""
+def _written(result: TensorSpec, out: TensorSpec, of: int, variant: _OutVariant) -> Same:
     if variant.exact and result.dtype is not out.dtype:
-        raise DtypeError(f"out=: a result of {result.dtype} needs a tensor of that dtype, not {out}")
+        raise DtypeError(f"out=: expected a tensor of dtype {result.dtype}, got {out}")
     check_castable("out=", result.dtype, out.dtype)
     if variant.keeps_unused and result.shape == (0,):
         return Same(of)
     fits = result.numel == out.numel if variant.counts_elements else _fits(result.shape, out.shape)
     if (fits and not variant.takes_expanded) or variant.checks_before_resize:
         check_no_overlap("out=", out)
-    lays_out = position in (variant.laid_out_if_empty or ()) and out.numel == 0 and out.dtype is result.dtype
     takes_conj = variant.takes_conj and result.conj and not out.conj
-    if fits and not lays_out:
+    if fits:
         # The conjugation bit is set on an `out` that the result is computed in, not on one that it is copied into.
         takes_conj = takes_conj and all(map(eq, result.stride, out.stride))
         return Same(of, out.as_view(out.shape, out.stride, conj=True) if takes_conj else None)
-    is_contiguous = variant.resizes_contiguous or (variant.laid_out_if_empty is not None and not lays_out)
-    stride = None if is_contiguous else result.stride  # the offset is kept
+    stride = None if variant.resizes_contiguous else result.stride  # the offset is kept
     conj = out.conj or takes_conj
-    return Same(of, TensorSpec(result.shape, stride, out.offset, dtype=out.dtype, device=out.device, conj=conj, neg=out.neg))
-
-
-def _needs_copy(result: TensorSpec, out: TensorSpec) -> bool:
-    """Whether a kernel that writes to contiguous memory can't compute a result in the tensor that is given for it."""
-    if out.dtype is not result.dtype:
-        return True
-    return bool(out.numel != 0) and not (_fits(result.shape, out.shape) and out.is_contiguous)
+    return Same(
+        of,
+        TensorSpec(
+            result.shape, stride, out.offset, dtype=out.dtype, device=out.device, conj=conj, neg=out.neg
+        ),
+    )
 
 
 def _fits(shape: Sizes, given: Sizes) -> bool:
@@ -327,8 +329,3 @@ def _fits(shape: Sizes, given: Sizes) -> bool:
 def check_castable(what: str, source: torch.dtype, target: torch.dtype) -> None:
     if not torch.can_cast(source, target):
         raise DtypeError(f"{what}: a result of {source} can't be cast to {target}")
-
-
-derived_rule: Trait[Rule] = Trait(
-    "rule, derived from that of the functional variant", derive=_derive_rule, derived_from=(rule, user_rule)
-)

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
 
 from understudy import _torch
-from understudy.contexts import Restoring, contextmanager, guard_exit, run_to_the_end
 from understudy.fake.inputs import is_readable
 from understudy.fake.mode import FakeTensorMode
 from understudy.fake.realise import make_view
@@ -53,6 +53,7 @@ from understudy.shapes.bindings import (
     unbacked_symbols_in,
     values_in,
 )
+from understudy.shapes.env import ShapeEnv
 from understudy.shapes.node import SymNode
 from understudy.spec import TensorSpec
 from understudy.spec.call import map_structure
@@ -75,7 +76,10 @@ class EditedNodes:
             heapq.heappush(self._heap, node)
 
     def run_affected(
-        self, values: dict[Node, object], compute: Callable[[Node], object], record: Callable[[Node, object], None]
+        self,
+        values: dict[Node, object],
+        compute: Callable[[Node], object],
+        record: Callable[[Node, object], None],
     ) -> list[Node]:
         """Run them, and the nodes that they affect. Returns the nodes that were run."""
         done: list[Node] = []
@@ -93,7 +97,12 @@ class EditedNodes:
         return done
 
     def _compare(
-        self, node: Node, old: object, new: object, values: dict[Node, object], record: Callable[[Node, object], None]
+        self,
+        node: Node,
+        old: object,
+        new: object,
+        values: dict[Node, object],
+        record: Callable[[Node, object], None],
     ) -> None:
         before = set(storages_of(old))
         if not is_alike(old, new):
@@ -150,7 +159,7 @@ class PropagateUnbackedSymInts(torch.fx.Interpreter):
         result = super().run_node(n)
         mode = _torch.active_fake_mode()
         if mode is None:
-            raise AssertionError("there is no fake mode: run the graph inside one, with mode: …")
+            raise AssertionError("expected an active FakeTensorMode; run the graph inside one: with mode: …")
         rebind_unbacked(mode.shape_env, n, result)
         return result
 
@@ -162,11 +171,12 @@ OVERRIDABLE = (
 """Methods of `torch.fx.Interpreter` that our loop does not call: if a subclass overrides one, torch's loop is used."""
 
 
+OWN_TYPES = frozenset({FakeTensor, torch.Tensor, torch.nn.Parameter})
 ENDS = ("placeholder", "output")
 NOTHING: dict[str, Any] = {}
 
 
-class LazyModeEntry(Restoring):
+class LazyModeEntry:
     """A context manager inside which a mode can be entered later, once."""
 
     def __init__(self, mode: FakeTensorMode) -> None:
@@ -174,16 +184,16 @@ class LazyModeEntry(Restoring):
         self._entered: Any = None
 
     def __enter__(self) -> None:
-        guard_exit(self, self.restore)
+        pass
 
     def enter(self) -> None:
         if self._entered is None:
             self._entered = _torch.FakeModeEntry(self._mode)
             self._entered.enter(self._mode.patch_scopes)
 
-    def restore(self) -> None:
+    def __exit__(self, *exception: object) -> None:
         if self._entered is not None:
-            self._entered.leave()
+            self._entered.leave(exception[1])
 
 
 class FakeTensorProp(torch.fx.Interpreter):
@@ -197,7 +207,8 @@ class FakeTensorProp(torch.fx.Interpreter):
     module's own tensors are replaced by stand-ins while it runs, and restored.
 
     After an edit of the graph, `repropagate(nodes)` runs the edited nodes and those that they affect.
-    `tensor_meta=True` also fills `meta["tensor_meta"]`.
+    `tensor_meta=True` also fills `meta["tensor_meta"]`. `mode` may be torch's own `FakeTensorMode`: the graph is then run
+    in a mode like it, and torch's fakes among the arguments are converted.
     """
 
     def __init__(
@@ -205,7 +216,7 @@ class FakeTensorProp(torch.fx.Interpreter):
         outer: FakeTensorProp | None = None,
     ) -> None:  # fmt: skip
         super().__init__(module, garbage_collect_values=False)  # values without data cost no memory
-        self._mode = mode_for(module) if mode is None else mode
+        self._mode = mode_for(module) if mode is None else own_mode(mode)
         self._tensor_meta = tensor_meta
         self._subgraphs: SubgraphAnswers = SubgraphAnswers() if outer is None else outer._subgraphs
         self._state: BorrowedState = BorrowedState(self._mode) if outer is None else outer._state
@@ -223,6 +234,12 @@ class FakeTensorProp(torch.fx.Interpreter):
     def mode(self) -> FakeTensorMode:
         return self._mode
 
+    @property
+    def seen_subgraphs(self) -> set[Any]:
+        """The identifiers of subgraphs (`invoke_subgraph`) whose nodes have values; others are propagated when they are
+        first called. Add an identifier to leave its nodes alone."""
+        return self._subgraphs.seen
+
     # --- the whole graph --------------------------------------------------------------------------------------
 
     def propagate(self, *args: object, changed: Iterable[Node] | None = None) -> Any:
@@ -233,12 +250,15 @@ class FakeTensorProp(torch.fx.Interpreter):
         if changed is None:
             return self.propagate_dont_convert_inputs(*[self._convert(value) for value in args])
         if args:
-            raise TypeError("propagate(changed=...) goes on with the arguments of the last run: it takes no others")
+            raise TypeError(
+                "propagate(changed=...): expected no other arguments; it uses those of the last run"
+            )
         self.repropagate(changed)
         return self.graph.process_outputs(self.env[self._output_node()])
 
     def propagate_dont_convert_inputs(self, *args: object) -> Any:
         """Run the graph on arguments that are stand-ins already; returns its output."""
+        args = tuple(map(self._convert_torch_fakes, args))
         self._convert_constants()
         with self._enter_run():
             if self._has_overrides():
@@ -253,7 +273,12 @@ class FakeTensorProp(torch.fx.Interpreter):
                 value = self.fetch_attr(node.target)
                 if isinstance(value, torch.Tensor):
                     constants[node.target] = fake = convert_to_fakes(self._mode, value)
-                    if is_constant(node) and type(fake) is FakeTensor and type(value) is torch.Tensor and is_readable(value):
+                    if (
+                        is_constant(node)
+                        and type(fake) is FakeTensor
+                        and type(value) is torch.Tensor
+                        and is_readable(value)
+                    ):
                         self._mode.fake_tensor_converter.read_values(self._mode, value, fake)
         self._constants = constants
 
@@ -261,8 +286,27 @@ class FakeTensorProp(torch.fx.Interpreter):
         def convert(part: object) -> object:
             return self._mode.from_tensor(part) if isinstance(part, torch.Tensor) else part
 
+        value = self._convert_torch_fakes(value)
         if isinstance(value, torch.Tensor):
             return value if self._mode.is_our_fake(value) else convert(value)
+        return _torch.tree_map(convert, value) if isinstance(value, (list, tuple, dict)) else value
+
+    def _convert_torch_fakes(self, value: object) -> object:
+        """An argument with stand-ins in the place of torch's own fakes."""
+
+        def convert(part: object) -> object:
+            kind = type(part)
+            if kind in OWN_TYPES or not issubclass(kind, torch.Tensor) or not _torch.is_torch_fake(part):
+                return part
+            if any(isinstance(size, torch.SymInt) for size in part.shape):  # type: ignore[attr-defined]
+                raise TypeError(
+                    "FakeTensorProp: expected plain sizes, got a fake of torch's own mode with symbolic sizes; pass a real "
+                    "tensor, or a stand-in of understudy.FakeTensorMode(shape_env=understudy.ShapeEnv())"
+                )
+            return self._mode.from_tensor(part, static_shapes=True)  # type: ignore[arg-type]
+
+        if isinstance(value, torch.Tensor):
+            return convert(value)
         return _torch.tree_map(convert, value) if isinstance(value, (list, tuple, dict)) else value
 
     def _has_overrides(self) -> bool:
@@ -278,11 +322,14 @@ class FakeTensorProp(torch.fx.Interpreter):
         Entering the mode costs as much as running dozens of nodes. `lazily`: it is entered by the first node that needs it.
         """
         self._entry = LazyModeEntry(self._mode)
-        with run_to_the_end(self._state.give_back), self._entry, restore_settings(self):
-            if not lazily:
-                self._enter_mode()
-            self._check_direct_calls()
-            yield
+        try:
+            with self._entry, restore_settings(self):
+                if not lazily:
+                    self._enter_mode()
+                self._check_direct_calls()
+                yield
+        finally:
+            self._state.give_back()
 
     def _enter_mode(self) -> None:
         if self._entry is not None:
@@ -493,14 +540,29 @@ class FakeTensorProp(torch.fx.Interpreter):
             if self._mode.is_our_fake(val) or (val is not None and is_complete(self._mode, val)):
                 self.env[node] = val
         if not self.env:
-            raise ValueError("there is nothing to go on from: propagate first")
+            raise ValueError("repropagate: the nodes have no values yet; call propagate first")
 
     def _compute_again(self, node: Node) -> Any:
         if node.op != "placeholder":
             return self._compute(node)
         if "val" not in node.meta:
-            raise locate_error(ValueError("a new placeholder needs a stand-in in its meta['val']"), node, ((), {}))
+            raise locate_error(
+                ValueError("expected a stand-in in meta['val'] of the new placeholder"), node, ((), {})
+            )
         return convert_to_fakes(self._mode, node.meta["val"])
+
+
+def own_mode(mode: Any) -> FakeTensorMode:
+    """A mode of ours for the one that was given, which may be torch's own."""
+    if type(mode) is FakeTensorMode or issubclass(type(mode), FakeTensorMode):
+        return mode
+    if not issubclass(type(mode), _torch.torch_fake_mode_class()):
+        raise TypeError(f"FakeTensorProp: expected a FakeTensorMode, got a {type(mode).__name__}")
+    return FakeTensorMode(
+        allow_non_fake_inputs=mode.allow_non_fake_inputs,
+        shape_env=None if mode.shape_env is None else ShapeEnv(),
+        static_shapes=mode.static_shapes,
+    )
 
 
 def mode_for(module: GraphModule) -> FakeTensorMode:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -13,7 +14,6 @@ from torch.fx.immutable_collections import immutable_dict, immutable_list
 
 from understudy import _torch
 from understudy._torch import OpOverload
-from understudy.contexts import contextmanager, run_to_the_end
 from understudy.fake.mode import FakeTensorMode
 from understudy.fake.realise import make_new
 from understudy.fake.tensor import FakeTensor
@@ -40,7 +40,7 @@ PURE_FUNCTIONS: frozenset[Callable[..., Any]] = frozenset(
 
 class Target:
     """`is_direct`: the mode can be called directly, because C++ would add nothing. `writes`: it may write to a tensor.
-    `changes_metadata`: it may change the metadata of a tensor in place, or of what is made after it. `lists`: positions
+    `changes_metadata`: it may change the metadata of a tensor in place, or of results of later nodes. `lists`: positions
     where a single number stands for a list.
     """
 
@@ -92,7 +92,8 @@ def target_of(node: Node) -> Target:
 def _of_operator(op: OpOverload) -> Target:
     record = record_of(op)
     target = Target(
-        writes=record.is_mutable or not record.is_builtin, changes_metadata=record.changes_metadata or record.has_out
+        writes=record.is_mutable or not record.is_builtin,
+        changes_metadata=record.changes_metadata or record.has_out,
     )
     target.is_operator = True
     target.is_direct = not target.writes and not record.is_composite
@@ -114,24 +115,24 @@ def _may_move(name: str) -> bool:
 # --- global settings ------------------------------------------------------------------------------------------------
 
 CHANGES_OF_DTYPES = frozenset({_torch.enter_autocast, _torch.exit_autocast, torch_set_default_dtype})
-"""What a node gives depends on these where they stand before it, without being among its inputs."""
+"""The results of later nodes depend on these calls, which are not among their inputs."""
 
 
 @contextmanager
 def restore_settings(interpreter: Interpreter) -> Iterator[None]:
     """At the end, restore the settings that the nodes of a graph change, and leave regions whose end was not reached."""
     is_grad_enabled, default_dtype = torch.is_grad_enabled(), torch.get_default_dtype()
-
-    def restore() -> None:
+    try:
+        yield
+    finally:
         for node, value in reversed(interpreter.env.items()):
-            if node.target is _torch.enter_autocast and not any(user in interpreter.env for user in node.users):
+            if node.target is _torch.enter_autocast and not any(
+                user in interpreter.env for user in node.users
+            ):
                 _torch.exit_autocast(value)
         torch.set_grad_enabled(is_grad_enabled)
         if torch.get_default_dtype() is not default_dtype:
             torch.set_default_dtype(default_dtype)
-
-    with run_to_the_end(restore):
-        yield
 
 
 # --- arguments -----------------------------------------------------------------------------------------------------
@@ -205,7 +206,10 @@ def takes_graphs(target: object) -> bool:
 def wrap_subgraphs(args: tuple[object, ...], propagate: Propagate) -> tuple[object, ...]:
     """The arguments, graph modules replaced by ones that propagate."""
     return tuple(
-        [PropagatedSubgraph(value, propagate) if isinstance(value, torch.fx.GraphModule) else value for value in args]
+        [
+            PropagatedSubgraph(value, propagate) if isinstance(value, torch.fx.GraphModule) else value
+            for value in args
+        ]
     )
 
 
@@ -225,11 +229,17 @@ class SubgraphAnswers:
         kind, specs = found
         return kind([make_new(mode, spec) for spec in specs])
 
-    def remember(self, mode: FakeTensorMode, identifier: object, operands: tuple[object, ...], result: Any) -> None:
+    def remember(
+        self, mode: FakeTensorMode, identifier: object, operands: tuple[object, ...], result: Any
+    ) -> None:
         """Only results that are all new tensors are stored: these can be made again from specs."""
         self.seen.add(identifier)
         key = self._key(mode, identifier, operands)
-        if key is None or type(result) not in (tuple, list) or not all(_is_plain(mode, part) for part in result):
+        if (
+            key is None
+            or type(result) not in (tuple, list)
+            or not all(_is_plain(mode, part) for part in result)
+        ):
             return
         storages = storages_of(result)
         if len(set(storages)) == len(result) and not set(storages) & set(storages_of(operands)):

@@ -143,7 +143,11 @@ class Arithmetic:
         if operation == "mul" and _weight_of_product(left, right) > HEAVIEST:
             return self.define(self.make_float(operation, left, right))
         result = INTEGER[operation](self.algebra, left, right)
-        if operation not in FLAT and isinstance(result, Expr) and (result.weight > HEAVIEST or result.depth > DEEPEST):
+        if (
+            operation not in FLAT
+            and isinstance(result, Expr)
+            and (result.weight > HEAVIEST or result.depth > DEEPEST)
+        ):
             return self.define(self.make_float(operation, left, right))
         return self.node(result, int)
 
@@ -172,7 +176,9 @@ class Arithmetic:
         return int(self.env.decisions.decide(value)) if symbol is None else symbol
 
     def negate(self, a: SymNode) -> SymNode:
-        return self.apply("sub", self.node(0, int), a) if a.kind is not float else self.apply_function("neg", a)
+        return (
+            self.apply("sub", self.node(0, int), a) if a.kind is not float else self.apply_function("neg", a)
+        )
 
     def take_absolute(self, a: SymNode) -> SymNode:
         if a.kind is float:
@@ -192,7 +198,9 @@ class Arithmetic:
         if a.kind is bool and not a.is_plain and a.value not in self.truths:
             return self.node(self.make_float("ite", a.value, 1.0, 0.0), float)
         value = self._to_number(a)
-        return self.node(float(value) if isinstance(value, int) else self.make_float("to_float", value), float)
+        return self.node(
+            float(value) if isinstance(value, int) else self.make_float("to_float", value), float
+        )
 
     def round_to_integer(self, operation: str, a: SymNode) -> SymNode:
         """A float back to an integer: exactly, where it is a quotient of sizes."""
@@ -309,4 +317,6 @@ class Arithmetic:
             opposite = condition.OPPOSITE[condition.relation]
             return self._intern(Comparison, opposite, condition.left, condition.right)
         opposite = "or" if condition.kind == "and" else "and"
-        return self._intern(Combination, opposite, tuple(self.negate_condition(part) for part in condition.parts))
+        return self._intern(
+            Combination, opposite, tuple(self.negate_condition(part) for part in condition.parts)
+        )

@@ -201,7 +201,7 @@ def compute_unbacked_bindings(
         if lost:
             names = ", ".join(f"{symbol.name} (made by {shape_env.unbacked[symbol]})" for symbol in lost)
             raise PendingUnbackedSymbolNotFound(
-                f"the result does not say what {names} is; if that is nobody's concern, make it within "
+                f"{names} can't be computed from the result; if nothing needs it, create it inside "
                 "shape_env.ignore_fresh_unbacked_symbols()"
             )
     return UnbackedBindings(shape_env, found)
@@ -324,7 +324,7 @@ def _env_of(graph_module: Any) -> ShapeEnv:
     values = [node.meta.get("val") for node in graph_module.graph.nodes]
     found = next((node.shape_env for node, _ in values_in(values)), None)
     if found is None:
-        raise ValueError("there are no symbols in the metadata of this graph")
+        raise ValueError("the metadata of this graph has no symbols")
     return found
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from understudy.shapes.env import ShapeEnv
 
 MATHEMATICS = {name: OPERATIONS[name] for name in ("floor", "ceil", "trunc", *FUNCTIONS)}
-ZERO_ONE_REASON = "a size of 0 or 1 is no example of it: specialize_zero_one"
+ZERO_ONE_REASON = "sizes 0 and 1 are always specialised (specialize_zero_one)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,10 +146,17 @@ class InputChecks:
         """All conditions on the inputs: their static sizes, the ranges of the symbols, the guards."""
         inputs = self.inputs if inputs is None else inputs
         bindings = bind_inputs(inputs)
-        return [*_require_sizes(inputs, bindings), *_require_ranges(bindings), *self._require_guards(bindings)]
+        return [
+            *_require_sizes(inputs, bindings),
+            *_require_ranges(bindings),
+            *self._require_guards(bindings),
+        ]
 
     def _require_guards(self, bindings: SymbolBindings) -> Iterator[Requirement]:
-        for guard in (*self.env.guards, *self.env.runtime_asserts):  # asserts only where they are about inputs
+        for guard in (
+            *self.env.guards,
+            *self.env.runtime_asserts,
+        ):  # asserts only where they are about inputs
             plain = {s for symbol in guard.condition.symbols for s in origins(symbol, self.definitions)}
             if plain <= bindings.places.keys():
                 about = bindings.sources(guard.condition.symbols, self.definitions)
@@ -162,7 +169,9 @@ class InputChecks:
         """The guards that these inputs violate; the inputs are given in the order of the run, or by name."""
         return self._find_broken(self.inputs, self._put_in_order(given, named))
 
-    def _find_broken(self, inputs: InputSizes, given: Sequence[object], static: bool = True) -> list[BrokenGuard]:
+    def _find_broken(
+        self, inputs: InputSizes, given: Sequence[object], static: bool = True
+    ) -> list[BrokenGuard]:
         wrong = [_check_rank(inputs, position, value) for position, value in enumerate(given)]
         if any(wrong):
             return [broken for broken in wrong if broken is not None]
@@ -180,7 +189,11 @@ class InputChecks:
         return broken
 
     def _describe(
-        self, required: Requirement, bindings: SymbolBindings, values: Mapping[Expr, int], given: Sequence[object]
+        self,
+        required: Requirement,
+        bindings: SymbolBindings,
+        values: Mapping[Expr, int],
+        given: Sequence[object],
     ) -> str:
         """The sizes of the inputs that the requirement restricts."""
         about = {s for symbol in required.condition.symbols for s in origins(symbol, self.definitions)}
@@ -200,7 +213,9 @@ class InputChecks:
         missing = [name for name in names if name not in arguments]
         if unknown or missing or len(given) > len(names) or len(both) > len(arguments):
             had = ", ".join(names) or "(none)"
-            raise TypeError(f"the run had the inputs {had}: got {len(given)} and {sorted(named)}")
+            raise TypeError(
+                f"expected the inputs {had}, got {len(given)} positional ones and {sorted(named)}"
+            )
         return [arguments[name] for name in names]
 
     def evaluate_guards_for_args(
@@ -215,13 +230,19 @@ class InputChecks:
             args = tuple(args[0])
         inputs = self.inputs if placeholders is None else describe_inputs(list_placeholders(placeholders))
         if len(args) != len(inputs.names):
-            raise TypeError(f"{len(inputs.names)} inputs are expected, got {len(args)}")
+            raise TypeError(f"expected {len(inputs.names)} inputs, got {len(args)}")
         found = bind_inputs(inputs).values(args, {})
         for place in inputs.sizes:
             value = value_of(place.size)
-            if isinstance(value, Expr) and value.symbols <= found.keys() and value.evaluate(found) != place.read(args):
+            if (
+                isinstance(value, Expr)
+                and value.symbols <= found.keys()
+                and value.evaluate(found) != place.read(args)
+            ):
                 expected, given = value.evaluate(found), place.read(args)
-                raise SymbolMismatch(f"{place.text} is {given}, where {value} is {expected}: {expected} != {given}")
+                raise SymbolMismatch(
+                    f"{place.text} is {given}, where {value} is {expected}: {expected} != {given}"
+                )
         return found
 
     # --- as text and as code ---------------------------------------------------------------------------------------
@@ -235,7 +256,9 @@ class InputChecks:
         `_simplified`: only the guards of the program, without the static sizes and ranges of the inputs. Other options
         of torch's environments are ignored.
         """
-        inputs = self.inputs if placeholders is None else describe_inputs(list_placeholders(placeholders), sources)
+        inputs = (
+            self.inputs if placeholders is None else describe_inputs(list_placeholders(placeholders), sources)
+        )
         code = InputCode(read_symbols(bind_inputs(inputs)), self.definitions)
         required = self.choose_requirements(inputs, ignore_static=ignore_static, _simplified=_simplified)
         return [r.write_code(code) for r in required]
@@ -247,7 +270,9 @@ class InputChecks:
         static sizes, ranges, and which sizes are the same symbol."""
         bindings = bind_inputs(inputs)
         required = self._require_guards(bindings) if _simplified else self.list_requirements(inputs)
-        computed = [r for r in _require_sizes(inputs, bindings) if _is_computed_size(r)] if _simplified else []
+        computed = (
+            [r for r in _require_sizes(inputs, bindings) if _is_computed_size(r)] if _simplified else []
+        )
         return [*computed, *(r for r in required if not (ignore_static and r.is_static))]
 
     def produce_guards_expression(
@@ -260,7 +285,12 @@ class InputChecks:
 
     def evaluate_guards_expression(self, code: str, args: Sequence[object]) -> bool:
         """Whether the inputs satisfy such an expression; torch's notation for inputs, `L['t0']`, is accepted, too."""
-        return bool(eval(code, {**MATHEMATICS, "math": math, "args": args, "L": {f"t{i}": a for i, a in enumerate(args)}}))
+        return bool(
+            eval(
+                code,
+                {**MATHEMATICS, "math": math, "args": args, "L": {f"t{i}": a for i, a in enumerate(args)}},
+            )
+        )
 
     def write_function(self, name: str = "check") -> str:
         """The source of a function of the inputs that raises ValueError with the guards that they violate."""
@@ -404,8 +434,9 @@ def {name}({arguments}):
 
 
 NAMES_OF_TEMPLATE = (
-    "what tensor rank guards broken guard holds fine sizes size shape tuple ValueError ArithmeticError TypeError".split()
-)
+    "what tensor rank guards broken guard holds fine sizes size shape tuple "
+    "ValueError ArithmeticError TypeError"
+).split()
 
 
 def _write_function(
@@ -413,7 +444,8 @@ def _write_function(
 ) -> str:
     taken = {name, *NAMES_OF_TEMPLATE, *MATHEMATICS}
     arguments = {
-        source: choose_variable(source, taken, f"arg{position}") for position, source in enumerate(inputs.names)
+        source: choose_variable(source, taken, f"arg{position}")
+        for position, source in enumerate(inputs.names)
     }
     read = read_symbols(bind_inputs(inputs), arguments)
     symbols = {symbol: choose_variable(symbol.name, taken, "size") for symbol in read}
@@ -435,7 +467,9 @@ def _write_function(
 
 # --- Constraints on dimensions of the inputs, and whether a run satisfies them ------------------------------
 
-ADVICE = "ask for no more than the program can keep: torch._dynamo.maybe_mark_dynamic, Dim.AUTO, or no constraint"
+ADVICE = (
+    "ask for no more than the program can keep: torch._dynamo.maybe_mark_dynamic, Dim.AUTO, or no constraint"
+)
 
 
 def list_violations(env: ShapeEnv, inputs: InputSizes, contexts: Sequence[object]) -> list[str]:
@@ -448,7 +482,9 @@ def list_violations(env: ShapeEnv, inputs: InputSizes, contexts: Sequence[object
     ]
 
 
-def _list_constraints(inputs: InputSizes, position: int, context: object) -> Iterator[tuple[InputSize, object]]:
+def _list_constraints(
+    inputs: InputSizes, position: int, context: object
+) -> Iterator[tuple[InputSize, object]]:
     """The sizes of one input with a constraint that is not `warn_only`."""
     wanted = getattr(context, "constraint_sizes", None) or [getattr(context, "constraint", None)]
     for place in inputs.sizes:

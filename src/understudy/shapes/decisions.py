@@ -6,12 +6,12 @@ At the end: the error for a data-dependent decision, with the condition, the ori
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from understudy.contexts import contextmanager
 from understudy.errors import Context, GuardOnDataDependentSymNode, GuardsFrozen
 from understudy.lines import find_asserted_truth, is_asked_by_operator, user_frames, user_line
 from understudy.shapes.algebra import conditions
@@ -32,7 +32,6 @@ from understudy.shapes.algebra.floats import (
 )
 from understudy.shapes.algebra.writers import TorchWriter
 from understudy.shapes.arithmetic import LEAST, MOST, NUMBERS, NotMemoised
-from understudy.shapes.autograd_formulas import find_branch_condition
 from understudy.shapes.checking import origins
 from understudy.shapes.guards import Guard, Specialisation
 from understudy.shapes.node import Scalar, SymNode, value_of
@@ -94,18 +93,9 @@ class Decisions:
         return is_equality
 
     def decide_in_kernel(self, condition: Truth) -> bool:
-        """As `decide`, for branches in torch's kernels: unbacked sizes are assumed to be neither 0 nor 1, and a branch
-        that depends on several comparisons is decided as one."""
+        """As `decide`, for branches in torch's kernels: unbacked sizes are assumed to be neither 0 nor 1."""
         answer = self.decide_for_ordinary(condition)
-        if answer is None:
-            answer = self.find_truth(condition)
-        if answer is None:
-            answer = self.get_hint(condition)
-            whole = None if answer is None else find_branch_condition(condition, answer)
-            if whole is None:
-                return self.decide(condition)
-            self.decide(whole)
-        return answer
+        return self.decide(condition) if answer is None else answer
 
     def decide_for_ordinary(self, condition: Truth) -> bool | None:
         """The value of a condition without hint, if it can be proved for unbacked sizes of at least 2; else None."""
@@ -167,7 +157,9 @@ class Decisions:
 
     def _replace_promised(self, condition: Condition) -> bool | Condition:
         """Replace unbacked sizes by what `torch._check` has promised them to equal, which may have a hint."""
-        promised = {symbol: self.facts.simplify(symbol) for symbol in condition.symbols if symbol in self.unbacked}
+        promised = {
+            symbol: self.facts.simplify(symbol) for symbol in condition.symbols if symbol in self.unbacked
+        }
         promised = {symbol: value for symbol, value in promised.items() if value is not symbol}
         return condition.substitute(promised) if promised else condition
 
@@ -190,7 +182,9 @@ class Decisions:
         if number is None:
             raise self.make_error(value)
         kind = int if isinstance(value, Expr) else float
-        equal = self.numbers.build_condition("==", self.numbers.node(value, kind), self.numbers.node(number, kind))
+        equal = self.numbers.build_condition(
+            "==", self.numbers.node(value, kind), self.numbers.node(number, kind)
+        )
         if self.find_truth(equal) is None:
             self._assume(equal, is_specialisation=True)
         return number
@@ -203,7 +197,9 @@ class Decisions:
         if answer is not None or isinstance(condition, bool):
             return bool(answer)
         answer = self.get_hint(condition)
-        if answer is not None and not (answer and self.env.settings.prefer_deferred_runtime_asserts_over_guards):
+        if answer is not None and not (
+            answer and self.env.settings.prefer_deferred_runtime_asserts_over_guards
+        ):
             self._assume(condition if answer else self.numbers.negate_condition(condition))
             return bool(answer)
         self._record_assert(condition, is_checked_by_operator)
@@ -213,7 +209,9 @@ class Decisions:
     def _record_assert(self, condition: AnyCondition, is_checked_by_operator: bool) -> None:
         if not self.env.runtime_asserts_frozen:
             line = user_line()
-            promise = Guard(condition, line, is_checked_by_operator=is_checked_by_operator, definitions=self.definitions)
+            promise = Guard(
+                condition, line, is_checked_by_operator=is_checked_by_operator, definitions=self.definitions
+            )
             self.env.runtime_asserts.append(promise)
 
     def _assume(self, condition: Truth, is_specialisation: bool = False) -> None:
@@ -226,7 +224,7 @@ class Decisions:
                     self._assume(part, is_specialisation)
             return
         if self.refuses_guards:
-            raise GuardsFrozen(f"it would have to be assumed that {condition}, where nothing more was to be")
+            raise GuardsFrozen(f"guards are frozen, and {condition} would be a new one")
         shorter: AnyCondition = condition
         if isinstance(condition, Condition):
             shorter = self.facts.simplify_condition(condition)
@@ -234,7 +232,11 @@ class Decisions:
         if shorter is not condition and isinstance(shorter, Condition) and shorter.kind == "eq":
             self._learn(shorter)  # the simplified form may have more consequences
         guard = Guard(
-            shorter, user_line(), is_specialisation, is_of_operator=is_asked_by_operator(), definitions=self.definitions
+            shorter,
+            user_line(),
+            is_specialisation,
+            is_of_operator=is_asked_by_operator(),
+            definitions=self.definitions,
         )
         self.env.guards.append(guard)
         self._report_specialisations(guard, condition.symbols)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -69,12 +70,6 @@ class ShapeEnv:
     The table `DELEGATES` maps the names that torch's tools use to the parts that implement them.
     """
 
-    symbols: Symbols
-    numbers: Arithmetic
-    decisions: Decisions
-    checks: InputChecks
-    torch_api: TorchFacade
-
     def __init__(
         self, *, settings: Settings | None = None, allow_scalar_outputs: bool | None = None,
         allow_dynamic_output_shape_ops: bool | None = None, assume_static_by_default: bool | None = None,
@@ -85,7 +80,7 @@ class ShapeEnv:
     ) -> None:  # fmt: skip
         if unknown:
             known = ", ".join(("settings", *(f.name for f in fields(Settings))))
-            raise TypeError(f"ShapeEnv has no option {', '.join(sorted(unknown))}; its options are {known}")
+            raise TypeError(f"ShapeEnv: unknown option {', '.join(sorted(unknown))} (choose from {known})")
         given = {
             "allow_scalar_outputs": allow_scalar_outputs,
             "allow_dynamic_output_shape_ops": allow_dynamic_output_shape_ops,
@@ -98,10 +93,12 @@ class ShapeEnv:
         changes = {name: value for name, value in given.items() if value is not None}
         self.settings = replace(settings or Settings(), **changes) if changes else settings or Settings()
         # Options for torch's debugging: stored, without effect.
-        self.should_record_events, self.tracked_fakes, self.co_fields = should_record_events, tracked_fakes, co_fields
-        self.algebra = Algebra()
+        self.should_record_events, self.tracked_fakes, self.co_fields = (
+            should_record_events,
+            tracked_fakes,
+            co_fields,
+        )
         self.hints: dict[Expr, int] = {}
-        self.facts = Facts(self.algebra, self.hints)
         self.guards: list[Guard] = []
         self.runtime_asserts: list[Guard] = []
         self.specialisations: list[Specialisation] = []
@@ -122,22 +119,38 @@ class ShapeEnv:
         self.computed: dict[tuple[object, ...], Any] = {}
         self.nodes: dict[tuple[type, Operand], SymNode] = {}
         self.frozen = self.runtime_asserts_frozen = False
-        self._compose()
+        # where nodes of torch's own class keep what they compute, since 2.15
+        self._symop_cache: dict[Any, Any] = {}
 
-    def _compose(self) -> None:
-        self._symop_cache: dict[Any, Any] = {}  # where nodes of torch's own class keep what they compute, since 2.15
-        self.numbers = Arithmetic(self)
-        self.decisions = Decisions(self)
-        self.symbols = Symbols(self)
-        self.checks = InputChecks(self)
-        self.torch_api = TorchFacade(self)
+    # Most captures have no symbols: the parts are made on first use.
 
-    def fork(self, hints: dict[Expr, int], facts: Facts) -> ShapeEnv:
-        """An environment with the same symbols, but other hints and facts. Its guards are its own."""
-        other = ShapeEnv(settings=self.settings)
-        other.algebra, other.hints, other.facts = self.algebra, hints, facts
-        other._compose()
-        return other
+    @cached_property
+    def algebra(self) -> Algebra:
+        return Algebra()
+
+    @cached_property
+    def facts(self) -> Facts:
+        return Facts(self.algebra, self.hints)
+
+    @cached_property
+    def symbols(self) -> Symbols:
+        return Symbols(self)
+
+    @cached_property
+    def numbers(self) -> Arithmetic:
+        return Arithmetic(self)
+
+    @cached_property
+    def decisions(self) -> Decisions:
+        return Decisions(self)
+
+    @cached_property
+    def checks(self) -> InputChecks:
+        return InputChecks(self)
+
+    @cached_property
+    def torch_api(self) -> TorchFacade:
+        return TorchFacade(self)
 
     # --- symbols and nodes -----------------------------------------------------------------------------------
 
@@ -166,10 +179,6 @@ class ShapeEnv:
     ) -> torch.SymFloat:  # fmt: skip
         """An unbacked float; with bounds, it is not NaN."""
         return self.symbols.create_unbacked_symfloat(source, low=low, high=high, what=what)
-
-    def create_unbacked_like(self, other: torch.SymInt | torch.SymFloat) -> Any:
-        """An unbacked number in the range of another one."""
-        return self.symbols.create_unbacked_like(other)
 
     def create_unbacked_symbool(
         self, source: object = None, *, what: str = "create_unbacked_symbool"

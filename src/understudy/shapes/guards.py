@@ -145,7 +145,8 @@ class InputSizes:
         """Whether the input of this name has this metadata. Symbols are compared by identity, which adds no guard."""
         known, given = self.metadata[name], (*shape, *stride, offset)
         return len(known) == len(given) and all(
-            a is b or (isinstance(a, int) and isinstance(b, int) and a == b) for a, b in zip(known, given, strict=True)
+            a is b or (isinstance(a, int) and isinstance(b, int) and a == b)
+            for a, b in zip(known, given, strict=True)
         )
 
     def add(self, name: str, shape: Sequence[Size], stride: Sequence[Size], offset: Size) -> None:

@@ -30,9 +30,13 @@ class Dim:
 
     def __post_init__(self) -> None:
         if not self.name.isidentifier() or keyword.iskeyword(self.name) or self.name in OPERATIONS:
-            raise ValueError(f"{self.name!r} can't name a dimension: guards are written in Python with it")
+            raise ValueError(
+                f"dimension name must be a Python identifier, and no keyword or function of guards, got {self.name!r}"
+            )
         if self.min is not None and self.max is not None and self.min > self.max:
-            raise ValueError(f"dimension {self.name!r} has no sizes from {self.min} to {self.max}")
+            raise ValueError(
+                f"dimension {self.name!r}: min must not be greater than max, got {self.min} and {self.max}"
+            )
 
 
 def dims(*names: str, min: int | None = None, max: int | None = None) -> tuple[Dim, ...]:
@@ -88,8 +92,12 @@ def _policies_of_context(context: tuple[object, ...] | None, ndim: int) -> list[
     if hasattr(context, "dynamic_sizes"):  # torch's own contexts
         constraints = getattr(context, "constraint_sizes", None) or [None] * ndim
         if not len(context.dynamic_sizes) == len(constraints) == ndim:
-            raise ValueError(f"a symbolic context has one entry for each of the {ndim} dimensions, got {context!r}")
-        given = [from_torch(kind, bound) for kind, bound in zip(context.dynamic_sizes, constraints, strict=True)]
+            raise ValueError(
+                f"symbolic_context: expected one entry for each of the {ndim} dimensions, got {context!r}"
+            )
+        given = [
+            from_torch(kind, bound) for kind, bound in zip(context.dynamic_sizes, constraints, strict=True)
+        ]
         bounds, names = (getattr(context, name, None) or {} for name in ("unbacked_bounds", "shape_ids"))
         for dim, policy in enumerate(given):
             if policy.kind == UNBACKED and (dim in bounds or dim in names):
@@ -97,11 +105,13 @@ def _policies_of_context(context: tuple[object, ...] | None, ndim: int) -> list[
         return list(given)
     if isinstance(context, dict):  # as in torch.export: by dimension; the others are static
         if not all(isinstance(dim, int) and -ndim <= dim < ndim for dim in context):
-            raise ValueError(f"a symbolic context for {ndim} dimensions has entries for others: {context!r}")
+            raise ValueError(f"symbolic_context: expected entries for {ndim} dimensions, got {context!r}")
         return [_policy(context.get(dim, context.get(dim - ndim, STATIC))) for dim in range(ndim)]
     if isinstance(context, Sequence) and not isinstance(context, str) and len(context) == ndim:
         return [_policy(entry) for entry in context]
-    raise ValueError(f"a symbolic context has one entry for each of the {ndim} dimensions, got {context!r}")
+    raise ValueError(
+        f"symbolic_context: expected one entry for each of the {ndim} dimensions, got {context!r}"
+    )
 
 
 def _policy(entry: object) -> Policy | None:
@@ -116,7 +126,7 @@ def _policy(entry: object) -> Policy | None:
     if hasattr(entry, "min") and hasattr(entry, "max"):
         return _from_export(entry)
     raise ValueError(
-        f"a dimension is a name, a Dim, one of {', '.join(map(repr, KINDS))} or None, not {entry!r}"
+        f"symbolic_context: expected a name, a Dim, one of {', '.join(map(repr, KINDS))} or None, got {entry!r}"
     )
 
 
@@ -161,7 +171,7 @@ def size_of(env: ShapeEnv, policy: Policy, example: int, source: object) -> Size
     """The size of a dimension: a number, or a node of the environment."""
     if policy.kind == STATIC:
         if policy.low is not None and policy.low == policy.high != example:
-            raise ValueError(f"{source} is {example}, where the symbolic context says {policy.low}")
+            raise ValueError(f"{source}: expected {policy.low} by the symbolic context, got {example}")
         return example
     if policy.kind == UNBACKED:
         return _unbacked_size(env, policy, source)
@@ -191,7 +201,9 @@ def _derive_size(env: ShapeEnv, policy: Policy, example: int, source: object) ->
         raise ValueError(
             f"{source} is {example}, which is not {step}*{policy.name} + {start} for any {policy.name}"
         )
-    size: Size = policy.derive(size_of(env, Policy(DYNAMIC, policy.name, policy.low, policy.high), root, source))
+    size: Size = policy.derive(
+        size_of(env, Policy(DYNAMIC, policy.name, policy.low, policy.high), root, source)
+    )
     return size
 
 
@@ -266,7 +278,9 @@ def _create_once(
     return size
 
 
-def _strides(env: ShapeEnv, t: torch.Tensor, shape: Shape, name: str, context: tuple[object, ...] | None) -> Shape:
+def _strides(
+    env: ShapeEnv, t: torch.Tensor, shape: Shape, name: str, context: tuple[object, ...] | None
+) -> Shape:
     strides = list(_infer_strides(t, shape))
     for dim, kind in enumerate(getattr(context, "dynamic_strides", None) or ()):
         policy = from_torch(kind)

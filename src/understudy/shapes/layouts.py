@@ -15,8 +15,13 @@ if TYPE_CHECKING:
     from understudy.shapes.env import ShapeEnv
     from understudy.shapes.node import SymNode
 
+
 def is_packed(
-    env: ShapeEnv, sizes: Sequence[Integer], steps: Sequence[Integer], order: Sequence[int], empty_is_packed: bool
+    env: ShapeEnv,
+    sizes: Sequence[Integer],
+    steps: Sequence[Integer],
+    order: Sequence[int],
+    empty_is_packed: bool,
 ) -> bool:
     """Whether the dimensions, in order from the fastest to the slowest, are dense in memory.
 
@@ -42,7 +47,11 @@ def is_packed(
 
 
 def _condition(
-    env: ShapeEnv, sizes: Sequence[Integer], steps: Sequence[Integer], order: Sequence[int], at_least_one: bool
+    env: ShapeEnv,
+    sizes: Sequence[Integer],
+    steps: Sequence[Integer],
+    order: Sequence[int],
+    at_least_one: bool,
 ) -> bool | Condition:
     """The condition that each dimension has size 1, or the stride that follows from the faster ones.
 
@@ -54,7 +63,9 @@ def _condition(
     for dim in order:
         counted = _count(env, sizes[dim], at_least_one)
         is_one, follows = conditions.eq(sizes[dim], 1), conditions.eq(steps[dim], step)
-        if not any(_is_surely(env, known) for known in (is_one, follows, conditions.eq(steps[dim], with_ones))):
+        if not any(
+            _is_surely(env, known) for known in (is_one, follows, conditions.eq(steps[dim], with_ones))
+        ):
             if not _may_be(env, steps[dim], step):
                 parts.append(is_one)
                 with_ones = with_ones * counted
@@ -106,7 +117,9 @@ def is_dense(
     if not sizes:
         return True
     env = sizes[0].shape_env
-    return is_packed(env, [size.value for size in sizes], [step.value for step in strides], order, empty_is_packed)
+    return is_packed(
+        env, [size.value for size in sizes], [step.value for step in strides], order, empty_is_packed
+    )
 
 
 def order_by_hints(strides: Sequence[SymNode]) -> list[int]:

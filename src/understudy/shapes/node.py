@@ -414,7 +414,9 @@ class SymNode:
 
     def _guard_or_true(self, file: object, line: object) -> bool:
         if type(file) is str and file.endswith(FILES_THAT_NEED_NO_GUARD):
-            return self._settle(not self.shape_env.decisions.is_known(self.shape_env.numbers.negate_condition(self.value)))
+            return self._settle(
+                not self.shape_env.decisions.is_known(self.shape_env.numbers.negate_condition(self.value))
+            )
         return self._settle(bool(self.shape_env.decisions.decide(self.value, fallback=True)))
 
     def _statically_known_true(self, file: object, line: object) -> bool:
@@ -589,7 +591,9 @@ def adopt(node: Any) -> Any:
         return node
     value = env.from_sympy(node.expr)
     is_written_as_integer = node.pytype is float and isinstance(value, (int, Expr))
-    return env.numbers.to_float(env.node(value, int)) if is_written_as_integer else env.node(value, node.pytype)
+    return (
+        env.numbers.to_float(env.node(value, int)) if is_written_as_integer else env.node(value, node.pytype)
+    )
 
 
 def is_size(value: object) -> bool:

@@ -19,6 +19,7 @@ from understudy.shapes.node import SymNode
 if TYPE_CHECKING:
     from understudy.shapes.env import ShapeEnv
 
+
 class NoPattern(Exception):
     """The value can't be expressed without its environment."""
 
@@ -178,4 +179,6 @@ class Patterns:
     def atoms_since(self, count: int) -> tuple[Pattern, ...]:
         """The atoms made since, without hidden ones."""
         made = self.env.algebra.atoms_since(count)
-        return tuple([self.form(atom) for atom in made if not any(symbol.is_hidden for symbol in atom.symbols)])
+        return tuple(
+            [self.form(atom) for atom in made if not any(symbol.is_hidden for symbol in atom.symbols)]
+        )

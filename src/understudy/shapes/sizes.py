@@ -23,7 +23,9 @@ def is_provably_equal(a: Size, b: Size) -> bool:
         return True
     if type(a) is int and type(b) is int:
         return a == b
-    return not have_different_hints(a, b) and bool(_env_of(a, b).decisions.is_known(conditions.eq(value_of(a), value_of(b))))
+    return not have_different_hints(a, b) and bool(
+        _env_of(a, b).decisions.is_known(conditions.eq(value_of(a), value_of(b)))
+    )
 
 
 def is_provably_different(a: Size, b: Size) -> bool:
@@ -49,7 +51,9 @@ def is_or_is_one(size: Size, wanted: Size) -> bool:
     if _hint(size) is None or _hint(wanted) is None:
         return bool(size == wanted or size == 1)
     is_wanted = conditions.eq(value_of(size), value_of(wanted))
-    return _env_of(size, wanted).decisions.decide(conditions.either(is_wanted, conditions.eq(value_of(size), 1)))
+    return _env_of(size, wanted).decisions.decide(
+        conditions.either(is_wanted, conditions.eq(value_of(size), 1))
+    )
 
 
 def are_equal_or_one(size: Size, other: Size) -> bool:
@@ -73,7 +77,11 @@ def is_any_positive(numbers: Sequence[Size]) -> bool:
     env = next((number.shape_env for number in numbers if type(number) is SymNode), None)
     if env is None or has_unbacked(*numbers):
         return any(number > 0 for number in numbers)
-    return bool(env.decisions.decide(conditions.join("or", [conditions.gt(value_of(number), 0) for number in numbers])))
+    return bool(
+        env.decisions.decide(
+            conditions.join("or", [conditions.gt(value_of(number), 0) for number in numbers])
+        )
+    )
 
 
 def hint_of(size: Size) -> Any:
@@ -124,7 +132,11 @@ def at_least_one(size: Size) -> Size:
     assert type(size) is SymNode
     env, value = size.shape_env, size.value
     is_declared = type(value) is Expr and value.low is not None and value.low >= 1
-    return size if is_declared or env.decisions.is_known(conditions.ge(value, 1)) else env.numbers.compute("max", size, 1)
+    return (
+        size
+        if is_declared or env.decisions.is_known(conditions.ge(value, 1))
+        else env.numbers.compute("max", size, 1)
+    )
 
 
 def add_all(sizes: Sequence[Size]) -> Size:
@@ -186,7 +198,10 @@ def expect_in_bounds(size: Size, index: Size) -> bool:
     env = next(number.shape_env for number in (size, index) if type(number) is SymNode)
     wanted = (("<", index, size), ("<=", -size, index))
     numbers = env.numbers
-    return all(env.expect(numbers.build_condition(relation, *map(numbers.as_node, sides))) for relation, *sides in wanted)
+    return all(
+        env.expect(numbers.build_condition(relation, *map(numbers.as_node, sides)))
+        for relation, *sides in wanted
+    )
 
 
 def expect_sizes(shape: Sequence[Size]) -> None:
@@ -195,7 +210,7 @@ def expect_sizes(shape: Sequence[Size]) -> None:
         if type(size) is not SymNode or size.hint is not None:
             continue
         if not size.shape_env.expect(conditions.ge(size.value, 0), is_checked_by_operator=True):
-            raise ArgumentError(f"a tensor can't have the size {size}, which is negative")
+            raise ArgumentError(f"sizes must not be negative, got {size}")
 
 
 def wrap_index(index: Size, size: Size) -> Size:
@@ -229,7 +244,11 @@ def is_nonempty_or_not_one(size: Size, inner: Size, step: Size, inner_step: Size
 def assume_nonempty_if_indexed(size: Size, index_shape: Sequence[Size]) -> None:
     """Add a guard that the index is empty or the size is not 0, if that holds for the hints."""
     numbers = (size, *index_shape)
-    if not is_symbolic(numbers) or has_unbacked(*numbers) or (_hint(size) == 0 and 0 not in map(_hint, index_shape)):
+    if (
+        not is_symbolic(numbers)
+        or has_unbacked(*numbers)
+        or (_hint(size) == 0 and 0 not in map(_hint, index_shape))
+    ):
         return
     env = next(number.shape_env for number in numbers if type(number) is SymNode)
     ways = [conditions.ne(value_of(size), 0), *[conditions.eq(value_of(each), 0) for each in index_shape]]

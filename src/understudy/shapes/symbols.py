@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from understudy.contexts import contextmanager
 from understudy.errors import ConstraintViolationError
 from understudy.lines import user_line
 from understudy.shapes.algebra import conditions
@@ -80,7 +80,9 @@ class Symbols:
         shared = self.env.settings.duck_shape if duck is None else duck
         if shared and name is None and example in self.by_hint:
             return self.numbers.node(self.by_hint[example], int)
-        least = low if low is not None else (2 if self.env.settings.specialize_zero_one and example >= 2 else 0)
+        least = (
+            low if low is not None else (2 if self.env.settings.specialize_zero_one and example >= 2 else 0)
+        )
         if example < least or (high is not None and example > high):
             shown = name if source is None else name_of(source)
             raise ConstraintViolationError(
@@ -115,7 +117,7 @@ class Symbols:
         symbol = self.by_name[name]
         if self.hints[symbol] != example:
             raise ValueError(
-                f"dimension {name!r} is {self.hints[symbol]} elsewhere, but {example} in {source}"
+                f"dimension {name!r}: expected {self.hints[symbol]} as in other inputs, got {example} in {source}"
             )
         return self.numbers.node(symbol, int)
 
@@ -129,7 +131,9 @@ class Symbols:
         number = self.numbers.make_float("to_float", value) if isinstance(value, Expr) else value
         return self.numbers.node(number, float).symbolic
 
-    def create_symint(self, example: int, name: str, *, is_named: bool = True, **options: Any) -> int | torch.SymInt:
+    def create_symint(
+        self, example: int, name: str, *, is_named: bool = True, **options: Any
+    ) -> int | torch.SymInt:
         """A number among the inputs that may vary, as a `SymInt`: `n = env.create_symint(16, "n")`.
 
         `is_named`: it is the dimension of that name, if there is one.
@@ -148,7 +152,12 @@ class Symbols:
         return tuple(map(to_torch, shape)), tuple(map(to_torch, stride)), example.storage_offset()
 
     def create_unspecified_symbol(
-        self, example: int, source: object, dynamic_dim: object = None, constraint_dim: object = None, **options: Any
+        self,
+        example: int,
+        source: object,
+        dynamic_dim: object = None,
+        constraint_dim: object = None,
+        **options: Any,
     ) -> Any:
         """As `create_symbol`, for a number that may be 0, 1 or negative."""
         return self.create_symbol(
@@ -176,7 +185,9 @@ class Symbols:
         what: str = "create_unbacked_symint",
     ) -> torch.SymInt:  # fmt: skip
         """An unbacked integer within `low` and `high`."""
-        return self.numbers.node(self._make_unbacked("u", LEAST if low is None else low, high, what), int).symbolic
+        return self.numbers.node(
+            self._make_unbacked("u", LEAST if low is None else low, high, what), int
+        ).symbolic
 
     def create_unbacked_symfloat(
         self, source: object = None, *, low: int | None = None, high: int | None = None,
@@ -185,13 +196,6 @@ class Symbols:
         """An unbacked float; with bounds, it is not NaN."""
         symbol = self._make_unbacked("zuf", low, high, what)
         return self.numbers.node(self.numbers.make_float("value", symbol), float).symbolic
-
-    def create_unbacked_like(self, other: Any) -> Any:
-        """An unbacked number in the range of another one."""
-        (symbol,) = other.node.value.symbols
-        low, high = self.facts.interval(symbol)
-        make = self.create_unbacked_symint if isinstance(other, torch.SymInt) else self.create_unbacked_symfloat
-        return make(low=low, high=high, what=self.unbacked[symbol].what)
 
     def create_unbacked_symbool(
         self, source: object = None, *, what: str = "create_unbacked_symbool"

@@ -70,7 +70,7 @@ def _read(numbers: Arithmetic, value: Any) -> SymNode:
     kind = value.func.__name__
     if value.is_Symbol:
         if value.name not in numbers.algebra.symbols:
-            raise ValueError(f"{value} is no symbol of this ShapeEnv")
+            raise ValueError(f"{value} is not a symbol of this ShapeEnv")
         symbol = numbers.algebra.symbols[value.name]
         if FLOAT_NAME.fullmatch(value.name):
             return numbers.node(numbers.make_float("value", symbol), float)
@@ -92,7 +92,7 @@ def _read(numbers: Arithmetic, value: Any) -> SymNode:
         return numbers.compare(RELATIONS[kind], *parts)
     if kind in OTHERS:
         return OTHERS[kind](*parts)
-    raise ValueError(f"{value} has {kind} in it, which sizes are not computed with")
+    raise ValueError(f"{value}: {kind} is not supported in expressions of sizes")
 
 
 def _read_choices(numbers: Arithmetic, choices: Sequence[Any]) -> SymNode:

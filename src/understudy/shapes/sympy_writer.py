@@ -20,7 +20,9 @@ RELATIONS = {"==": sympy.Eq, "!=": sympy.Ne, "<": sympy.Lt, "<=": sympy.Le, ">":
 _functions = _torch.sympy_functions()
 INTEGER_OPERATIONS: dict[str, Callable[..., Any]] = {
     "floordiv": _functions.FloorDiv,
-    "mod": lambda a, b: (_functions.Mod if a.is_nonnegative and b.is_nonnegative else _functions.PythonMod)(a, b),
+    "mod": lambda a, b: (_functions.Mod if a.is_nonnegative and b.is_nonnegative else _functions.PythonMod)(
+        a, b
+    ),
     "min": _functions.Min,
     "max": _functions.Max,
     "abs": sympy.Abs,
@@ -71,7 +73,9 @@ class SympyWriter(Writer[Any]):
 
     def write_sum(self, terms: Sequence[Term]) -> Any:
         products = [
-            sympy.Mul(sympy.Integer(coefficient), *(self.write(atom) ** exponent for atom, exponent in monomial))
+            sympy.Mul(
+                sympy.Integer(coefficient), *(self.write(atom) ** exponent for atom, exponent in monomial)
+            )
             for monomial, coefficient in terms
         ]
         return sympy.Add(*products)

@@ -1,13 +1,12 @@
 """spec: immutable values that describe tensors and operator calls.
 
-    tensor_spec    TensorSpec
-    call           Call and its outcomes: New, View, Same, Changed, Value
-    strides        strides of new results
-    elementwise    promotion of dtypes, broadcasting, and the result of an elementwise operator
-    alternatives   the weakest guard for an answer about layouts
-    sparse         sparse layouts
-    error_context  adds context to errors
-    device_facts   facts about devices on which answers depend (imported by its own name: it needs no torch)
+tensor_spec    TensorSpec
+call           Call and its outcomes: New, View, Same, Changed, Value
+strides        strides of new results
+elementwise    promotion of dtypes, broadcasting, and the result of an elementwise operator
+sparse         sparse layouts
+error_context  adds context to errors
+device_facts   facts about devices on which answers depend (imported by its own name: it needs no torch)
 """
 
 from understudy.spec.call import (

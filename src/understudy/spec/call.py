@@ -5,7 +5,7 @@
              | Same(of)           input `of` itself (written in place, or passed through)
              | Same(of, spec)     input `of` itself, whose metadata the call has changed to `spec`
              | Changed((Same, …)) nothing: these inputs themselves, written in place
-             | Value(value)       a number, None, or anything that is no tensor
+             | Value(value)       a number, None, or any other value that is not a tensor
     outcomes = outcome            the call returns one thing
              | [outcome, …]       the call returns a list of tensors
              | (outcomes, …)      the call returns several things

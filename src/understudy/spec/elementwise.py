@@ -71,6 +71,8 @@ def result_type(*operands: object) -> torch.dtype:
         elif operand is not None:
             dtype = number_dtype(operand)
             number = dtype if number is None else promote(number, dtype)
+    if zero_dim is None and number is None and dimensioned is not None:
+        return dimensioned
     return _combine(dimensioned, _combine(zero_dim, number)) or default_dtype()
 
 
@@ -150,12 +152,16 @@ def _broadcast_pair(a: Sequence[Any], b: Sequence[Any], meet: Meeting) -> Shape:
     for position, size in enumerate(b, lead):
         other = sizes[position]
         # Provable cases first: next to a plain 1 no guard on a symbol is needed.
-        if other is size or is_provably_equal(size, 1) or (type(size) is int and type(other) is int and size == other):
+        if (
+            other is size
+            or is_provably_equal(size, 1)
+            or (type(size) is int and type(other) is int and size == other)
+        ):
             continue
         met = size if is_provably_equal(other, 1) else meet(other, size)
         if met is None:
             raise ShapeMismatch(
-                f"shapes {list(a)} and {list(b)} can't be broadcast together: {other} and {size} meet in dimension "
+                f"shapes {list(a)} and {list(b)} can't be broadcast together: {other} and {size} differ in dimension "
                 f"{position}"
             )
         sizes[position] = met
@@ -166,7 +172,11 @@ def meet_by_hints(other: Size, size: Size) -> object:
     """By hints: a size that is expanded for the hints is assumed to be 1, others to be equal."""
     if _is_one_beside_unbacked(other, size):
         return size
-    if _is_one_beside_unbacked(size, other) or (not have_different_hints(other, size) and other == size) or size == 1:
+    if (
+        _is_one_beside_unbacked(size, other)
+        or (not have_different_hints(other, size) and other == size)
+        or size == 1
+    ):
         return other
     if has_unbacked(size, other) and (expect_equal(other, size) or expect_equal(size, 1)):
         return other
@@ -227,7 +237,12 @@ def _is_one_beside_unbacked(size: Size, other: Size) -> bool:
     """Whether the hint of a size is 1 and the other one is unbacked: then the two need not be equal."""
     if type(size) is int or type(other) is int:
         return False
-    return has_unbacked(other) and not has_unbacked(size) and not have_different_hints(size, 1) and bool(size == 1)
+    return (
+        has_unbacked(other)
+        and not has_unbacked(size)
+        and not have_different_hints(size, 1)
+        and bool(size == 1)
+    )
 
 
 # --- The spec of an elementwise operator's result -----------------------------------------------------------
@@ -248,6 +263,18 @@ def elementwise(
     `dtype` is that of the result; `common` the one to which operands are cast first, None for operators without a cast.
     On CPU the cast makes dense copies, which may change the memory order of the result.
     """
+    first = operands[0] if operands else None
+    if type(first) is TensorSpec and dtype is first.dtype and (common is dtype or common is None):
+        for operand in operands:
+            if operand is not first:
+                break
+        else:  # all operands have the spec of the result
+            if (
+                first.offset == 0
+                and not (first.conj or first.neg or first.is_symbolic)
+                and first.is_contiguous
+            ):
+                return first.like() if 0 in first.shape or 1 in first.shape else first
     given = [operand for operand in operands if operand is not None]
     specs = [operand for operand in given if isinstance(operand, TensorSpec)]
     if not specs:
@@ -257,10 +284,15 @@ def elementwise(
     numbers = len(specs) != len(given)
     on_cpu = device.type == "cpu"
     are_copied = [
-        spec.conj or spec.neg or (on_cpu and common is not None and spec.dtype is not common) for spec in specs
+        spec.conj or spec.neg or (on_cpu and common is not None and spec.dtype is not common)
+        for spec in specs
     ]
-    if True in are_copied and not (is_symbolic(shape) and _are_provably_row_major(specs)):  # copies would be row-major, too
-        specs = [preserved_copy(s) if is_copied else s for s, is_copied in zip(specs, are_copied, strict=True)]
+    if True in are_copied and not (
+        is_symbolic(shape) and _are_provably_row_major(specs)
+    ):  # copies would be row-major, too
+        specs = [
+            preserved_copy(s) if is_copied else s for s, is_copied in zip(specs, are_copied, strict=True)
+        ]
     return TensorSpec(shape, elementwise_strides(shape, specs, numbers), dtype=dtype, device=device)
 
 

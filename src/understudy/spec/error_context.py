@@ -40,7 +40,9 @@ class MissingKernel(UnsupportedOperatorException, OperatorNotImplemented):
 
 
 OperatorLinAlgError: Any = type(
-    "OperatorLinAlgError", (OperatorError, torch.linalg.LinAlgError), {"__doc__": "An error that is a LinAlgError in eager."}
+    "OperatorLinAlgError",
+    (OperatorError, torch.linalg.LinAlgError),
+    {"__doc__": "An error that is a LinAlgError in eager."},
 )
 
 
@@ -63,7 +65,10 @@ HINTS: tuple[tuple[type[UnderstudyError], str], ...] = (
         "symbols; elsewhere, use an operator with a fixed size (torch.where, nonzero_static, multiplication by the mask)",
     ),
     (FakeTensorDeviceMismatchError, "move one of them with .to(device)"),
-    (MissingKernel, "real tensors are refused as well: convert them to a layout or a dtype that has a kernel"),
+    (
+        MissingKernel,
+        "real tensors are refused as well: convert them to a layout or a dtype that has a kernel",
+    ),
     (
         UnsupportedOperatorException,
         "register what it returns: torch.library.register_fake, or understudy.rule for a pure rule on specs",
@@ -111,7 +116,9 @@ def with_context(error: Exception, call: Call) -> UnderstudyError:
     if not isinstance(error, UnderstudyError):
         error = translate(error, call)
     hint = hint_for(error)
-    sizes = hints_of_symbols(flat(TensorSpec, call.args, call.kwargs)) if isinstance(error, ShapeMismatch) else ""
+    sizes = (
+        hints_of_symbols(flat(TensorSpec, call.args, call.kwargs)) if isinstance(error, ShapeMismatch) else ""
+    )
     if sizes:
         hint = hint.replace("of these shapes", f"of these shapes ({sizes})")
     context = Context(str(call.op), describe(call.args, call.kwargs), user_line(), hint)

@@ -78,7 +78,7 @@ def count_values(spec: TensorSpec) -> int:
 
 
 def count_bytes(spec: TensorSpec) -> int:
-    """Of indices and values together."""
+    """The indices and values together."""
     parts: SparseParts = spec.sparse
     shape = spec.numbers.shape
     if spec.layout is torch.sparse_coo:

@@ -29,7 +29,6 @@ from understudy.shapes.sizes import (
     is_symbolic,
     order_by_hints,
 )
-from understudy.spec.alternatives import with_weakest_guard
 from understudy.spec.tensor_spec import TensorSpec, contiguous_strides, is_contiguous, same_shape
 
 T = TypeVar("T")
@@ -84,7 +83,12 @@ def _is_provably_packed(shape: Sizes, stride: Sizes, order: Sequence[int]) -> bo
     left = [dim for dim in order if not is_provably_equal(shape[dim], 1)]
     while left:
         found = next(
-            (d for d in left if is_provably_equal(stride[d], expected) or is_provably_equal(stride[d], of_full)), None
+            (
+                d
+                for d in left
+                if is_provably_equal(stride[d], expected) or is_provably_equal(stride[d], of_full)
+            ),
+            None,
         )
         if found is None:
             return False
@@ -120,9 +124,7 @@ def elementwise_strides(shape: Shape, operands: Sequence[TensorSpec], numbers: b
         is_sorted = numbers or not all(operand.shape is shape for operand in operands)
         if not is_sorted or _keeps_order(shape, operands):
             return contiguous_strides(shape)
-    strides = with_weakest_guard(_elementwise_strides, shape, operands, numbers)
-    assert strides is not None
-    return strides
+    return _elementwise_strides(shape, operands, numbers)
 
 
 def _are_all_packed(operands: Sequence[TensorSpec], shape: Shape, packed: Shape) -> bool:
@@ -138,7 +140,9 @@ def _are_all_packed(operands: Sequence[TensorSpec], shape: Shape, packed: Shape)
 
 
 def _elementwise_strides(shape: Shape, operands: Sequence[TensorSpec], numbers: bool) -> Shape:
-    if not numbers and all(operand.shape is shape or same_shape(operand.shape, shape) for operand in operands):
+    if not numbers and all(
+        operand.shape is shape or same_shape(operand.shape, shape) for operand in operands
+    ):
         strides = _strides_of_one_shape(shape, operands)
         if strides is not None:
             return strides
@@ -158,7 +162,9 @@ def _keeps_order(shape: Shape, operands: Sequence[TensorSpec]) -> bool:
             steps = _steps_that_decide(shape, operands, outer, inner)
             if steps is None:
                 continue
-            if not is_provably_different(shape[inner], 1) and not is_nonempty_or_not_one(shape[outer], shape[inner], *steps):
+            if not is_provably_different(shape[inner], 1) and not is_nonempty_or_not_one(
+                shape[outer], shape[inner], *steps
+            ):
                 return False
             if steps is not OPEN_STEPS:
                 break
@@ -168,7 +174,9 @@ def _keeps_order(shape: Shape, operands: Sequence[TensorSpec]) -> bool:
 OPEN_STEPS = (1, 1)
 
 
-def _steps_that_decide(shape: Shape, operands: Sequence[TensorSpec], outer: int, inner: int) -> tuple[Any, Any] | None:
+def _steps_that_decide(
+    shape: Shape, operands: Sequence[TensorSpec], outer: int, inner: int
+) -> tuple[Any, Any] | None:
     """The strides of two dimensions in the first operand that is not expanded in either; None if all are. `OPEN_STEPS`
     if that is undecided."""
     for operand in operands:
@@ -187,7 +195,9 @@ def _steps_that_decide(shape: Shape, operands: Sequence[TensorSpec], outer: int,
 
 
 def _are_row_major_if_not_empty(operands: Sequence[TensorSpec]) -> bool:
-    return all(is_provably_row_major(operand.shape, operand.stride, if_not_empty=True) for operand in operands)
+    return all(
+        is_provably_row_major(operand.shape, operand.stride, if_not_empty=True) for operand in operands
+    )
 
 
 def is_provably_row_major(shape: Shape, stride: Shape, if_not_empty: bool = False) -> bool:

@@ -45,7 +45,9 @@ SHORT_DTYPE = {
     torch.complex64: "c64",
     torch.complex128: "c128",
 }
-SHORT_DTYPE.setdefault(torch.bfloat16.to_complex(), "bc32")  # in releases without such a dtype, this is complex64
+SHORT_DTYPE.setdefault(
+    torch.bfloat16.to_complex(), "bc32"
+)  # in releases without such a dtype, this is complex64
 
 
 contiguous_strides = packed_strides

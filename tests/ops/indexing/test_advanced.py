@@ -64,7 +64,11 @@ def test_index_of_anything(shape: list[int], data: st.DataObject) -> None:
             indices.append(None)
             continue
         own = [1 if data.draw(st.integers(0, 3)) == 0 else size for size in index_shape]
-        index = data.draw(tensor_of_shape(tuple(own[data.draw(st.integers(0, len(own))) if data.draw(st.booleans()) else 0 :])))
+        index = data.draw(
+            tensor_of_shape(
+                tuple(own[data.draw(st.integers(0, len(own))) if data.draw(st.booleans()) else 0 :])
+            )
+        )
         indices.append(index.to(torch.int32 if data.draw(st.integers(0, 3)) == 0 else torch.int64))
     check_rule(aten.index.Tensor, tensor, indices)
     if any(index is not None for index in indices):
@@ -79,7 +83,12 @@ def test_index_put() -> None:
             for values in (filled(()), filled((2,)), filled((1, 1)), filled((), torch.int64), filled((7, 9))):
                 check_rule(aten.index_put.default, tensor, indices, values)
     for tensor in layouts(3, 4):
-        for mask in (tensor > 1, (tensor > 1)[:, 0], torch.ones(7, dtype=torch.bool), torch.ones(3, dtype=torch.uint8)):
+        for mask in (
+            tensor > 1,
+            (tensor > 1)[:, 0],
+            torch.ones(7, dtype=torch.bool),
+            torch.ones(3, dtype=torch.uint8),
+        ):
             check_rule(aten.index_put.default, tensor, [mask], filled(()))
         check_rule(aten.index_put.default, tensor, [None, torch.ones(4, dtype=torch.bool)], filled(()))
     tensor = filled((3, 4)).t()
@@ -89,7 +98,16 @@ def test_index_put() -> None:
 
 
 def test_along_one_dimension() -> None:
-    vectors = [zeros(2), zeros(2).int(), zeros(), zeros(1), zeros(0), zeros(1, 2), zeros(2).short(), zeros(2).float()]
+    vectors = [
+        zeros(2),
+        zeros(2).int(),
+        zeros(),
+        zeros(1),
+        zeros(0),
+        zeros(1, 2),
+        zeros(2).short(),
+        zeros(2).float(),
+    ]
     for tensor in all_layouts():
         for index in vectors:
             for dim in (0, 1, -1):
@@ -98,7 +116,13 @@ def test_along_one_dimension() -> None:
                     check_rule(aten.index_fill.int_Scalar, tensor, dim, index, 1)
                     check_rule(aten.index_fill.int_Tensor, tensor, dim, index, filled(()))
                     check_rule(aten.index_fill.int_Tensor, tensor, dim, index, filled((1,)))
-        for source in [tensor, tensor[:2] if tensor.ndim else tensor, filled((2, 4)), filled(()), tensor.double()]:
+        for source in [
+            tensor,
+            tensor[:2] if tensor.ndim else tensor,
+            filled((2, 4)),
+            filled(()),
+            tensor.double(),
+        ]:
             for index in vectors:
                 if tensor.numel() == 0:
                     continue
@@ -150,7 +174,12 @@ def test_searches() -> None:
         check_rule(aten.isin.Tensor_Tensor, tensor, vector[:0])
         check_rule(aten.isin.Tensor_Scalar, tensor, 1)
         check_rule(aten.isin.Scalar_Tensor, 1, tensor)
-        for values in (zeros(3, 2).t(), zeros(9, 2).t(), zeros(3, 4)[:, :2], zeros(3, 2).double().t()):  # some are refused
+        for values in (
+            zeros(3, 2).t(),
+            zeros(9, 2).t(),
+            zeros(3, 4)[:, :2],
+            zeros(3, 2).double().t(),
+        ):  # some are refused
             check_rule(aten.isin.Tensor_Tensor, tensor, values)
             check_rule(aten.isin.Tensor_Tensor, tensor.double(), values)
         check_rule(aten.histc.default, tensor, 5)

@@ -14,7 +14,16 @@ aten = torch.ops.aten
 
 def indices_for(tensor: torch.Tensor) -> list[torch.Tensor]:
     shape = list(tensor.shape)
-    shapes = [shape, [2, *shape[1:]], [2, *(1 for _ in shape[1:])], [*shape, 1], [0], [1], [], [9] * len(shape)]
+    shapes = [
+        shape,
+        [2, *shape[1:]],
+        [2, *(1 for _ in shape[1:])],
+        [*shape, 1],
+        [0],
+        [1],
+        [],
+        [9] * len(shape),
+    ]
     found = [torch.zeros(s, dtype=torch.int64) for s in shapes]
     return [*found, found[0].int(), found[0].short(), found[0].float()]
 
@@ -71,4 +80,6 @@ def test_masked_scatter() -> None:
         for mask in [*masks, torch.zeros(4), torch.zeros(4, dtype=torch.uint8)]:
             check_rule(aten.masked_scatter.default, tensor, mask, filled((99,)))
         check_rule(aten.masked_scatter.default, tensor, masks[0], filled((99,), torch.int64))
-        check_rule(aten.masked_scatter_backward.default, tensor, torch.zeros(tensor.shape, dtype=torch.bool), [3, 4])
+        check_rule(
+            aten.masked_scatter_backward.default, tensor, torch.zeros(tensor.shape, dtype=torch.bool), [3, 4]
+        )

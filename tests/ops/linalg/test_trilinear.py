@@ -21,6 +21,15 @@ def test_a_bilinear_layer_and_its_gradients() -> None:
             yield trilinear, grad, weight, y, [2, 3], [0], [1, 2], [1, 3]
             yield trilinear, grad, x, y, [2, 3], [1, 3], [1, 2], [0]
             yield trilinear, grad, weight, x, [2, 3], [0], [1, 3], [1, 2]
-            yield trilinear, x.to(torch.complex64), weight.to(torch.complex64), y.to(torch.complex64), [1, 3], [0], [1, 2], [2, 3]
+            yield (
+                trilinear,
+                x.to(torch.complex64),
+                weight.to(torch.complex64),
+                y.to(torch.complex64),
+                [1, 3],
+                [0],
+                [1, 2],
+                [2, 3],
+            )
 
     every(calls())

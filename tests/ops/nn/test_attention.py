@@ -74,7 +74,9 @@ def test_no_gradient_of_the_output(env: ShapeEnv | None) -> None:
         assert aten._scaled_dot_product_flash_attention_for_cpu_backward(None, *fakes) == (None,) * 3
         x = torch.empty(2, 1, 3, 4, device="cuda")
         kept = aten._scaled_dot_product_efficient_attention(x, x, x, None, True)
-        found = aten._scaled_dot_product_efficient_attention_backward(None, x, x, x, None, *kept, 0.0, [True] * 4)
+        found = aten._scaled_dot_product_efficient_attention_backward(
+            None, x, x, x, None, *kept, 0.0, [True] * 4
+        )
         assert found == (None,) * 4
 
 
@@ -210,7 +212,9 @@ def test_kernel_on_an_h100(name: str) -> None:
     expected, call = CHOICES[name]
     with understudy.simulate("h100"), Names() as names:
         call()
-    found = [kind for kind in (CUDNN, FLASH, EFFICIENT) if any(f"_{kind}_attention" in name for name in names.seen)]
+    found = [
+        kind for kind in (CUDNN, FLASH, EFFICIENT) if any(f"_{kind}_attention" in name for name in names.seen)
+    ]
     assert (found or [MATH]) == [expected]
 
 
@@ -225,11 +229,15 @@ class Names(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode], ids=["no_grad", "inference_mode"])
-@pytest.mark.parametrize("mask", [(3, 5), (5, 5), (5, 3, 3), (2, 1, 3, 3), (1, 3), (3,), (), (2, 2, 3, 3)], ids=str)
+@pytest.mark.parametrize(
+    "mask", [(3, 5), (5, 5), (5, 3, 3), (2, 1, 3, 3), (1, 3), (3,), (), (2, 2, 3, 3)], ids=str
+)
 @pytest.mark.parametrize("query", [(2, 2, 3, 4), (2, 3, 4)], ids=str)
 def test_a_mask_has_to_fit_the_weights(query: tuple[int, ...], mask: tuple[int, ...], context: Any) -> None:
     if len(mask) > len(query) and context is torch.no_grad:
-        pytest.skip("a known gap: for subclasses, C++ adds the mask to the weights in a way that makes them larger")
+        pytest.skip(
+            "a known gap: for subclasses, C++ adds the mask to the weights in a way that makes them larger"
+        )
 
     def attend(x: torch.Tensor) -> Any:
         with context():

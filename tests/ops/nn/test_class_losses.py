@@ -116,7 +116,9 @@ def test_ctc_loss() -> None:
         yield aten._ctc_loss.default, log_probs, targets, [6], [3, 2]
         yield aten._ctc_loss.default, log_probs, targets, [6, 6], [3, 2], 7
         yield aten._ctc_loss.default, log_probs[0], targets, [6, 6], [3, 2]
-        rows = [torch.ones(shape, dtype=torch.int64) for shape in ((2, 3), (3, 3), (2, 2), (5,), (6,), (2, 3, 1))]
+        rows = [
+            torch.ones(shape, dtype=torch.int64) for shape in ((2, 3), (3, 3), (2, 2), (5,), (6,), (2, 3, 1))
+        ]
         for given in (*rows, rows[0].int(), rows[0].float()):
             for lengths in ([3, 2], [2, 2], [4, 1], [3, -1], [3, 2, 1]):
                 for of_inputs in ([6, 6], [7, 6], [6, -1], [6, 6, 6]):

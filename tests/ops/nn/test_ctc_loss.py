@@ -17,15 +17,17 @@ SCORES, TARGETS = torch.zeros(6, 2, 5), torch.ones(2, 3, dtype=torch.int64)
 @pytest.mark.parametrize(
     ("targets", "of_inputs", "of_targets", "message"),
     [
-        (TARGETS, [6], [3, 2], "not one length of input and target for each of 2 sequences"),
-        (TARGETS, [6, 6], [3, 2, 1], "not one length of input and target for each of 2 sequences"),
-        (TARGETS, [6, 7], [3, 2], "lengths of inputs have to be 0 to 6"),
-        (TARGETS, [6, 6], [3, -1], "those of targets 0 or more"),
+        (TARGETS, [6], [3, 2], "expected 2 input lengths and 2 target lengths"),
+        (TARGETS, [6, 6], [3, 2, 1], "expected 2 input lengths and 2 target lengths"),
+        (TARGETS, [6, 7], [3, 2], "expected input lengths from 0 to 6"),
+        (TARGETS, [6, 6], [3, -1], "target lengths of at least 0"),
         (TARGETS, [6, 6], [4, 2], "expected 2 targets of up to 4 classes"),
         (TARGETS.reshape(-1), [6, 6], [3, 2], "expected targets of 5 classes in all"),
     ],
 )
-def test_refused(targets: Any, of_inputs: list[int], of_targets: list[int], message: str, in_tensors: bool) -> None:
+def test_refused(
+    targets: Any, of_inputs: list[int], of_targets: list[int], message: str, in_tensors: bool
+) -> None:
     def loss(scores: Any, targets: Any) -> Any:
         lengths = (torch.tensor(each) if in_tensors else each for each in (of_inputs, of_targets))
         return torch.ctc_loss(scores, targets, *lengths)
@@ -41,9 +43,14 @@ def test_lengths_on_the_cpu(reduction: str) -> None:
     with FakeTensorMode():
         scores = torch.randn(6, 2, 5, device="cuda", requires_grad=True)
         lengths = torch.tensor([6, 5]), torch.tensor([3, 2])
-        losses = torch.nn.functional.ctc_loss(scores, torch.ones(2, 3, device="cuda").long(), *lengths, reduction=reduction)
+        losses = torch.nn.functional.ctc_loss(
+            scores, torch.ones(2, 3, device="cuda").long(), *lengths, reduction=reduction
+        )
         losses.sum().backward()
-    assert losses.shape == ((2,) if reduction == "none" else ()) and losses.device == scores.grad.device == scores.device
+    assert (
+        losses.shape == ((2,) if reduction == "none" else ())
+        and losses.device == scores.grad.device == scores.device
+    )
 
 
 def test_guards() -> None:
@@ -51,4 +58,9 @@ def test_guards() -> None:
     with FakeTensorMode(shape_env=env) as mode:
         scores, targets = mode.from_tensor(SCORES, source="x"), mode.from_tensor(TARGETS, source="t")
         torch.ctc_loss(scores, targets, [5, 4], [3, 2])
-    assert sorted(str(guard.condition) for guard in env.guards) == ["t_0 == 2", "t_1 >= 3", "x_0 >= 5", "x_1 == 2"]
+    assert sorted(str(guard.condition) for guard in env.guards) == [
+        "t_0 == 2",
+        "t_1 >= 3",
+        "x_0 >= 5",
+        "x_1 == 2",
+    ]

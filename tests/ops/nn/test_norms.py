@@ -143,11 +143,16 @@ def test_batch_norm_backward(shape: tuple[int, ...]) -> None:
     every(calls())
 
 
-@pytest.mark.parametrize("shape", [(2, 4, 5, 1), (2, 4, 1, 5), (1, 4, 5, 3), (2, 4, 1), (2, 3, 1, 5, 2)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(2, 4, 5, 1), (2, 4, 1, 5), (1, 4, 5, 3), (2, 4, 1), (2, 3, 1, 5, 2)], ids=str
+)
 def test_batch_norm_of_permuted_inputs(shape: tuple[int, ...]) -> None:
     """Strides of dimensions of size 1 may be any: a channels-last input is one to the kernel whatever they are."""
     orders = list(itertools.permutations(range(len(shape))))[:: 1 if len(shape) < 5 else 7]
-    inputs = [filled([shape[dim] for dim in order]).permute([order.index(dim) for dim in range(len(shape))]) for order in orders]
+    inputs = [
+        filled([shape[dim] for dim in order]).permute([order.index(dim) for dim in range(len(shape))])
+        for order in orders
+    ]
     inputs.append(filled([2 * size for size in shape])[tuple(slice(size) for size in shape)])
     one = filled((shape[1],))
     apart = filled((2 * shape[1],))[::2]
@@ -157,7 +162,19 @@ def test_batch_norm_of_permuted_inputs(shape: tuple[int, ...]) -> None:
             for weight in (one, apart, None):
                 yield aten.native_batch_norm.default, x, weight, weight, one, one, True, 0.1, 1e-5
             for grad in inputs[::3]:
-                yield aten.native_batch_norm_backward.default, grad, x, one, one, one, one, one, True, 1e-5, [True] * 3
+                yield (
+                    aten.native_batch_norm_backward.default,
+                    grad,
+                    x,
+                    one,
+                    one,
+                    one,
+                    one,
+                    one,
+                    True,
+                    1e-5,
+                    [True] * 3,
+                )
 
     every(calls())
 

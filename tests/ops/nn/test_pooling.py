@@ -122,9 +122,18 @@ def test_adaptive_pools(spatial: int) -> None:
                 yield op("_adaptive_avg_pool", spatial, "_backward"), grad, x
                 yield op("adaptive_max_pool", spatial, "_backward"), grad, x, indices * 0
             for nothing in ((*shape[:2], 0, *pooled[3:]), (0, *pooled[1:])):
-                yield op("_adaptive_avg_pool", spatial, "_backward"), filled(nothing), filled((nothing[0], *shape[1:]))
+                yield (
+                    op("_adaptive_avg_pool", spatial, "_backward"),
+                    filled(nothing),
+                    filled((nothing[0], *shape[1:])),
+                )
                 places = filled(nothing, torch.int64)
-                yield op("adaptive_max_pool", spatial, "_backward"), filled(nothing), filled((nothing[0], *shape[1:])), places
+                yield (
+                    op("adaptive_max_pool", spatial, "_backward"),
+                    filled(nothing),
+                    filled((nothing[0], *shape[1:])),
+                    places,
+                )
             for dtype in MORE_DTYPES:
                 yield average, x.to(dtype), [2] * spatial
                 yield largest, x.to(dtype), [2] * spatial
@@ -151,9 +160,22 @@ def test_fractional_pools(spatial: int) -> None:
         for dtype in MORE_DTYPES:
             x = filled((2, 3, *(7,) * spatial), dtype)
             yield forward, x, [2] * spatial, [3] * spatial, torch.rand(2, 3, spatial).to(dtype)
-        shapes = ((1, 3, spatial), (3, 3, spatial), (2, 4, spatial), (2, 2, spatial), (2, 3, spatial + 1), (3, spatial))
+        shapes = (
+            (1, 3, spatial),
+            (3, 3, spatial),
+            (2, 4, spatial),
+            (2, 2, spatial),
+            (2, 3, spatial + 1),
+            (3, spatial),
+        )
         for lead, samples in itertools.product(((2, 3), (3,)), (*shapes, (1, 2, 3, spatial))):
-            yield forward, torch.rand(*lead, *(7,) * spatial), [2] * spatial, [3] * spatial, torch.rand(samples)
+            yield (
+                forward,
+                torch.rand(*lead, *(7,) * spatial),
+                [2] * spatial,
+                [3] * spatial,
+                torch.rand(samples),
+            )
 
     every(calls())
 

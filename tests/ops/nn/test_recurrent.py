@@ -47,9 +47,13 @@ def test_which_dtypes_onednn_layers_take_together(dtypes: str) -> None:
     shapes = [(5, 2, 3), (16, 3), (16, 4), (16,), (16,), (2, 4), (2, 4)]
 
     def find_dtypes() -> Any:
-        operands = [torch.zeros(shape, dtype=DTYPES[name]) for shape, name in zip(shapes, dtypes, strict=True)]
+        operands = [
+            torch.zeros(shape, dtype=DTYPES[name]) for shape, name in zip(shapes, dtypes, strict=True)
+        ]
         try:
-            results = torch.ops.aten.mkldnn_rnn_layer(*operands, False, [], 2, 4, 1, True, False, False, False)
+            results = torch.ops.aten.mkldnn_rnn_layer(
+                *operands, False, [], 2, 4, 1, True, False, False, False
+            )
         except RuntimeError:
             return "refused"
         return [result.dtype for result in results[:3]]
@@ -61,7 +65,9 @@ def test_which_dtypes_onednn_layers_take_together(dtypes: str) -> None:
         assert find_dtypes() == expected
 
 
-@pytest.mark.parametrize("sizes", [(1, 1, 16, 32), (10, 4, 64, 32), (10, 4, 20, 30), (10, 8, 16, 64), (7, 3, 128, 256)])
+@pytest.mark.parametrize(
+    "sizes", [(1, 1, 16, 32), (10, 4, 64, 32), (10, 4, 20, 30), (10, 8, 16, 64), (7, 3, 128, 256)]
+)
 @pytest.mark.parametrize("train", [True, False])
 def test_the_size_of_onednns_workspace(sizes: tuple[int, int, int, int], train: bool) -> None:
     length, batch, features, hidden = sizes
@@ -100,4 +106,8 @@ def test_the_workspace_of_a_layer_without_gradients(is_recorded: bool) -> None:
         with FakeTensorMode():
             program()
             fake = program()
-    assert [value is None for value in fake] == [value is None for value in real] == [False] * 3 + [not is_recorded]
+    assert (
+        [value is None for value in fake]
+        == [value is None for value in real]
+        == [False] * 3 + [not is_recorded]
+    )

@@ -14,7 +14,7 @@ TABLES = (binary.COMMON_DTYPE, binary.FLOAT_RESULT, binary.BOOL_RESULT)
 ENTRIES = [
     binary.overload(name, overload)
     for table in TABLES
-    for _, _, overload_names, names in table
+    for _, overload_names, names in table
     for name in names.split()
     for overload in overload_names
 ] + [

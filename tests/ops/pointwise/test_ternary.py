@@ -64,10 +64,22 @@ def test_where_with_numbers() -> None:
         check_rule(torch.ops.aten.where.Scalar, mask, a, b)
 
 
-BEYOND = [(-1, 1), (-300, 300), (-3, -1), (300, 400), (-1e9, 1e9), (1e39, None), (None, 300), (-1, None), (2**63 - 1, 2**63 - 1)]
+BEYOND = [
+    (-1, 1),
+    (-300, 300),
+    (-3, -1),
+    (300, 400),
+    (-1e9, 1e9),
+    (1e39, None),
+    (None, 300),
+    (-1, None),
+    (2**63 - 1, 2**63 - 1),
+]
 
 
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int64, torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(
+    "dtype", [torch.uint8, torch.int8, torch.int64, torch.float16, torch.bfloat16, torch.float32]
+)
 def test_clamp_beyond_the_range_of_a_dtype(dtype: torch.dtype) -> None:
     x = flat(dtype)[:3]
     clamp, clamp_min, clamp_max = overloads("clamp", "clamp_min", "clamp_max")

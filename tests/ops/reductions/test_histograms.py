@@ -15,7 +15,13 @@ def test_of_one_dimension() -> None:
     def calls() -> Iterator[Any]:
         for shape in SHAPES:
             for x in layouts(shape, few=True):
-                for edges in (torch.arange(4.0), torch.arange(2.0), torch.rand(1), torch.rand(0), torch.rand(2, 2)):
+                for edges in (
+                    torch.arange(4.0),
+                    torch.arange(2.0),
+                    torch.rand(1),
+                    torch.rand(0),
+                    torch.rand(2, 2),
+                ):
                     yield aten.histogram.bins_tensor, x, edges
                 for count in (1, 7, 0, -1):
                     yield aten.histogram.bin_ct, x, count, {"range": [0.0, 1.0]}
@@ -49,6 +55,11 @@ def test_of_several() -> None:
                     yield aten._histogramdd_from_bin_tensors.default, x, edges
                     for weight in (torch.rand(shape[:-1]), torch.rand(3), torch.rand(())):
                         yield aten._histogramdd_from_bin_tensors.default, x, edges, {"weight": weight}
-                        yield aten._histogramdd_from_bin_cts.default, x, counts, {"range": limits, "weight": weight}
+                        yield (
+                            aten._histogramdd_from_bin_cts.default,
+                            x,
+                            counts,
+                            {"range": limits, "weight": weight},
+                        )
 
     every(calls())

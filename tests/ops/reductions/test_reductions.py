@@ -197,11 +197,11 @@ def test_refusals_say_what_was_seen() -> None:
     x = spec_of(filled((2, 3), torch.int64))
     mean, amax, equal = rule_of(aten.mean.default), rule_of(aten.amax.default), rule_of(aten.equal.default)
     assert mean and amax and equal
-    with pytest.raises(DtypeError, match="i64\\[2, 3\\]@cpu has no mean"):
+    with pytest.raises(DtypeError, match=r"got torch\.int64 for i64\[2, 3\]@cpu; give dtype="):
         mean(x)
     with pytest.raises(DimensionError, match="dimension 5 is out of range for a tensor of 2 dimensions"):
         amax(x, [5])
-    with pytest.raises(DimensionError, match="dimension 0 of i64\\[0\\]@cpu has no elements"):
+    with pytest.raises(DimensionError, match="dimension 0 of i64\\[0\\]@cpu is empty"):
         amax(x.like((0,)), [0])
     with pytest.raises(DataDependentOutputException, match="depends on the values"):
         equal(x, x)

@@ -43,7 +43,13 @@ def test_dtypes(op: Any, dtype: torch.dtype) -> None:
 
 def test_out() -> None:
     check_rule(aten.cumsum.out, filled((3, 4)), 0, out=torch.empty(3, 4).t().contiguous().t())
-    check_rule(aten.cummax.out, filled((3, 4)), 0, values=torch.empty(3, 4), indices=torch.empty(0, dtype=torch.int64))
+    check_rule(
+        aten.cummax.out,
+        filled((3, 4)),
+        0,
+        values=torch.empty(3, 4),
+        indices=torch.empty(0, dtype=torch.int64),
+    )
 
 
 def test_helpers() -> None:

@@ -51,7 +51,16 @@ def test_dtypes(dtype: torch.dtype) -> None:
 
 
 def test_distances() -> None:
-    for a in [*layouts(5, 3), *layouts(2, 5, 3), *layouts(4, 1, 5, 3), *layouts(5, 0), *layouts(0, 3), *layouts(5, 4), *layouts(3), *layouts(30, 3)]:
+    for a in [
+        *layouts(5, 3),
+        *layouts(2, 5, 3),
+        *layouts(4, 1, 5, 3),
+        *layouts(5, 0),
+        *layouts(0, 3),
+        *layouts(5, 4),
+        *layouts(3),
+        *layouts(30, 3),
+    ]:
         for b in [*layouts(4, 3), *layouts(2, 4, 3), *layouts(3, 4, 3), *layouts(4, 0), *layouts(30, 3)]:
             for p in (2.0, 1.0, -1.0):
                 check_rule(aten._cdist_forward.default, a, b, p, None)
@@ -63,7 +72,9 @@ def test_distances() -> None:
     for a in layouts(2, 5, 3):
         for b in [*layouts(2, 4, 3), *layouts(4, 3)]:
             check_rule(aten._euclidean_dist.default, a, b)
-            check_rule(aten._cdist_backward.default, filled((2, 5, 4)), a, b.expand(2, 4, 3), 1.0, filled((2, 5, 4)))
+            check_rule(
+                aten._cdist_backward.default, filled((2, 5, 4)), a, b.expand(2, 4, 3), 1.0, filled((2, 5, 4))
+            )
     for a in layouts(5, 3):
         check_rule(aten._pdist_backward.default, filled((10,)), a, 2.0, filled((10,)))
     for a in all_layouts():

@@ -59,7 +59,9 @@ def test_as_the_kernel(name: str) -> None:
 def test_the_error_names_number_and_dtype() -> None:
     with FakeTensorMode():
         scores = torch.randn(4, 4, dtype=torch.float16, device="cuda")
-        with pytest.raises(ArgumentError, match=r"masked_fill: -1000000000\.0 can't be stored in torch\.float16"):
+        with pytest.raises(
+            ArgumentError, match=r"masked_fill: -1000000000\.0 can't be stored in torch\.float16"
+        ):
             scores.masked_fill(torch.ones(4, 4, dtype=torch.bool, device="cuda"), -1e9)
         with pytest.raises(RuntimeError, match="overflow"):
             scores.clamp(-1e9)

@@ -52,7 +52,9 @@ def test_gpt(sdpa: bool) -> None:
     def program() -> None:
         x = torch.randn(batch, length, width)
         for _ in range(layers):
-            q, k, v = torch.nn.Linear(width, 3 * width)(x).view(batch, length, 3, 8, 32).permute(2, 0, 3, 1, 4)
+            q, k, v = (
+                torch.nn.Linear(width, 3 * width)(x).view(batch, length, 3, 8, 32).permute(2, 0, 3, 1, 4)
+            )
             y = attend(q, k, v).transpose(1, 2).reshape(batch, length, width)
             x = x + torch.nn.Linear(width, width)(y)
             x = x + torch.nn.Linear(4 * width, width)(F.gelu(torch.nn.Linear(width, 4 * width)(x)))
@@ -170,7 +172,11 @@ def test_kinds_of_work() -> None:
     assert kind(aten.sum.dim_IntList, x, [1], made=spec(4)) == "elementwise"
     assert kind(aten.view.default, x, [24], made=spec(24)) == kind(aten.t_.default, x, made=x) == "views"
     assert kind(aten.clone.default, x, made=x) == kind(aten.embedding.default, x, x, made=x) == "moves"
-    assert kind(aten._foreach_add_.List, [x, x], [x, x]) == kind(aten._fused_adamw_.default, [x], [x]) == "elementwise"
+    assert (
+        kind(aten._foreach_add_.List, [x, x], [x, x])
+        == kind(aten._fused_adamw_.default, [x], [x])
+        == "elementwise"
+    )
     assert kind(aten.linalg_qr.default, x, made=x) == "unknown"
 
 

@@ -20,7 +20,9 @@ H100 = DeviceFacts("cuda", (9, 0), multiprocessors=132, threads_per_multiprocess
 CUDA = torch.device("cuda", 0)
 
 
-def spec(*shape: int, stride: tuple[int, ...] | None = None, dtype: torch.dtype = torch.float32) -> TensorSpec:
+def spec(
+    *shape: int, stride: tuple[int, ...] | None = None, dtype: torch.dtype = torch.float32
+) -> TensorSpec:
     return TensorSpec(shape, stride, dtype=dtype, device=CUDA)
 
 
@@ -72,7 +74,11 @@ def test_flash_backward() -> None:
     grouped = 2 * 1000 * 8 * 64 * 2
     needed = (4 * 2 * 8 * lengths, 4 * 2 * lengths * 8 * 64, grouped, grouped)
     assert scratch(op, by_rows, q, k, k, by_rows, made=(q, k, k)).sizes == needed
-    assert scratch(op, q, q, k, k, q, made=(q, k, k)).sizes == (grouped, grouped, *needed)  # copies of gradient and result
+    assert scratch(op, q, q, k, k, q, made=(q, k, k)).sizes == (
+        grouped,
+        grouped,
+        *needed,
+    )  # copies of gradient and result
 
 
 def test_foreach_norm_has_a_partial_for_each_chunk() -> None:
@@ -92,9 +98,13 @@ def test_cudnn_is_a_bounded_unknown() -> None:
 def test_index_put_that_accumulates_copies_values_in_another_order() -> None:
     values = spec(512, 2560, stride=(1, 512))
     index = spec(512, dtype=torch.int64)
-    found = scratch(aten.index_put_.default, spec(10_000, 2560), [index], values, True, made=spec(10_000, 2560))
+    found = scratch(
+        aten.index_put_.default, spec(10_000, 2560), [index], values, True, made=spec(10_000, 2560)
+    )
     assert found.sizes == (4096, 4096, -4096, 5_242_880, 4096, 4096, 4096, 1)
-    assert scratch(aten.index_put_.default, spec(10, 4), [index], values, False, made=spec(10, 4)) == NO_SCRATCH
+    assert (
+        scratch(aten.index_put_.default, spec(10, 4), [index], values, False, made=spec(10, 4)) == NO_SCRATCH
+    )
 
 
 def test_sum_of_other_dtypes_is_of_a_copy() -> None:
@@ -111,7 +121,10 @@ def test_sizes_of_partial_results() -> None:
     places = 2560 * 16 * 32 * 4
     assert scratch(aten.sum.dim_IntList, x, [0], made=spec(2560)).sizes == (4 * places, 4 * 20)
     assert scratch(aten.amax.default, x, [0], made=spec(2560)).sizes == (4 * places, 4 * 20)
-    assert scratch(aten.aminmax.default, x, dim=0, made=(spec(2560), spec(2560))).sizes == (8 * places, 4 * 20)
+    assert scratch(aten.aminmax.default, x, dim=0, made=(spec(2560), spec(2560))).sizes == (
+        8 * places,
+        4 * 20,
+    )
     assert scratch(aten.var.correction, x, [0], made=spec(2560)).sizes == (16 * places, 4 * 20)
     wide = spec(1024, 2560, dtype=torch.float64)
     made = spec(2560, dtype=torch.float64)
@@ -123,12 +136,16 @@ def test_sizes_of_partial_results() -> None:
 def test_reduction_of_expanded_dimensions() -> None:
     """What is expanded is not sorted: all that is reduced comes before what stays."""
     x = spec(1024, 2560, stride=(0, 1))
-    assert scratch(aten.sum.dim_IntList, x, [0], made=spec(2560)).sizes == ()  # its stride is the smallest: along rows
+    assert (
+        scratch(aten.sum.dim_IntList, x, [0], made=spec(2560)).sizes == ()
+    )  # its stride is the smallest: along rows
 
 
 def test_softmax_backward_has_a_product_of_its_size() -> None:
     y = spec(4, 12, 512, 512)
-    assert scratch(aten._softmax_backward_data.default, y, y, -1, torch.float32, made=y).sizes == (4 * 4 * 12 * 512 * 512,)
+    assert scratch(aten._softmax_backward_data.default, y, y, -1, torch.float32, made=y).sizes == (
+        4 * 4 * 12 * 512 * 512,
+    )
     assert scratch(aten._log_softmax_backward_data.default, y, y, -1, torch.float32, made=y) == NO_SCRATCH
     turned = spec(512, 512, stride=(1, 512))
     assert scratch(aten._softmax.default, turned, -1, False, made=spec(512, 512)).sizes == (4 * 512 * 512,)
@@ -143,7 +160,9 @@ def test_layer_norm_backward_of_many_rows() -> None:
     sums = (256, *staging, -staging[1], -staging[0], -256)
     assert found.sizes == (4 * 2188 * 64, 4 * 2188 * 64, *sums, *sums) and found.is_exact
     few = spec(64_000, 64)
-    assert scratch(aten.native_layer_norm_backward.default, few, few, *args[2:], made=(few, w, w)) == NO_SCRATCH
+    assert (
+        scratch(aten.native_layer_norm_backward.default, few, few, *args[2:], made=(few, w, w)) == NO_SCRATCH
+    )
 
 
 def test_embedding_backward_of_many_indices() -> None:
@@ -153,7 +172,10 @@ def test_embedding_backward_of_many_indices() -> None:
     found = scratch(aten.embedding_dense_backward.default, grad, indices, 50_257, -1, False, made=made)
     n, partial = 8 * 8192, 8192 + 819
     sort, starts = (n, 137_727, -137_727, -n), (n, 8, n, 1279, -1279, -n)
-    assert found.sizes == (n, n, *sort, *starts, n, n, 1279, -1279, 8, 8 * partial, 4 * partial * 768) and found.is_exact
+    assert (
+        found.sizes == (n, n, *sort, *starts, n, n, 1279, -1279, 8, 8 * partial, 4 * partial * 768)
+        and found.is_exact
+    )
     assert found.first == 6  # the gradient itself is made when the indices are sorted
     few = scratch(aten.embedding_dense_backward.default, spec(2, 16, 768), spec(2, 16, dtype=torch.int64), 9, -1, False,
                   made=spec(9, 768))  # fmt: skip
@@ -163,7 +185,9 @@ def test_embedding_backward_of_many_indices() -> None:
 @pytest.mark.parametrize(("dtype", "width", "rows", "columns"), [
     (torch.float32, 64, 64, 64), (torch.bfloat16, 64, 64, 64), (torch.bfloat16, 128, 128, 128),
 ])  # fmt: skip
-def test_efficient_backward_has_tiles_of_the_gradient(dtype: torch.dtype, width: int, rows: int, columns: int) -> None:
+def test_efficient_backward_has_tiles_of_the_gradient(
+    dtype: torch.dtype, width: int, rows: int, columns: int
+) -> None:
     """A gradient that is laid out by heads, not by rows, is copied."""
     q = spec(2, 12, 300, width, dtype=dtype)
     by_rows = spec(2, 12, 300, width, stride=(12 * 300 * width, width, 12 * width, 1), dtype=dtype)
@@ -182,7 +206,14 @@ def test_efficient_backward_has_tiles_of_the_gradient(dtype: torch.dtype, width:
 def test_operators_that_are_written_in_terms_of_others() -> None:
     x = spec(512, 10_000)
     rows = 4 * 512
-    assert scratch(aten.logsumexp.default, x, [-1], made=spec(512)).sizes == (rows, rows, 512, -512, -rows, rows * 10_000)
+    assert scratch(aten.logsumexp.default, x, [-1], made=spec(512)).sizes == (
+        rows,
+        rows,
+        512,
+        -512,
+        -rows,
+        rows * 10_000,
+    )
     staging = (4 * 528, 4)
     assert scratch(aten.mse_loss.default, x, x, made=spec()).sizes == (4 * 512 * 10_000, *staging)
     assert scratch(aten.mse_loss.default, x, x, 0, made=x) == NO_SCRATCH
@@ -193,7 +224,9 @@ def test_operators_that_are_written_in_terms_of_others() -> None:
 
 def test_indices_of_two_layouts_are_copied() -> None:
     down, along = spec(64, 1, dtype=torch.int64), spec(1, 32, dtype=torch.int64)
-    assert scratch(aten.index.Tensor, spec(99, 99), [down, along], made=spec(64, 32)).sizes == 2 * (8 * 64 * 32,)
+    assert scratch(aten.index.Tensor, spec(99, 99), [down, along], made=spec(64, 32)).sizes == 2 * (
+        8 * 64 * 32,
+    )
     assert scratch(aten.index.Tensor, spec(99, 99), [along, along], made=spec(1, 32)) == NO_SCRATCH
 
 

@@ -83,13 +83,31 @@ def test_the_kernel_of_stack() -> None:
 
 
 def test_meshgrid() -> None:
-    for tensors in ([filled((3,)), filled((4,))[::2], filled(())], [filled((3,))], [filled((0,)), filled((2,))], [filled((2, 2))], []):
+    for tensors in (
+        [filled((3,)), filled((4,))[::2], filled(())],
+        [filled((3,))],
+        [filled((0,)), filled((2,))],
+        [filled((2, 2))],
+        [],
+    ):
         check_rule(aten.meshgrid.default, tensors)
         for indexing in ("ij", "xy", "?"):
             check_rule(aten.meshgrid.indexing, tensors, indexing=indexing)
 
 
-PADS = [[], [0, 0], [1, 1], [1, -1], [-1, 0], [-1, -1], [1], [-9, 9], [-9, 0], [0, 1, 2, 0], [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]]
+PADS = [
+    [],
+    [0, 0],
+    [1, 1],
+    [1, -1],
+    [-1, 0],
+    [-1, -1],
+    [1],
+    [-9, 9],
+    [-9, 0],
+    [0, 1, 2, 0],
+    [1, 1, 1, 1, 1, 1, 1, 1, 1, 1],
+]
 
 
 def test_constant_pad() -> None:
@@ -118,7 +136,10 @@ def test_other_pads(kind: str, dims: int) -> None:
 
 
 MOVES: list[tuple[Any, list[tuple[Any, ...]]]] = [
-    (aten.repeat.default, [([2],), ([2, 3],), ([1, 2, 1],), ([0, 2, 1, 1],), ([-1, 1, 1, 1, 1],), ([1, 1, 1, 2, 1],)]),
+    (
+        aten.repeat.default,
+        [([2],), ([2, 3],), ([1, 2, 1],), ([0, 2, 1, 1],), ([-1, 1, 1, 1, 1],), ([1, 1, 1, 2, 1],)],
+    ),
     (aten.tile.default, [([2],), ([2, 3],), ([],), ([1, 1, 1, 2, 1],)]),
     (aten.roll.default, [([1],), ([1], [0]), ([1, 2], [0, -1]), ([1, 2],), ([],), ([1], [7])]),
     (aten.flip.default, [([],), ([0],), ([0, 1],), ([-1],), ([0, 0],), ([9],)]),
@@ -136,9 +157,17 @@ MOVES: list[tuple[Any, list[tuple[Any, ...]]]] = [
 ]
 
 
-@pytest.mark.parametrize(("op", "arguments"), MOVES, ids=lambda v: str(v) if isinstance(v, torch._ops.OpOverload) else "")
+@pytest.mark.parametrize(
+    ("op", "arguments"), MOVES, ids=lambda v: str(v) if isinstance(v, torch._ops.OpOverload) else ""
+)
 def test_moves(op: Any, arguments: list[tuple[Any, ...]]) -> None:
-    for tensor in [*all_layouts(), *layouts(2, 4, 4, 6), *layouts(2, 4, 1, 1), *layouts(2, 8, 3, 2, 2), *layouts(0, 4, 2, 2)]:
+    for tensor in [
+        *all_layouts(),
+        *layouts(2, 4, 4, 6),
+        *layouts(2, 4, 1, 1),
+        *layouts(2, 8, 3, 2, 2),
+        *layouts(0, 4, 2, 2),
+    ]:
         for rest in arguments:
             check_rule(op, tensor, *rest)
     for dtype in (torch.bool, torch.int64, torch.bfloat16, torch.complex64):
@@ -177,7 +206,18 @@ def test_writes_through_views() -> None:
 
 def test_blocks() -> None:
     for image in [*layouts(2, 3, 5, 6), *layouts(3, 5, 6), *layouts(0, 3, 5, 6), *layouts(2, 0, 5, 6)]:
-        for rest in [([2, 2], [1, 1], [0, 0], [1, 1]), ([2, 3], [2, 1], [1, 0], [1, 2]), ([9, 9], [1, 1], [0, 0], [1, 1]), ([2, 2], [1, 1], [0, 0], [0, 1])]:
+        for rest in [
+            ([2, 2], [1, 1], [0, 0], [1, 1]),
+            ([2, 3], [2, 1], [1, 0], [1, 2]),
+            ([9, 9], [1, 1], [0, 0], [1, 1]),
+            ([2, 2], [1, 1], [0, 0], [0, 1]),
+        ]:
             check_rule(aten.im2col.default, image, *rest)
-    for columns in [*layouts(2, 12, 20), *layouts(12, 20), *layouts(0, 12, 20), *layouts(2, 13, 20), *layouts(2, 12, 21)]:
+    for columns in [
+        *layouts(2, 12, 20),
+        *layouts(12, 20),
+        *layouts(0, 12, 20),
+        *layouts(2, 13, 20),
+        *layouts(2, 12, 21),
+    ]:
         check_rule(aten.col2im.default, columns, [5, 6], [2, 2], [1, 1], [0, 0], [1, 1])

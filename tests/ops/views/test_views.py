@@ -140,7 +140,22 @@ def test_metadata_in_place(op: Any, arguments: list[tuple[Any, ...]]) -> None:
             check_rule(op, tensor, *rest)
 
 
-@pytest.mark.parametrize("op", [aten.mH, aten.real, aten.imag, aten.conj, aten._conj, aten._neg_view, aten.view_as_real, aten._conj_copy, aten._neg_view_copy, aten.view_as_real_copy], ids=str)
+@pytest.mark.parametrize(
+    "op",
+    [
+        aten.mH,
+        aten.real,
+        aten.imag,
+        aten.conj,
+        aten._conj,
+        aten._neg_view,
+        aten.view_as_real,
+        aten._conj_copy,
+        aten._neg_view_copy,
+        aten.view_as_real_copy,
+    ],
+    ids=str,
+)
 def test_complex_views(op: Any) -> None:
     for tensor in all_layouts(torch.complex64):
         check_rule(op.default, tensor)
@@ -161,7 +176,16 @@ def test_views_of_complex_dtypes() -> None:
 
 def test_as_strided() -> None:
     for tensor in layouts(3, 4):
-        for rest in [([2], [1]), ([2, 2], [1, 0], 1), ([], [], 2), ([0], [4]), ([2], [1, 2]), ([2], [-1]), ([-2], [1]), ([2], [1], -1)]:
+        for rest in [
+            ([2], [1]),
+            ([2, 2], [1, 0], 1),
+            ([], [], 2),
+            ([0], [4]),
+            ([2], [1, 2]),
+            ([2], [-1]),
+            ([-2], [1]),
+            ([2], [1], -1),
+        ]:
             check_rule(aten.as_strided.default, tensor, *rest)
             check_rule(aten.as_strided_copy.default, tensor, *rest)
     check_rule(aten.detach_.default, torch.zeros(2))
@@ -179,7 +203,10 @@ def test_like_another_tensor() -> None:
         check_rule(aten.set_.source_Tensor, filled((3,)), other)
 
 
-@pytest.mark.parametrize("memory_format", [None, torch.contiguous_format, torch.preserve_format, torch.channels_last, torch.channels_last_3d])
+@pytest.mark.parametrize(
+    "memory_format",
+    [None, torch.contiguous_format, torch.preserve_format, torch.channels_last, torch.channels_last_3d],
+)
 def test_resize_to_a_format(memory_format: torch.memory_format | None) -> None:
     for shape in [(2, 3), (2, 3, 4, 5), (2, 1, 4, 5), (2, 3, 1, 1), (2, 3, 0, 1), (2, 3, 4, 5, 2)]:
         check_rule(aten.resize_.default, filled((2, 3, 4, 5)), shape, memory_format=memory_format)
@@ -231,4 +258,10 @@ def test_any_expand_and_as_strided(tensor: torch.Tensor, data: st.DataObject) ->
     ndim = data.draw(st.integers(0, 3))
     size = data.draw(st.lists(st.integers(0, 1), min_size=ndim, max_size=ndim))
     stride = data.draw(st.lists(st.integers(0, 9), min_size=ndim, max_size=ndim))
-    check_rule(aten.as_strided.default, torch.zeros(20).as_strided((2,), (1,), 3), size, stride, data.draw(st.sampled_from([None, 0, 4])))
+    check_rule(
+        aten.as_strided.default,
+        torch.zeros(20).as_strided((2,), (1,), 3),
+        size,
+        stride,
+        data.draw(st.sampled_from([None, 0, 4])),
+    )

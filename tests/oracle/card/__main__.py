@@ -26,9 +26,13 @@ _SETTINGS = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TORCH_CUDNN_SDPA_DE
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m tests.oracle.card", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.oracle.card", description=__doc__.partition("\n")[0]
+    )
     parser.add_argument("--real", type=Path, required=True, help="python with a build of torch for CUDA")
-    parser.add_argument("--simulated", type=Path, default=Path(sys.executable), help="python for the simulation")
+    parser.add_argument(
+        "--simulated", type=Path, default=Path(sys.executable), help="python for the simulation"
+    )
     parser.add_argument("--group", choices=tuple(GROUPS), action="append", help="default: all")
     parser.add_argument("--memory", type=int, help="MiB that the allocator has, in the place of an H100's")
     parser.add_argument("--verbose", action="store_true", help="each case, with the first differences")
@@ -40,7 +44,9 @@ def _find_site_packages(python: Path) -> Path:
     """Where that python has its torch; torch is not imported, its libraries may be missing."""
     code = "import importlib.util as u; s = u.find_spec('torch'); print(s.origin if s else '')"
     try:
-        origin = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+        origin = subprocess.run(
+            [python, "-c", code], capture_output=True, text=True, check=True
+        ).stdout.strip()
     except (OSError, subprocess.CalledProcessError) as error:
         raise NoOracle(f"{python} does not run: {error}") from error
     if not origin:
@@ -48,7 +54,9 @@ def _find_site_packages(python: Path) -> Path:
     return Path(origin).parents[1]
 
 
-def _record(python: Path, kind: str, group: str, names: list[str], out: Path, settings: dict[str, str]) -> Any:
+def _record(
+    python: Path, kind: str, group: str, names: list[str], out: Path, settings: dict[str, str]
+) -> Any:
     command = [str(python), "-m", "tests.oracle.card.record", kind, group, str(out), *names]
     subprocess.run(command, check=True, cwd=_ROOT, env={**os.environ, **_SETTINGS, **settings})
     return json.loads(out.read_text())
@@ -70,10 +78,14 @@ def main(arguments: list[str]) -> int:
             preload, source = preload | limit, source | limit
         for group in options.group or GROUPS:
             real = _record(options.real, "real", group, options.names, folder / "real.json", preload)
-            simulated = _record(options.simulated, "simulated", group, options.names, folder / "simulated.json", source)
+            simulated = _record(
+                options.simulated, "simulated", group, options.names, folder / "simulated.json", source
+            )
             print(f"{group}: torch {real['torch']} against the simulation with {simulated['torch']}")
             pairs = ((name, real["cases"][name], simulated["cases"][name]) for name in real["cases"])
-            print(write_table([compare_case(*pair, verbose=options.verbose) for pair in pairs], options.verbose))
+            print(
+                write_table([compare_case(*pair, verbose=options.verbose) for pair in pairs], options.verbose)
+            )
     return 0
 
 

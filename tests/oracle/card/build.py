@@ -30,11 +30,25 @@ def build_runtime(site_packages: Path, folder: Path) -> list[Path]:
     names = sorted(needed_libraries(torch_libraries))
     runtime_name = next(name for name in names if name.startswith("libcudart.so"))
     own, rest = folder / "runtime.o", folder / "rest.c"
-    _run("gcc", "-O1", "-w", "-fPIC", "-c", _RUNTIME, *_header_options(site_packages, runtime_name), "-o", own)
+    _run(
+        "gcc", "-O1", "-w", "-fPIC", "-c", _RUNTIME, *_header_options(site_packages, runtime_name), "-o", own
+    )
     wanted = undefined_symbols(torch_libraries) | symbols_by_name(torch_libraries)
     rest.write_text(write_rest(wanted - defined_symbols(own)))
     runtime = folder / runtime_name
-    _run("gcc", "-O1", "-w", "-fPIC", "-shared", f"-Wl,-soname,{runtime_name}", own, rest, "-o", runtime, "-lpthread")
+    _run(
+        "gcc",
+        "-O1",
+        "-w",
+        "-fPIC",
+        "-shared",
+        f"-Wl,-soname,{runtime_name}",
+        own,
+        rest,
+        "-o",
+        runtime,
+        "-lpthread",
+    )
     return [runtime, *(_build_name(name, runtime, folder) for name in names if name != runtime_name)]
 
 
@@ -76,7 +90,17 @@ def _header_options(site_packages: Path, runtime_name: str) -> list[str]:
 def _build_name(name: str, runtime: Path, folder: Path) -> Path:
     """A library of that name and nothing in it but the runtime, so that the real one is not loaded."""
     library = folder / name
-    options = ("-shared", "-fPIC", "-Wl,--no-as-needed", f"-Wl,-soname,{name}", "-x", "c", "/dev/null", "-x", "none")
+    options = (
+        "-shared",
+        "-fPIC",
+        "-Wl,--no-as-needed",
+        f"-Wl,-soname,{name}",
+        "-x",
+        "c",
+        "/dev/null",
+        "-x",
+        "none",
+    )
     _run("gcc", *options, runtime, "-o", library)
     return library
 

@@ -59,7 +59,11 @@ class _Linear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if self.style == "matmul":
             return x @ self.weight
-        return torch.einsum("bti,oi->bto", x, self.weight) if self.style == "einsum" else F.linear(x, self.weight)
+        return (
+            torch.einsum("bti,oi->bto", x, self.weight)
+            if self.style == "einsum"
+            else F.linear(x, self.weight)
+        )
 
 
 def _rotate(x: Tensor, style: Style) -> Tensor:
@@ -94,7 +98,9 @@ def _softmax(x: Tensor, style: Style) -> Tensor:
 def _mask(scores: Tensor, style: Style, kept: Tensor) -> Tensor:
     length = scores.shape[-1]
     if style.mask == "additive":
-        return scores + torch.triu(torch.full((length, length), float("-inf"), device=scores.device), diagonal=1)
+        return scores + torch.triu(
+            torch.full((length, length), float("-inf"), device=scores.device), diagonal=1
+        )
     if style.mask == "buffer":
         return scores.masked_fill(kept[:, :, :length, :length] == 0, float("-inf"))
     if style.mask == "positions":
@@ -113,7 +119,9 @@ class _Attention(nn.Module):
         sizes = [3 * width] if style.qkv == "fused" else [width] * 3
         self.inputs = nn.ModuleList(_Linear(width, size, style) for size in sizes)
         self.out = _Linear(width, width, style)
-        self.register_buffer("kept", torch.tril(torch.ones(style.length, style.length))[None, None], persistent=False)
+        self.register_buffer(
+            "kept", torch.tril(torch.ones(style.length, style.length))[None, None], persistent=False
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         batch, length, width = x.shape
@@ -147,7 +155,9 @@ class _Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    def __init__(self, style: Style, width: int = 2560, heads: int = 32, inner: int = 10240, words: int = 10000) -> None:
+    def __init__(
+        self, style: Style, width: int = 2560, heads: int = 32, inner: int = 10240, words: int = 10000
+    ) -> None:
         super().__init__()
         self.embedding = nn.Embedding(words, width)
         self.blocks = nn.ModuleList(_Block(width, heads, inner, style) for _ in range(style.layers))
@@ -185,9 +195,19 @@ class _AdamW(torch.optim.Optimizer):
         for group in self.param_groups:
             for p in group["params"]:
                 if p.grad is not None:
-                    self.update(p, p.grad.data, self.state[p], group["lr"], *group["betas"], group["eps"], group["weight_decay"])
+                    self.update(
+                        p,
+                        p.grad.data,
+                        self.state[p],
+                        group["lr"],
+                        *group["betas"],
+                        group["eps"],
+                        group["weight_decay"],
+                    )
 
-    def _with_new_tensors(self, p: Any, grad: Tensor, state: Any, lr: float, b1: float, b2: float, eps: float, wd: float) -> None:
+    def _with_new_tensors(
+        self, p: Any, grad: Tensor, state: Any, lr: float, b1: float, b2: float, eps: float, wd: float
+    ) -> None:
         t = state.get("t", 1)
         m = b1 * state.get("m", torch.zeros_like(grad)) + (1 - b1) * grad
         v = b2 * state.get("v", torch.zeros_like(grad)) + (1 - b2) * torch.square(grad)
@@ -196,7 +216,9 @@ class _AdamW(torch.optim.Optimizer):
         p.data -= lr * wd * p.data
         state["t"], state["m"], state["v"] = t + 1, m, v
 
-    def _in_place(self, p: Any, grad: Tensor, state: Any, lr: float, b1: float, b2: float, eps: float, wd: float) -> None:
+    def _in_place(
+        self, p: Any, grad: Tensor, state: Any, lr: float, b1: float, b2: float, eps: float, wd: float
+    ) -> None:
         if not state:
             state["t"], state["m"], state["v"] = 0, torch.zeros_like(p.data), torch.zeros_like(p.data)
         state["t"] += 1
@@ -207,7 +229,9 @@ class _AdamW(torch.optim.Optimizer):
         p.data.mul_(1 - lr * wd)
         p.data.add_(m_hat / (v_hat.sqrt() + eps), alpha=-lr)
 
-    def _by_addcdiv(self, p: Any, grad: Tensor, state: Any, lr: float, b1: float, b2: float, eps: float, wd: float) -> None:
+    def _by_addcdiv(
+        self, p: Any, grad: Tensor, state: Any, lr: float, b1: float, b2: float, eps: float, wd: float
+    ) -> None:
         if not state:
             state["t"], state["m"], state["v"] = 0, torch.zeros_like(p), torch.zeros_like(p)
         state["t"] += 1
@@ -255,7 +279,9 @@ def _clip(params: list[nn.Parameter], style: Style) -> None:
 def train(style: Style, steps: int = 2, batch: int = 4) -> None:
     with torch.device("cuda"):  # so that the full size needs no memory here
         model = Decoder(style)
-    optimizer: Any = _AdamInLists(model.parameters()) if style.optimizer == "lists" else _AdamW(model.parameters(), style)
+    optimizer: Any = (
+        _AdamInLists(model.parameters()) if style.optimizer == "lists" else _AdamW(model.parameters(), style)
+    )
     scaler = torch.amp.GradScaler("cuda", enabled=style.autocast is torch.float16)
     ids = torch.randint(0, 10000, (batch, style.length + 1), device="cuda")
     is_cast = style.autocast is not None
@@ -279,7 +305,9 @@ def train(style: Style, steps: int = 2, batch: int = 4) -> None:
 
 
 _PLAIN = Style(linear="einsum", rotary="indexed", mask="positions", softmax="by hand", loss="by hand")
-_FUSED = Style(qkv="fused", norm="library", rotary="complex", mask="buffer", optimizer="in place", clip="library")
+_FUSED = Style(
+    qkv="fused", norm="library", rotary="complex", mask="buffer", optimizer="in place", clip="library"
+)
 _MATMUL = Style(
     linear="matmul", norm="plain", rotary="pairs", mask="additive", softmax="float32", loss="logsumexp", optimizer="addcdiv",
     clip="by hand",
@@ -292,13 +320,21 @@ def decoder_cases() -> Iterator[tuple[str, Callable[[], None]]]:
     for name, style in _STYLES.items():
         for dtype in (None, torch.bfloat16, torch.float16):
             kind = f"decoder, {name}, {dtype or torch.float32}"
-            is_scaled = dtype is torch.float16 and style.optimizer == "lists"  # GradScaler wants an optimizer of torch
+            is_scaled = (
+                dtype is torch.float16 and style.optimizer == "lists"
+            )  # GradScaler wants an optimizer of torch
             if not is_scaled:
                 yield kind, partial(train, replace(style, autocast=dtype))
             yield f"{kind}, forward", partial(train, replace(style, autocast=dtype, forward_only=True))
         yield f"decoder, {name}, length 512", partial(train, replace(style, length=512))
-        yield f"decoder, {name}, length 512, autocast", partial(train, replace(style, length=512, autocast=torch.bfloat16))
+        yield (
+            f"decoder, {name}, length 512, autocast",
+            partial(train, replace(style, length=512, autocast=torch.bfloat16)),
+        )
     for length in (128, 256, 512):
         full = replace(_PLAIN, layers=32, length=length)
         yield f"decoder, full size, length {length}", partial(train, full)
-        yield f"decoder, full size, length {length}, autocast", partial(train, replace(full, autocast=torch.bfloat16))
+        yield (
+            f"decoder, full size, length {length}, autocast",
+            partial(train, replace(full, autocast=torch.bfloat16)),
+        )

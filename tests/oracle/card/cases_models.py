@@ -50,7 +50,9 @@ def train(
 
 def tokens(rows: int, length: int, masked: bool = False) -> dict[str, torch.Tensor]:
     zeros = torch.zeros(rows, length, dtype=torch.long)
-    return {"input_ids": zeros, "labels": zeros} | ({"attention_mask": torch.ones_like(zeros)} if masked else {})
+    return {"input_ids": zeros, "labels": zeros} | (
+        {"attention_mask": torch.ones_like(zeros)} if masked else {}
+    )
 
 
 def _train_with_trainer(make: Callable[[], Any], batch: int = 8, length: int = 64, steps: int = 2) -> None:
@@ -59,7 +61,13 @@ def _train_with_trainer(make: Callable[[], Any], batch: int = 8, length: int = 6
 
     example = {name: torch.zeros(length, dtype=torch.long) for name in ("input_ids", "labels")}
     with tempfile.TemporaryDirectory() as folder:
-        settings = {"max_steps": steps, "save_strategy": "no", "report_to": [], "disable_tqdm": True, "max_grad_norm": 1.0}
+        settings = {
+            "max_steps": steps,
+            "save_strategy": "no",
+            "report_to": [],
+            "disable_tqdm": True,
+            "max_grad_norm": 1.0,
+        }
         arguments = hf.TrainingArguments(folder, per_device_train_batch_size=batch, **settings)
         hf.Trainer(model=make(), args=arguments, train_dataset=[example] * batch * steps).train()
 
@@ -122,7 +130,10 @@ def _transformers_cases() -> Iterator[tuple[str, Callable[[], None]]]:
     yield "BERT, masked, autocast", partial(train, bert, tokens(8, 128, masked=True), autocast=bfloat16)
     yield "BERT, masked, float16", partial(train, bert, tokens(8, 128, masked=True), autocast=float16)
     yield "BERT, Trainer", partial(_train_with_trainer, bert)
-    yield "BERT, full size, Trainer", partial(_train_with_trainer, partial(bert, 12), batch=2, length=16, steps=5)
+    yield (
+        "BERT, full size, Trainer",
+        partial(_train_with_trainer, partial(bert, 12), batch=2, length=16, steps=5),
+    )
     for name, optimizer in _OPTIMIZERS.items():
         yield f"GPT-2, {name}", partial(train, gpt2, tokens(4, 128), optimizer)
     yield "GPT-2, autocast", partial(train, gpt2, tokens(4, 512), autocast=bfloat16)
@@ -130,7 +141,10 @@ def _transformers_cases() -> Iterator[tuple[str, Callable[[], None]]]:
     yield "Llama, autocast", partial(train, llama, tokens(2, 256), autocast=bfloat16)
     yield "Llama, bfloat16", partial(train, lambda: llama().to(bfloat16), tokens(2, 256))
     yield "Llama, bfloat16, masked", partial(train, lambda: llama().to(bfloat16), tokens(2, 256, masked=True))
-    yield "Llama, attention in steps", partial(train, partial(llama, attn_implementation="eager"), tokens(2, 256))
+    yield (
+        "Llama, attention in steps",
+        partial(train, partial(llama, attn_implementation="eager"), tokens(2, 256)),
+    )
     yield "Llama, checkpointed", partial(train, partial(_checkpointed, llama), tokens(2, 256))
     yield "Qwen2, autocast", partial(train, qwen2, tokens(2, 256), autocast=bfloat16)
     yield "T5", partial(train, t5, tokens(4, 64))

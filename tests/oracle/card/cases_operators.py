@@ -26,16 +26,22 @@ def _assign(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 _FLOATING: dict[str, Call] = {
     "linear": _call(F.linear, (4, 128, 256), (512, 256), (512,)),
     "linear of a matrix": _call(F.linear, (128, 256), (512, 256), (512,)),
-    "linear of a transpose": _call(lambda x, w, b: F.linear(x.transpose(1, 2), w, b), (4, 256, 128), (512, 256), (512,)),
+    "linear of a transpose": _call(
+        lambda x, w, b: F.linear(x.transpose(1, 2), w, b), (4, 256, 128), (512, 256), (512,)
+    ),
     "linear, 4 dimensions": _call(F.linear, (4, 4, 128, 256), (512, 256), (512,)),
     "softmax": _call(lambda x: F.softmax(x, -1), (4, 16, 128, 128)),
     "softmax in float32": _call(lambda x: F.softmax(x, -1, dtype=torch.float32), (4, 16, 128, 128)),
     "log_softmax": _call(lambda x: F.log_softmax(x, -1), (512, 5000)),
     "cross_entropy": _call(lambda x: F.cross_entropy(x, _indices(512)), (512, 5000)),
-    "cross_entropy, smoothed": _call(lambda x: F.cross_entropy(x, _indices(512), label_smoothing=0.1), (512, 5000)),
+    "cross_entropy, smoothed": _call(
+        lambda x: F.cross_entropy(x, _indices(512), label_smoothing=0.1), (512, 5000)
+    ),
     "cross_entropy of images": _call(lambda x: F.cross_entropy(x, _indices(4, 32, 32)), (4, 21, 32, 32)),
     "layer_norm": _call(lambda x, w, b: F.layer_norm(x, (256,), w, b), (4, 128, 256), (256,), (256,)),
-    "layer_norm, many rows": _call(lambda x, w, b: F.layer_norm(x, (256,), w, b), (100, 1280, 256), (256,), (256,)),
+    "layer_norm, many rows": _call(
+        lambda x, w, b: F.layer_norm(x, (256,), w, b), (100, 1280, 256), (256,), (256,)
+    ),
     "rms_norm": _call(lambda x, w: F.rms_norm(x, (256,), w), (4, 128, 256), (256,)),
     "rms_norm, many rows": _call(lambda x, w: F.rms_norm(x, (256,), w), (100, 1280, 256), (256,)),
     "group_norm": _call(lambda x, w, b: F.group_norm(x, 8, w, b), (4, 64, 32, 32), (64,), (64,)),
@@ -47,12 +53,16 @@ _FLOATING: dict[str, Call] = {
     "embedding": _call(lambda w: F.embedding(_indices(4, 128), w), (5000, 256)),
     "embedding, many": _call(lambda w: F.embedding(_indices(4, 2048), w), (5000, 256)),
     "embedding, padded": _call(lambda w: F.embedding(_indices(4, 2048), w, padding_idx=0), (5000, 256)),
-    "embedding by frequency": _call(lambda w: F.embedding(_indices(100, 8), w, scale_grad_by_freq=True), (1000, 64)),
+    "embedding by frequency": _call(
+        lambda w: F.embedding(_indices(100, 8), w, scale_grad_by_freq=True), (1000, 64)
+    ),
     "embedding_bag": _call(lambda w: F.embedding_bag(_indices(100, 8), w, mode="mean"), (1000, 64)),
     "index": _call(lambda w: w[_indices(4, 128)], (5000, 256)),
     "index, many": _call(lambda w: w[_indices(4, 2048)], (5000, 256)),
     "index, two": _call(lambda w: w[torch.arange(128, device="cuda"), _indices(128)], (5000, 256)),
-    "index, two broadcast": _call(lambda w: w[torch.arange(128, device="cuda")[:, None], _indices(16)], (5000, 256)),
+    "index, two broadcast": _call(
+        lambda w: w[torch.arange(128, device="cuda")[:, None], _indices(16)], (5000, 256)
+    ),
     "gather": _call(lambda x: x.gather(1, _indices(128, 3)), (128, 256)),
     "index_select": _call(lambda x: x.index_select(0, _indices(300)), (128, 256)),
     "index_add": _call(lambda x: x.new_zeros(10, 2000).index_add(0, _indices(100), x), (100, 2000)),
@@ -86,10 +96,14 @@ _FLOATING: dict[str, Call] = {
     "l1_loss": _call(lambda x: F.l1_loss(x, torch.zeros_like(x)), (1000, 1000)),
     "smooth_l1_loss": _call(lambda x: F.smooth_l1_loss(x, torch.zeros_like(x)), (1000, 1000)),
     "bce": _call(lambda x: F.binary_cross_entropy(x.sigmoid(), torch.zeros_like(x)), (1000, 1000)),
-    "bce with logits": _call(lambda x: F.binary_cross_entropy_with_logits(x, torch.zeros_like(x)), (1000, 1000)),
+    "bce with logits": _call(
+        lambda x: F.binary_cross_entropy_with_logits(x, torch.zeros_like(x)), (1000, 1000)
+    ),
     "kl_div": _call(lambda x: F.kl_div(x, torch.zeros_like(x), reduction="batchmean"), (1000, 1000)),
     "matmul": _call(lambda x, y: x @ y.transpose(-1, -2), (4, 8, 128, 64), (4, 8, 128, 64)),
-    "matmul, permuted": _call(lambda x, y: x.transpose(1, 2) @ y.permute(0, 2, 3, 1), (4, 128, 8, 64), (4, 128, 8, 64)),
+    "matmul, permuted": _call(
+        lambda x, y: x.transpose(1, 2) @ y.permute(0, 2, 3, 1), (4, 128, 8, 64), (4, 128, 8, 64)
+    ),
     "matmul, broadcast": _call(torch.matmul, (4, 8, 128, 64), (64, 128)),
     "matrix times vector": _call(torch.matmul, (128, 64), (64,)),
     "dot": _call(torch.matmul, (64,), (64,)),
@@ -101,7 +115,9 @@ _FLOATING: dict[str, Call] = {
     "max_pool2d": _call(lambda x: F.max_pool2d(x, 2), (2, 3, 64, 64)),
     "avg_pool2d": _call(lambda x: F.avg_pool2d(x, 2), (2, 3, 64, 64)),
     "adaptive_avg_pool2d": _call(lambda x: F.adaptive_avg_pool2d(x, 7), (2, 3, 64, 64)),
-    "grid_sample": _call(lambda x, y: F.grid_sample(x, y, align_corners=False), (2, 3, 32, 32), (2, 16, 16, 2)),
+    "grid_sample": _call(
+        lambda x, y: F.grid_sample(x, y, align_corners=False), (2, 3, 32, 32), (2, 16, 16, 2)
+    ),
     "unfold": _call(lambda x: F.unfold(x, 3), (2, 3, 32, 32)),
     "cat": _call(lambda x, y: torch.cat((x, y), 1), (100, 200), (100, 300)),
     "pad": _call(lambda x: F.pad(x, (1, 2)), (100, 200)),
@@ -116,38 +132,68 @@ _FLOATING: dict[str, Call] = {
     "repeat": _call(lambda x: x.repeat(3, 2), (100, 16)),
     "roll": _call(lambda x: x.roll(1, 0), (100, 16)),
     "attention": _call(F.scaled_dot_product_attention, *((4, 8, 128, 64),) * 3),
-    "attention, causal": _call(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True), *((4, 8, 300, 128),) * 3),
+    "attention, causal": _call(
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True), *((4, 8, 300, 128),) * 3
+    ),
     "embedding of a slice": _call(lambda w: F.embedding(_indices(4, 129)[:, :-1], w), (5000, 256)),
     "index_select by a slice": _call(lambda x: x.index_select(0, _indices(300, 2)[:, 0]), (128, 256)),
     "index by a slice": _call(lambda w: w[_indices(4, 129)[:, :-1]], (5000, 256)),
     "index of the second": _call(lambda x: x[:, _indices(1, 1, 64)], (2, 128, 40)),
     "cross_entropy of shifted": _call(
-        lambda x: F.cross_entropy(x[:, :-1].reshape(-1, 500), _indices(4, 128)[:, 1:].reshape(-1)), (4, 128, 500)),
+        lambda x: F.cross_entropy(x[:, :-1].reshape(-1, 500), _indices(4, 128)[:, 1:].reshape(-1)),
+        (4, 128, 500),
+    ),
     "cross_entropy, ignored": _call(lambda x: F.cross_entropy(x, _indices(512), ignore_index=0), (512, 500)),
-    "cross_entropy, weighted": _call(lambda x, w: F.cross_entropy(x, _indices(512), w.detach()), (512, 500), (500,)),
-    "cross_entropy of probabilities": _call(lambda x, y: F.cross_entropy(x, y.detach()), (512, 500), (512, 500)),
-    "cross_entropy, not reduced": _call(lambda x: F.cross_entropy(x, _indices(512), reduction="none"), (512, 500)),
+    "cross_entropy, weighted": _call(
+        lambda x, w: F.cross_entropy(x, _indices(512), w.detach()), (512, 500), (500,)
+    ),
+    "cross_entropy of probabilities": _call(
+        lambda x, y: F.cross_entropy(x, y.detach()), (512, 500), (512, 500)
+    ),
+    "cross_entropy, not reduced": _call(
+        lambda x: F.cross_entropy(x, _indices(512), reduction="none"), (512, 500)
+    ),
     "powers of a number": _call(lambda x: 10000.0 ** (x / 64), (64, 100)),
     "number less a tensor": _call(lambda x: (1 - x) / 2 + 1 / (1 + x), (64, 1000)),
     "rotary, complex": _call(
-        lambda x: torch.view_as_real(
-            torch.view_as_complex(x.float().reshape(4, 8, 128, 32, 2)) * torch.polar(*torch.ones(2, 128, 32, device="cuda"))
-        ).flatten(3).type_as(x), (4, 8, 128, 64)),
+        lambda x: (
+            torch.view_as_real(
+                torch.view_as_complex(x.float().reshape(4, 8, 128, 32, 2))
+                * torch.polar(*torch.ones(2, 128, 32, device="cuda"))
+            )
+            .flatten(3)
+            .type_as(x)
+        ),
+        (4, 8, 128, 64),
+    ),
     "rotary, halves": _call(lambda x: torch.cat((-x[..., 32:], x[..., :32]), -1) * x, (4, 8, 128, 64)),
-    "rotary, pairs": _call(lambda x: torch.stack((-x[..., 1::2], x[..., ::2]), -1).flatten(-2), (4, 8, 128, 64)),
-    "split in three": _call(lambda x: torch.add(*(part.transpose(0, 1) for part in x.split(256, -1)[:2])), (4, 128, 768)),
+    "rotary, pairs": _call(
+        lambda x: torch.stack((-x[..., 1::2], x[..., ::2]), -1).flatten(-2), (4, 8, 128, 64)
+    ),
+    "split in three": _call(
+        lambda x: torch.add(*(part.transpose(0, 1) for part in x.split(256, -1)[:2])), (4, 128, 768)
+    ),
     "chunks multiplied": _call(lambda x: torch.mul(*x.chunk(2, -1)), (4, 128, 768)),
     "unbind": _call(lambda x: torch.mul(*x.unbind(0)[:2]), (3, 128, 768)),
-    "masked by triu": _call(lambda x: x + torch.full((128, 128), float("-inf"), device="cuda").triu(1), (4, 8, 128, 128)),
-    "masked by where": _call(lambda x: torch.where(torch.ones(128, 128, device="cuda").tril() == 0, float("-inf"), x), (4, 8, 128, 128)),
+    "masked by triu": _call(
+        lambda x: x + torch.full((128, 128), float("-inf"), device="cuda").triu(1), (4, 8, 128, 128)
+    ),
+    "masked by where": _call(
+        lambda x: torch.where(torch.ones(128, 128, device="cuda").tril() == 0, float("-inf"), x),
+        (4, 8, 128, 128),
+    ),
     "masked_fill of a tensor": _call(lambda x: x.masked_fill(x > 0, x.new_tensor(-1e4)), (100, 2000)),
     "min of columns": _call(lambda x: x.min(1).values, (40, 2560)),
     "amax backward of columns": _call(lambda x: x - x.amax(-1, keepdim=True), (400, 2560)),
     "max of columns, kept": _call(lambda x: (x - x.max(-1, keepdim=True).values).exp(), (400, 2560)),
     "maximum": _call(torch.maximum, (400, 2560), (400, 2560)),
-    "std of columns": _call(lambda x: (x - x.mean(-1, keepdim=True)) / (x.std(-1, keepdim=True) + 1e-5), (400, 2560)),
+    "std of columns": _call(
+        lambda x: (x - x.mean(-1, keepdim=True)) / (x.std(-1, keepdim=True) + 1e-5), (400, 2560)
+    ),
     "var, biased": _call(lambda x: x.var(-1, unbiased=False), (400, 2560)),
-    "rsqrt of the mean": _call(lambda x: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6), (400, 2560)),
+    "rsqrt of the mean": _call(
+        lambda x: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6), (400, 2560)
+    ),
     "prod of columns": _call(lambda x: x.prod(-1), (100, 200)),
     "relu in place": _call(lambda x: F.relu(x * 1, inplace=True), (400, 2560)),
     "leaky_relu": _call(F.leaky_relu, (400, 2560)),
@@ -158,11 +204,14 @@ _FLOATING: dict[str, Call] = {
     "prelu": _call(F.prelu, (40, 16, 100), (16,)),
     "tanh": _call(torch.tanh, (400, 2560)),
     "gelu by tanh": _call(lambda x: F.gelu(x, approximate="tanh"), (400, 2560)),
-    "gelu by hand": _call(lambda x: 0.5 * x * (1 + torch.tanh(0.79788 * (x + 0.044715 * torch.pow(x, 3)))), (400, 2560)),
+    "gelu by hand": _call(
+        lambda x: 0.5 * x * (1 + torch.tanh(0.79788 * (x + 0.044715 * torch.pow(x, 3)))), (400, 2560)
+    ),
     "logsigmoid": _call(F.logsigmoid, (400, 2560)),
     "instance_norm": _call(F.instance_norm, (4, 16, 32, 32)),
     "layer_norm of a transpose": _call(
-        lambda x, w, b: F.layer_norm(x.transpose(1, 2), (64,), w, b), (4, 64, 100), (64,), (64,)),
+        lambda x, w, b: F.layer_norm(x.transpose(1, 2), (64,), w, b), (4, 64, 100), (64,), (64,)
+    ),
     "roll of two": _call(lambda x: x.roll((1, -1), (0, 1)), (100, 16)),
     "pixel_shuffle": _call(lambda x: F.pixel_shuffle(x, 2), (4, 16, 32, 32)),
     "adaptive_max_pool2d": _call(lambda x: F.adaptive_max_pool2d(x, 7), (2, 3, 64, 64)),
@@ -171,21 +220,36 @@ _FLOATING: dict[str, Call] = {
     "pad, reflected": _call(lambda x: F.pad(x, (1, 2), mode="reflect"), (2, 100, 200)),
     "huber_loss": _call(lambda x: F.huber_loss(x, torch.zeros_like(x)), (1000, 1000)),
     "nll_loss": _call(lambda x: F.nll_loss(x, _indices(512)), (512, 500)),
-    "margin_ranking_loss": _call(lambda x, y: F.margin_ranking_loss(x, y, torch.ones_like(x)), (1000,), (1000,)),
+    "margin_ranking_loss": _call(
+        lambda x, y: F.margin_ranking_loss(x, y, torch.ones_like(x)), (1000,), (1000,)
+    ),
     "triplet_margin_loss": _call(F.triplet_margin_loss, *((1000, 64),) * 3),
-    "cosine_embedding_loss": _call(lambda x, y: F.cosine_embedding_loss(x, y, torch.ones(1000, device="cuda")), *((1000, 64),) * 2),
-    "scatter": _call(lambda x: torch.zeros(128, 256, device="cuda", dtype=x.dtype).scatter(1, _indices(128, 3), x), (128, 3)),
-    "index_copy": _call(lambda x: x.new_zeros(100, 2000).index_copy(0, torch.arange(100, device="cuda"), x), (100, 2000)),
+    "cosine_embedding_loss": _call(
+        lambda x, y: F.cosine_embedding_loss(x, y, torch.ones(1000, device="cuda")), *((1000, 64),) * 2
+    ),
+    "scatter": _call(
+        lambda x: torch.zeros(128, 256, device="cuda", dtype=x.dtype).scatter(1, _indices(128, 3), x),
+        (128, 3),
+    ),
+    "index_copy": _call(
+        lambda x: x.new_zeros(100, 2000).index_copy(0, torch.arange(100, device="cuda"), x), (100, 2000)
+    ),
     "index_put": _call(lambda x: x.clone().index_put((_indices(10),), x[:10] * 2), (100, 2000)),
     "assigned slices": _call(lambda x: _assign(x.clone(), x), (100, 2000)),
     "take_along_dim": _call(lambda x: x.take_along_dim(_indices(128, 3), 1), (128, 256)),
     "expand": _call(lambda x: (x[:, None].expand(-1, 8, -1) * 2).reshape(-1, 256), (128, 256)),
-    "repeat_kv": _call(lambda x: x[:, :, None].expand(4, 2, 4, 128, 64).reshape(4, 8, 128, 64) * 2, (4, 2, 128, 64)),
+    "repeat_kv": _call(
+        lambda x: x[:, :, None].expand(4, 2, 4, 128, 64).reshape(4, 8, 128, 64) * 2, (4, 2, 128, 64)
+    ),
     "outer": _call(lambda x: torch.outer(x, x), (300,)),
     "bilinear": _call(F.bilinear, (64, 32), (64, 32), (16, 32, 32), (16,)),
-    "einsum of three": _call(lambda x, y, z: torch.einsum("bi,ij,bj->b", x, y, z), (64, 32), (32, 48), (64, 48)),
+    "einsum of three": _call(
+        lambda x, y, z: torch.einsum("bi,ij,bj->b", x, y, z), (64, 32), (32, 48), (64, 48)
+    ),
     "einsum, summed": _call(lambda x, y: torch.einsum("bthd,bshd->hts", x, y), *((4, 64, 8, 32),) * 2),
-    "einsum of a linear layer": _call(lambda x, y: torch.einsum("...i,oi->...o", x, y), (4, 128, 256), (512, 256)),
+    "einsum of a linear layer": _call(
+        lambda x, y: torch.einsum("...i,oi->...o", x, y), (4, 128, 256), (512, 256)
+    ),
     "matmul of a batch": _call(lambda x, y: x @ y, (4, 128, 256), (256, 512)),
     "matmul of vectors": _call(lambda x, y: x @ y, (4, 128, 256), (256,)),
     "tensordot": _call(lambda x, y: torch.tensordot(x, y, ([2], [1])), (4, 128, 256), (512, 256)),
@@ -197,24 +261,48 @@ _FLOATING: dict[str, Call] = {
     "quantile": _call(lambda x: x.float().quantile(0.9), (10000,)),
     "multi_head_attention": _call(
         lambda x, w, o: F.multi_head_attention_forward(
-            x, x, x, 256, 8, w, None, None, None, False, 0.1, o, None, need_weights=False)[0],
-        (64, 4, 256), (768, 256), (256, 256)),
+            x, x, x, 256, 8, w, None, None, None, False, 0.1, o, None, need_weights=False
+        )[0],
+        (64, 4, 256),
+        (768, 256),
+        (256, 256),
+    ),
     "attention, masked": _call(
-        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, torch.ones(128, 128, device="cuda", dtype=torch.bool)),
-        *((4, 8, 128, 64),) * 3),
-    "attention, dropped": _call(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, dropout_p=0.1), *((4, 8, 128, 64),) * 3),
+        lambda q, k, v: F.scaled_dot_product_attention(
+            q, k, v, torch.ones(128, 128, device="cuda", dtype=torch.bool)
+        ),
+        *((4, 8, 128, 64),) * 3,
+    ),
+    "attention, dropped": _call(
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, dropout_p=0.1), *((4, 8, 128, 64),) * 3
+    ),
     "attention, grouped": _call(
         lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True),
-        (4, 8, 128, 64), (4, 2, 128, 64), (4, 2, 128, 64)),
+        (4, 8, 128, 64),
+        (4, 2, 128, 64),
+        (4, 2, 128, 64),
+    ),
     "attention of transposes": _call(
-        lambda q, k, v: F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v)), is_causal=True).transpose(1, 2),
-        *((4, 128, 8, 64),) * 3),
+        lambda q, k, v: F.scaled_dot_product_attention(
+            *(x.transpose(1, 2) for x in (q, k, v)), is_causal=True
+        ).transpose(1, 2),
+        *((4, 128, 8, 64),) * 3,
+    ),
     "weight_norm": _call(lambda v, g: torch._weight_norm(v, g, 0), (128, 256), (128, 1)),
     "conv1d": _call(lambda x, w, b: F.conv1d(x, w, b, padding=1), (4, 16, 128), (32, 16, 3), (32,)),
     "conv2d": _call(lambda x, w, b: F.conv2d(x, w, b, padding=1), (4, 16, 32, 32), (32, 16, 3, 3), (32,)),
-    "conv2d, depthwise": _call(lambda x, w: F.conv2d(x, w, padding=1, groups=16), (4, 16, 32, 32), (16, 1, 3, 3)),
-    "conv2d of patches": _call(lambda x, w, b: F.conv2d(x, w, b, stride=16).flatten(2).transpose(1, 2), (4, 3, 64, 64), (32, 3, 16, 16), (32,)),
-    "conv_transpose2d": _call(lambda x, w, b: F.conv_transpose2d(x, w, b, stride=2), (4, 16, 32, 32), (16, 8, 2, 2), (8,)),
+    "conv2d, depthwise": _call(
+        lambda x, w: F.conv2d(x, w, padding=1, groups=16), (4, 16, 32, 32), (16, 1, 3, 3)
+    ),
+    "conv2d of patches": _call(
+        lambda x, w, b: F.conv2d(x, w, b, stride=16).flatten(2).transpose(1, 2),
+        (4, 3, 64, 64),
+        (32, 3, 16, 16),
+        (32,),
+    ),
+    "conv_transpose2d": _call(
+        lambda x, w, b: F.conv_transpose2d(x, w, b, stride=2), (4, 16, 32, 32), (16, 8, 2, 2), (8,)
+    ),
 }
 
 _INTEGERS: dict[str, Call] = {

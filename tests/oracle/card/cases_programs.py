@@ -26,7 +26,9 @@ def _layers(*sizes: int, between: type[nn.Module] = nn.GELU) -> nn.Sequential:
 def _play_two_models(penalty: bool) -> None:
     """A generator and a discriminator; with the penalty of Wasserstein's on the gradient's norm."""
     generator, judge = _layers(16, 256, 64), _layers(64, 256, 256, 1)
-    optimizers = [torch.optim.Adam(model.parameters(), lr=2e-4, betas=(0.5, 0.999)) for model in (judge, generator)]
+    optimizers = [
+        torch.optim.Adam(model.parameters(), lr=2e-4, betas=(0.5, 0.999)) for model in (judge, generator)
+    ]
     for _ in range(2):
         real, fake = torch.randn(128, 64, device=CARD), generator(torch.randn(128, 16, device=CARD))
         optimizers[0].zero_grad()
@@ -34,8 +36,14 @@ def _play_two_models(penalty: bool) -> None:
             share = torch.rand(128, 1, device=CARD)
             between = (share * real + (1 - share) * fake.detach()).requires_grad_(True)
             out = judge(between)
-            gradient = torch.autograd.grad(out, between, torch.ones_like(out), create_graph=True, retain_graph=True)[0]
-            loss = judge(fake.detach()).mean() - judge(real).mean() + 10 * ((gradient.norm(2, dim=1) - 1) ** 2).mean()
+            gradient = torch.autograd.grad(
+                out, between, torch.ones_like(out), create_graph=True, retain_graph=True
+            )[0]
+            loss = (
+                judge(fake.detach()).mean()
+                - judge(real).mean()
+                + 10 * ((gradient.norm(2, dim=1) - 1) ** 2).mean()
+            )
             loss.backward()
         else:
             label = torch.full((128, 1), 1.0, device=CARD)
@@ -105,14 +113,19 @@ class _InEightBits(torch.optim.Optimizer):
         for group in self.param_groups:
             for p in group["params"]:
                 state = self.state[p] or {name: self._pack(torch.zeros_like(p)) for name in "mv"}
-                m, v = ((q.float() * s / 127).flatten()[: p.numel()].view_as(p) for q, s in (state["m"], state["v"]))
+                m, v = (
+                    (q.float() * s / 127).flatten()[: p.numel()].view_as(p)
+                    for q, s in (state["m"], state["v"])
+                )
                 m.mul_(0.9).add_(p.grad, alpha=0.1)
                 v.mul_(0.999).addcmul_(p.grad, p.grad, value=0.001)
                 p.addcdiv_(m / 0.1, (v / 0.001).sqrt_().add_(1e-8), value=-group["lr"])
                 self.state[p] = {"m": self._pack(m), "v": self._pack(v)}
 
 
-def _train(make: Callable[[Any], torch.optim.Optimizer], forward: Callable[[nn.Sequential, Tensor], Tensor]) -> None:
+def _train(
+    make: Callable[[Any], torch.optim.Optimizer], forward: Callable[[nn.Sequential, Tensor], Tensor]
+) -> None:
     model = _layers(256, 1024, 256, 1024, 256)
     optimizer = make(model.parameters())
     for _ in range(2):
@@ -142,7 +155,9 @@ def _keep_products(model: nn.Sequential, x: Tensor) -> Tensor:
         return CheckpointPolicy.MUST_SAVE if is_product else CheckpointPolicy.PREFER_RECOMPUTE
 
     for layer in model:
-        x = checkpoint(layer, x, use_reentrant=False, context_fn=partial(create_selective_checkpoint_contexts, choose))
+        x = checkpoint(
+            layer, x, use_reentrant=False, context_fn=partial(create_selective_checkpoint_contexts, choose)
+        )
     return x.pow(2).mean()
 
 

@@ -22,7 +22,13 @@ class _Perceptron(nn.Module):
     def __init__(self, width: int = 512, depth: int = 6, reentrant: bool | None = None) -> None:
         super().__init__()
         self.layers = nn.ModuleList(
-            nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU(), nn.Dropout(0.1), nn.Linear(4 * width, width))
+            nn.Sequential(
+                nn.LayerNorm(width),
+                nn.Linear(width, 4 * width),
+                nn.GELU(),
+                nn.Dropout(0.1),
+                nn.Linear(4 * width, width),
+            )
             for _ in range(depth)
         )
         self.out = nn.Linear(width, 10)
@@ -30,7 +36,9 @@ class _Perceptron(nn.Module):
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         for layer in self.layers:
-            x = x + (layer(x) if self.reentrant is None else checkpoint(layer, x, use_reentrant=self.reentrant))
+            x = x + (
+                layer(x) if self.reentrant is None else checkpoint(layer, x, use_reentrant=self.reentrant)
+            )
         return F.cross_entropy(self.out(x), y)
 
 
@@ -98,7 +106,9 @@ class _Factors(nn.Module):
         self.users, self.items = nn.Embedding(20000, 64, sparse=sparse), nn.Embedding(5000, 64, sparse=sparse)
 
     def forward(self, users: Tensor, items: Tensor) -> Tensor:
-        return F.binary_cross_entropy_with_logits((self.users(users) * self.items(items)).sum(-1), torch.ones_like(users).float())
+        return F.binary_cross_entropy_with_logits(
+            (self.users(users) * self.items(items)).sum(-1), torch.ones_like(users).float()
+        )
 
 
 class _Labels(nn.Module):
@@ -131,7 +141,9 @@ def _train_from_loader(accumulated: int = 1) -> None:
 def _train_with_average() -> None:
     """An exponential moving average of the weights, evaluation after each step."""
     model = _Perceptron().cuda()
-    average = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.99))
+    average = torch.optim.swa_utils.AveragedModel(
+        model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.99)
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4)
     x, y = torch.zeros(256, 512, device="cuda"), torch.zeros(256, dtype=torch.long, device="cuda")
     for _ in range(2):
@@ -146,12 +158,19 @@ def _train_with_average() -> None:
 def _plain_cases() -> Iterator[Case]:
     flat = {"x": torch.zeros(1024, 512), "y": torch.zeros(1024, dtype=torch.long)}
     images = {"x": torch.zeros(8, 3, 64, 64), "y": torch.zeros(8, dtype=torch.long)}
-    bags = {"ids": torch.zeros(4096, dtype=torch.long), "offsets": torch.arange(0, 4096, 16), "y": torch.zeros(256, dtype=torch.long)}
+    bags = {
+        "ids": torch.zeros(4096, dtype=torch.long),
+        "offsets": torch.arange(0, 4096, 16),
+        "y": torch.zeros(256, dtype=torch.long),
+    }
     factors = {"users": torch.zeros(4096, dtype=torch.long), "items": torch.zeros(4096, dtype=torch.long)}
     yield "perceptron", partial(train, _Perceptron, flat)
     yield "perceptron, float16", partial(train, _Perceptron, flat, autocast=torch.float16)
     for reentrant in (True, False):
-        yield f"perceptron, checkpointed, reentrant {reentrant}", partial(train, partial(_Perceptron, reentrant=reentrant), flat)
+        yield (
+            f"perceptron, checkpointed, reentrant {reentrant}",
+            partial(train, partial(_Perceptron, reentrant=reentrant), flat),
+        )
     yield "perceptron, low rank", partial(train, _low_rank, flat)
     yield "perceptron, low rank, autocast", partial(train, _low_rank, flat, autocast=torch.bfloat16)
     yield "perceptron, loader", _train_from_loader
@@ -178,7 +197,9 @@ def _architecture_cases() -> Iterator[Case]:
 
     def causal(name: str, **options: Any) -> Callable[[], Any]:
         sizes = {"hidden_size": 512, "num_hidden_layers": 2, "num_attention_heads": 8, "vocab_size": 8000}
-        return lambda: hf.AutoModelForCausalLM.from_config(hf.AutoConfig.for_model(name, **{**sizes, **options}))
+        return lambda: hf.AutoModelForCausalLM.from_config(
+            hf.AutoConfig.for_model(name, **{**sizes, **options})
+        )
 
     inner = {"intermediate_size": 1024}
     grouped = {**inner, "num_key_value_heads": 4}
@@ -190,7 +211,10 @@ def _architecture_cases() -> Iterator[Case]:
     }  # fmt: skip
     for name, options in causal_models.items():
         yield f"transformers, {name}", partial(train, causal(name, **options), tokens(2, 128))
-        yield f"transformers, {name}, autocast", partial(train, causal(name, **options), tokens(2, 128), autocast=torch.bfloat16)
+        yield (
+            f"transformers, {name}, autocast",
+            partial(train, causal(name, **options), tokens(2, 128), autocast=torch.bfloat16),
+        )
     small = {"num_hidden_layers": 2}
     masked: dict[str, Any] = {
         "roberta": small, "distilbert": {"n_layers": 2}, "albert": small, "electra": small, "deberta-v2": small, "modernbert": small
@@ -200,20 +224,29 @@ def _architecture_cases() -> Iterator[Case]:
         yield f"transformers, {name}", partial(train, make, tokens(4, 64, masked=True))
     pictures = {"pixel_values": torch.zeros(2, 3, 224, 224), "labels": torch.zeros(2, dtype=torch.long)}
     for name, options in {"vit": small, "swin": {"depths": [2, 2]}, "convnext": {}, "resnet": {}}.items():
-        make = partial(hf.AutoModelForImageClassification.from_config, hf.AutoConfig.for_model(name, **options))
+        make = partial(
+            hf.AutoModelForImageClassification.from_config, hf.AutoConfig.for_model(name, **options)
+        )
         yield f"transformers, {name}", partial(train, make, pictures)
     bart = hf.BartConfig(encoder_layers=2, decoder_layers=2, d_model=256, vocab_size=8000)
     yield "transformers, bart", partial(train, lambda: hf.BartForConditionalGeneration(bart), tokens(2, 64))
-    whisper = hf.WhisperConfig(encoder_layers=2, decoder_layers=2, d_model=384, vocab_size=8000, pad_token_id=0)
+    whisper = hf.WhisperConfig(
+        encoder_layers=2, decoder_layers=2, d_model=384, vocab_size=8000, pad_token_id=0
+    )
     speech = {"input_features": torch.zeros(1, 80, 3000), "labels": torch.zeros(1, 32, dtype=torch.long)}
     yield "transformers, whisper", partial(train, lambda: hf.WhisperForConditionalGeneration(whisper), speech)
-    yield "transformers, mistral, LoRA of peft", partial(train, partial(_with_adapters, causal("mistral", **grouped)), tokens(2, 128))
+    yield (
+        "transformers, mistral, LoRA of peft",
+        partial(train, partial(_with_adapters, causal("mistral", **grouped)), tokens(2, 128)),
+    )
 
 
 def _with_adapters(make: Callable[[], Any]) -> Any:
     import peft
 
-    settings = peft.LoraConfig(r=8, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM", lora_dropout=0.05)
+    settings = peft.LoraConfig(
+        r=8, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM", lora_dropout=0.05
+    )
     return peft.get_peft_model(make(), settings)
 
 

@@ -24,10 +24,16 @@ class Comparison:
         return all(real == simulated for real, simulated in (self.allocated, self.reserved, self.retries))
 
 
-def compare_case(name: str, real: dict[str, Any], simulated: dict[str, Any], verbose: bool = False) -> Comparison:
+def compare_case(
+    name: str, real: dict[str, Any], simulated: dict[str, Any], verbose: bool = False
+) -> Comparison:
     """Verbose: with the first differences of the events, which take their time to find."""
     sides = (real, simulated)
-    errors = [f"{side}: {one['error']}" for side, one in zip(("real", "simulated"), sides, strict=True) if one["error"]]
+    errors = [
+        f"{side}: {one['error']}"
+        for side, one in zip(("real", "simulated"), sides, strict=True)
+        if one["error"]
+    ]
     return Comparison(
         name,
         _judge_events(real["events"], simulated["events"]),
@@ -49,7 +55,11 @@ def _judge_events(real: list[str], simulated: list[str]) -> str:
 
 def _list_differences(real: dict[str, Any], simulated: dict[str, Any]) -> Iterable[str]:
     matcher = difflib.SequenceMatcher(None, real["events"], simulated["events"], autojunk=False)
-    found = [code for code in matcher.get_opcodes() if code[0] != "equal"] if real["events"] != simulated["events"] else []
+    found = (
+        [code for code in matcher.get_opcodes() if code[0] != "equal"]
+        if real["events"] != simulated["events"]
+        else []
+    )
     for _, a, b, c, d in found[:_SHOWN]:
         line = (real["lines"][a : a + 1] or [""])[0]
         yield f"{line}  real {' '.join(real['events'][a:b])} | simulated {' '.join(simulated['events'][c:d])}"
@@ -63,7 +73,9 @@ def write_table(comparisons: list[Comparison], verbose: bool = False) -> str:
     for one in comparisons:
         if one.events == "same" and one.is_equal and not one.error and not verbose:
             continue
-        lines.append(f"{one.name}: events {one.events}{_show('allocated', one.allocated)}{_show('reserved', one.reserved)}")
+        lines.append(
+            f"{one.name}: events {one.events}{_show('allocated', one.allocated)}{_show('reserved', one.reserved)}"
+        )
         if one.retries[0] != one.retries[1]:
             lines.append(f"    {one.retries[0]} retries, {one.retries[1]} simulated")
         if one.error:

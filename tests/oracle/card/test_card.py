@@ -23,12 +23,23 @@ from tests.oracle.card.cases_operators import operator_cases
 from tests.oracle.card.compare import compare_case, write_table
 from tests.oracle.card.record import record_case
 
-needs_compiler = pytest.mark.skipif(not all(map(shutil.which, ("gcc", "nm", "readelf"))), reason="needs gcc and binutils")
+needs_compiler = pytest.mark.skipif(
+    not all(map(shutil.which, ("gcc", "nm", "readelf"))), reason="needs gcc and binutils"
+)
 
 
-def record(*events: str, allocated: int = 1024, reserved: int = 2 << 20, error: str | None = None) -> dict[str, Any]:
+def record(
+    *events: str, allocated: int = 1024, reserved: int = 2 << 20, error: str | None = None
+) -> dict[str, Any]:
     lines = [f"train.py:{number}" for number in range(len(events))]
-    return {"events": list(events), "lines": lines, "allocated": allocated, "reserved": reserved, "retries": 0, "error": error}
+    return {
+        "events": list(events),
+        "lines": lines,
+        "allocated": allocated,
+        "reserved": reserved,
+        "retries": 0,
+        "error": error,
+    }
 
 
 @pytest.mark.parametrize(
@@ -46,10 +57,17 @@ def test_events_are_judged(real: tuple[str, ...], simulated: tuple[str, ...], ju
 
 def test_table_has_differences_and_counts() -> None:
     same = compare_case("same", record("+512"), record("+512"))
-    other = compare_case("other", record("+512", "+64"), record("+512", allocated=2048, error="OutOfMemoryError: no"), verbose=True)
+    other = compare_case(
+        "other",
+        record("+512", "+64"),
+        record("+512", allocated=2048, error="OutOfMemoryError: no"),
+        verbose=True,
+    )
     table = write_table([same, other], verbose=True)
     assert "same: events same; allocated equal; reserved equal" in table
-    assert "other: events different; allocated 1,024 real, 2,048 simulated (+100.00%); reserved equal" in table
+    assert (
+        "other: events different; allocated 1,024 real, 2,048 simulated (+100.00%); reserved equal" in table
+    )
     assert "    simulated: OutOfMemoryError: no" in table
     assert "    train.py:1  real +64 | simulated " in table
     assert table.endswith("allocated in 1, reserved in 2.")

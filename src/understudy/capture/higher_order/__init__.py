@@ -1,9 +1,9 @@
 """Higher-order operators in a capture: their functions become subgraphs.
 
-    subgraphs        `enter` and `record`: from a call to subgraphs, a node and a result; checks of branches
-    closures         tensors from the closure of a branch become operands, its variables are kept; flex attention
-    derivatives      forward and backward of these operators
-    transforms       these operators under torch.func, and with ordinary gradients
-    batching         these operators under torch.vmap
-    torch_tracing    answers torch's own rules when they ask for the current tracer
+subgraphs        `enter` and `record`: from a call to subgraphs, a node and a result; checks of branches
+closures         tensors from the closure of a branch become operands, its variables are kept; flex attention
+derivatives      forward and backward of these operators
+transforms       these operators under torch.func, and with ordinary gradients
+batching         these operators under torch.vmap
+torch_tracing    answers torch's own rules when they ask for the current tracer
 """

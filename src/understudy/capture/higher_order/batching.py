@@ -96,7 +96,9 @@ def at_dimension(place: int, dims: Dims) -> Dims:
 
 
 @hops.batched("cond")
-def cond(interpreter: object, op: Any, pred: object, yes: Function, no: Function, operands: tuple[object, ...]) -> object:
+def cond(
+    interpreter: object, op: Any, pred: object, yes: Function, no: Function, operands: tuple[object, ...]
+) -> object:
     batch = VmapLevel(interpreter)
     (pred,), (of_choices,) = batch.inside([pred])
     inner, in_dims = batch.inside(operands)
@@ -116,7 +118,9 @@ def cond(interpreter: object, op: Any, pred: object, yes: Function, no: Function
 
 
 @hops.batched("map_impl")
-def map_impl(interpreter: object, op: Any, function: Function, xs: list[object], others: list[object]) -> object:
+def map_impl(
+    interpreter: object, op: Any, function: Function, xs: list[object], others: list[object]
+) -> object:
     batch = VmapLevel(interpreter)
     rows, row_dims = batch.inside(xs, 1)
     rest, rest_dims = batch.inside(others)
@@ -130,7 +134,12 @@ def map_impl(interpreter: object, op: Any, function: Function, xs: list[object],
 
 @hops.batched("scan")
 def scan(
-    interpreter: object, op: Any, function: Function, init: list[object], xs: list[object], others: tuple[object, ...]
+    interpreter: object,
+    op: Any,
+    function: Function,
+    init: list[object],
+    xs: list[object],
+    others: tuple[object, ...],
 ) -> object:
     batch = VmapLevel(interpreter)
     first, first_dims = batch.inside(init)
@@ -164,8 +173,13 @@ def associative_scan(
 
 @hops.batched("while_loop", "while_loop_stack_output")
 def while_loop(
-    interpreter: object, op: Any, goes_on: Function, body: Function, state: tuple[object, ...],
-    others: tuple[object, ...], **options: object,
+    interpreter: object,
+    op: Any,
+    goes_on: Function,
+    body: Function,
+    state: tuple[object, ...],
+    others: tuple[object, ...],
+    **options: object,
 ) -> Any:
     batch = VmapLevel(interpreter)
     first, first_dims = batch.inside(state)
@@ -179,7 +193,12 @@ def while_loop(
             still = _one_for_all(batch, goes_on, [*dims, *rest_dims])
             next_round = batch.over(body, [*dims, *rest_dims], dims)
         carry = batch.expand_to(first, first_dims, dims)
-        return op(DerivedFunction("condition", still), DerivedFunction("batched", next_round), tuple(carry), tuple(rest))
+        return op(
+            DerivedFunction("condition", still),
+            DerivedFunction("batched", next_round),
+            tuple(carry),
+            tuple(rest),
+        )
 
     results, dims = batch.call_until_settled(loop_with, first_dims)
     place = 1 if op.name() == "while_loop_stack_output" else 0
@@ -202,10 +221,10 @@ def _all_of_them(op: object, state: Sequence[int | object]) -> Dims:
     if all(isinstance(value, torch.Tensor) for value in state):
         return [0] * len(state)
     raise UnsupportedOperatorException(
-        f"the higher-order operator {op} has no rule for torch.func.vmap where each entry of the batch decides when it "
-        "stops, and a number that is no tensor goes from round to round",
+        f"torch.func.vmap of {op} with a condition that depends on the batch: expected loop state of tensors only, got a "
+        "number",
         func=op,
-        context=Context(line=user_line(), hint="let it be a tensor: torch.tensor(0)"),
+        context=Context(line=user_line(), hint="make it a tensor: torch.tensor(0)"),
     )
 
 

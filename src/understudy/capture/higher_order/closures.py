@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import CellType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from understudy import _torch
-from understudy.contexts import contextmanager, run_to_the_end
 from understudy.errors import Context, UnsupportedMutationAliasingException
 from understudy.fake.higher_order import describe_value
 from understudy.fake.tensor import FakeTensor
@@ -200,16 +200,16 @@ class FrozenFunction:
     @contextmanager
     def _with_tensors(self) -> Iterator[None]:
         """The modules have the tensors that they had, for the time of a call."""
-        changed = [(table, before, table.copy()) for table, before in self._tables if not _are_same(table, before)]
-
-        def give_back() -> None:
-            for table, _, now in changed:
-                _fill(table, now)
-
-        with run_to_the_end(give_back):
+        changed = [
+            (table, before, table.copy()) for table, before in self._tables if not _are_same(table, before)
+        ]
+        try:
             for table, before, _ in changed:
                 _fill(table, before)
             yield
+        finally:
+            for table, _, now in changed:
+                _fill(table, now)
 
 
 def _are_same(table: Table, other: Table) -> bool:
@@ -244,7 +244,9 @@ class Branch:
         mode = ClosureReplacer(self._tensors, lifted)
         with mode:
             result = self._function(*args)
-        self._check_calls([tuple(x.shape) if isinstance(x, torch.Tensor) else None for x in operands], mode.calls)
+        self._check_calls(
+            [tuple(x.shape) if isinstance(x, torch.Tensor) else None for x in operands], mode.calls
+        )
         leaves = mode.replace_in(_torch.tree_flatten(result)[0])
         self._check_gradients(leaves, operands)
         return leaves[0] if self._is_bare else tuple(leaves)

@@ -286,7 +286,10 @@ def loop_forward(op: Any, args: Any, tangents: Any) -> Answer:
         return goes_on(*_split(values, carry, rest)[0])
 
     results = op(
-        DerivedFunction("condition", still), _join_tangents(_over(body, carry, rest)), tuple(carry.flat), tuple(rest.flat)
+        DerivedFunction("condition", still),
+        _join_tangents(_over(body, carry, rest)),
+        tuple(carry.flat),
+        tuple(rest.flat),
     )
     if op.name() == "while_loop_stack_output":
         # Forward mode requires a tangent in the layout of its value; in a batch, it may have another one.
@@ -309,7 +312,9 @@ def associative_scan_forward(op: Any, args: Any, tangents: Any) -> Answer:
 def cond_backward(op: Any, args: Any, results: Values, given: list[int], gradients: list[Any]) -> Any:
     pred, yes, no, operands = args
     wanted = differentiable(operands)
-    both = [DerivedFunction("backward", backward_of(branch, len(operands), wanted, given)) for branch in (yes, no)]
+    both = [
+        DerivedFunction("backward", backward_of(branch, len(operands), wanted, given)) for branch in (yes, no)
+    ]
     found = op(pred, *both, (*operands, *gradients))
     return None, None, None, _spread_gradients(len(operands), wanted, found)
 
@@ -413,9 +418,9 @@ def loop_with_states(op: object, args: Any) -> tuple[object, ...]:
 def _check_state(op: object, state: Values) -> None:
     if not all(isinstance(value, torch.Tensor) for value in state):
         raise UnsupportedOperatorException(
-            f"the higher-order operator {op} has no gradients where a number that is no tensor goes from round to round",
+            f"gradients of {op}: expected loop state of tensors only, got a number",
             func=op,
-            context=Context(line=user_line(), hint="let it be a tensor: torch.tensor(0)"),
+            context=Context(line=user_line(), hint="make it a tensor: torch.tensor(0)"),
         )
 
 

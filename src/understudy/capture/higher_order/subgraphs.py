@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -37,7 +38,6 @@ from understudy.capture.higher_order.transforms import (
     transform_operator,
     with_gradients,
 )
-from understudy.contexts import contextmanager
 from understudy.errors import Context, UnsupportedMutationAliasingException
 from understudy.fake.higher_order import ignore_fresh_symbols, mismatch
 from understudy.fake.mode import FakeTensorMode
@@ -61,7 +61,12 @@ SPECIAL_ENTRIES = {"flex_attention": prepare_flex, "invoke_subgraph": invoke_wit
 
 
 def enter(
-    recorder: ProxyTorchDispatchMode, original: Callable[..., object], op: Any, key: object, args: object, kwargs: Any
+    recorder: ProxyTorchDispatchMode,
+    original: Callable[..., object],
+    op: Any,
+    key: object,
+    args: object,
+    kwargs: Any,
 ) -> Any:
     """Called when a higher-order operator is called while a recorder is active."""
     operands, kwargs = as_operands(args, kwargs)
@@ -90,7 +95,10 @@ def enter(
         if _torch.has_transforms():  # which answer it first
             with branches_below_autograd():
                 return recorder.record_below_autograd(op, args, kwargs)
-        if form.takes_functions and (answer := _run_with_parts(recorder, op, args, kwargs)) is not NotImplemented:
+        if (
+            form.takes_functions
+            and (answer := _run_with_parts(recorder, op, args, kwargs)) is not NotImplemented
+        ):
             return answer
         with _torch.without_recorder():
             return record(recorder, op, args, kwargs)
@@ -220,7 +228,9 @@ def record(recorder: ProxyTorchDispatchMode, op: Any, args: Any, kwargs: Any, kn
     return result
 
 
-def _trace_function(capture: Capture, op: Any, form: HigherOrder, position: int, args: Any, stand_ins: Any) -> GraphModule:
+def _trace_function(
+    capture: Capture, op: Any, form: HigherOrder, position: int, args: Any, stand_ins: Any
+) -> GraphModule:
     mode = capture.stand_ins
     with mode:
         examples = form.examples(mode, stand_ins)
@@ -258,7 +268,9 @@ def _node_arguments(
     tracer = recorder.tracer
     for value in _torch.tree_flatten(args)[0]:
         if isinstance(value, SYMBOLIC):
-            tracer.argument(value)  # before the `get_attr` nodes of the subgraphs, which stand next to the call
+            tracer.argument(
+                value
+            )  # before the `get_attr` nodes of the subgraphs, which stand next to the call
     names = _names_of_graphs(tracer.root, form)
     nodes = [attribute(recorder, name, graph) for name, graph in zip(names, graphs, strict=True)]
     return tuple([

@@ -11,13 +11,13 @@ import copy
 import functools
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from understudy import _torch
 from understudy.capture import proxy_slots
 from understudy.capture.tracer import PythonKeyTracer
-from understudy.contexts import contextmanager
 from understudy.errors import Context, UnderstudyError, UnsupportedOperatorException
 from understudy.fake.mode import FakeTensorMode
 from understudy.lines import user_line
@@ -92,7 +92,9 @@ class CurrentTracer:
         return capture.fake_mode
 
     def trace_subgraph(self, f: Callable[..., object], *args: object) -> Any:
-        if current_capture() is None and self._original is not None:  # torch's own tracer is active in this thread
+        if (
+            current_capture() is None and self._original is not None
+        ):  # torch's own tracer is active in this thread
             return self._original.trace_subgraph(f, *args)
         return capture_of_branches().subgraph(f, args)
 
@@ -115,9 +117,7 @@ def our_make_fx(f: Function, *args: Any, **options: Any) -> Function:
     return make_fx(f, *args, **{"_allow_fake_constant": True, **options})
 
 
-@patch(
-    "torch._functorch.eager_transforms.make_fx", "torch._higher_order_ops.flex_attention.make_fx", during=RECORDING
-)
+@patch("torch._higher_order_ops.flex_attention.make_fx", during=RECORDING)
 @patch_found("make_fx in the module of a higher-order operator that records itself", during=RECORDING)
 def trace_with_our_make_fx(original: Function) -> Function:
     """The function is part of the graph that this thread records."""
@@ -147,7 +147,9 @@ def trace_branch_for_functionalization(
 # has the same interface; the functions of torch's tracing module that it uses are replaced.
 
 
-@patch_found("track_tensor_tree in the module of a higher-order operator that records itself", during=RECORDING)
+@patch_found(
+    "track_tensor_tree in the module of a higher-order operator that records itself", during=RECORDING
+)
 def track_with_our_tracer(original: Callable[..., object]) -> Any:
     """torch's function writes into torch's own tracer."""
 
@@ -165,7 +167,9 @@ def read_slot_of_our_tracer(original: Any) -> Any:
 
     @functools.wraps(original)
     def get_proxy_slot(obj: object, tracer: Any, *rest: Any) -> Any:
-        return (proxy_slots.get_proxy_slot if isinstance(tracer, PythonKeyTracer) else original)(obj, tracer, *rest)
+        return (proxy_slots.get_proxy_slot if isinstance(tracer, PythonKeyTracer) else original)(
+            obj, tracer, *rest
+        )
 
     return get_proxy_slot
 
@@ -182,7 +186,7 @@ def record(recorder: ProxyTorchDispatchMode, op: object, args: Any, kwargs: Any)
     handler = _torch.recording_of(op)
     if handler is None:
         raise UnsupportedOperatorException(
-            f"the higher-order operator {op} does not say how it is recorded",
+            f"the higher-order operator {op} has no implementation for recording",
             func=op,
             context=Context(
                 line=user_line(),

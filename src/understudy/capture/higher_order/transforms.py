@@ -223,7 +223,9 @@ class LeafCall:
         inner = [_torch.unwrap_for_grad(tensor, self._level) for tensor in tensors]
         with _torch.grad_mode(True), self._interpreter.lower():
             if _torch.has_transforms() or any(tensor.requires_grad for tensor in inner):
-                raise unsupported_error(self.call.op, "torch.func.grad inside of another transform of torch.func")
+                raise unsupported_error(
+                    self.call.op, "torch.func.grad inside of another transform of torch.func"
+                )
             self._leaves = list(map(_leaf, inner))
             self._results = self.call.run(self._leaves)
             detached = [
@@ -235,7 +237,9 @@ class LeafCall:
 
     def gradients(self, tensors: Any, grads: tuple[Any, ...]) -> list[Any]:
         if not _torch.has_transforms() or any(map(_is_over, tensors)):
-            raise unsupported_error(self.call.op, "torch.func.vjp whose result is called later, as jacrev does")
+            raise unsupported_error(
+                self.call.op, "torch.func.vjp whose result is called later, as jacrev does"
+            )
         wanted = [
             (result, _torch.unwrap_for_grad(grad, self._level))
             for result, grad in zip(self._results, grads, strict=True)

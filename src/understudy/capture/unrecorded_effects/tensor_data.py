@@ -6,7 +6,6 @@ of the graph; so they raise like `x.item()`, if the values depend on inputs, par
 What makes an alias of a tensor is recorded as a node:
 
 Parameter(x), x as one of a subclass               shares its memory with x
-torch.from_dlpack(x)                               shares its memory with x
 x.data                                             an alias of x; above autograd no operator is seen
 x.data = y                                         x becomes an alias of y
 x.as_subclass(Kind)                                the same value in an object of another class
@@ -45,7 +44,9 @@ HINT = (
 )
 
 
-def refuse_read(what: OpOverload | str, tensors: Iterable[torch.Tensor], hint: str = HINT) -> DataDependentOutputException:
+def refuse_read(
+    what: OpOverload | str, tensors: Iterable[torch.Tensor], hint: str = HINT
+) -> DataDependentOutputException:
     shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors)
     return DataDependentOutputException(
         f"{what} is data-dependent: a value of a tensor that is being traced was asked for, and the graph would hold it "
@@ -105,7 +106,9 @@ READS: dict[Any, tuple[str, Callable[[Any, Any], list[Any]], str]] = {
 """Function → its name, the tensors whose values it reads, the hint of the error."""
 
 
-def check(tracer: PythonKeyTracer, func: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+def check(
+    tracer: PythonKeyTracer, func: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]
+) -> None:
     """Raise for a read of values that are not determined."""
     recorder = _torch.active_recorder()
     if _torch.active_fake_mode() is not None or not getattr(recorder, "_error_on_data_dependent_ops", False):
@@ -175,7 +178,9 @@ class DeterminedRealValues:
     def __init__(self, tracer: PythonKeyTracer) -> None:
         self._tracer = tracer
 
-    def read(self, func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor], fake_mode: object) -> tuple[Any] | None:
+    def read(
+        self, func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor], fake_mode: object
+    ) -> tuple[Any] | None:
         """The result of a data-dependent operator, if all values are determined."""
         values = self._tracer.known_values
         if not tensors or not all(type(t) is not FakeTensor and t in values for t in tensors):
@@ -185,7 +190,7 @@ class DeterminedRealValues:
             return (func(*args, **kwargs),)
 
     def before(self, func: Any, args: Any, kwargs: Any, tensors: Any) -> Any:
-        """The arguments with copies of the values in the place of tensors; None if one of them is not determined."""
+        """The arguments with tensors replaced by copies of their values; None if one value is not determined."""
         values = self._tracer.known_values
         if not tensors or not all(t in values for t in tensors):
             if _torch.is_mutable(func):
@@ -257,24 +262,7 @@ def record_subclass(original: Function) -> Any:
     return staticmethod(make_parameter)
 
 
-@patch_call("torch.from_dlpack", "torch.utils.dlpack.from_dlpack", during=RECORDING)
-def record_from_dlpack(original: Function, ext_tensor: Any, *, device: Any = None, copy: bool | None = None) -> Any:
-    """The result shares its memory with the argument, without an operator."""
-    tracer = active_tracer() if isinstance(ext_tensor, torch.Tensor) else None
-    if tracer is None or tracer.find_node(ext_tensor) is None or not _is_plain(ext_tensor):
-        return original(ext_tensor, device=device, copy=copy)
-    result = aten.alias.default(ext_tensor)
-    result = result.clone() if copy else result
-    return result if device is None else result.to(device)
-
-
-def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether its memory can be exported as it is."""
-    has_bits = tensor.is_conj() or tensor.is_neg()
-    return tensor.layout is torch.strided and not has_bits and not tensor.requires_grad
-
-
-@patch_call("torch.to_dlpack", "torch.utils.dlpack.to_dlpack", during=RECORDING)
+@patch_call("torch.utils.dlpack.to_dlpack", during=RECORDING)
 def check_to_dlpack(original: Function, tensor: torch.Tensor) -> Any:
     """The program reads data of a tensor that the graph computes."""
     tracer = active_tracer() if type(tensor) is not FakeTensor else None
@@ -303,8 +291,8 @@ def apply_to_fakes(original: Any) -> Any:
     @functools.wraps(original)
     def apply(cls: object, *args: Any, **kwargs: Any) -> Any:
         tracer = active_tracer()
-        if tracer is not None and tracer.strays is not None:
-            args, kwargs = tracer.strays.replace(args, kwargs)
+        if tracer is not None and tracer.outside_tensors is not None:
+            args, kwargs = tracer.outside_tensors.replace(args, kwargs)
         return of_any_class(cls, *args, **kwargs)
 
     return classmethod(apply)

@@ -190,7 +190,7 @@ SPECIAL = {
 class TorchFunctionMetadataMode(_torch.FunctionMode):
     """Numbers the calls of each torch function: `("linear_2", "builtin_function_or_method.linear")`."""
 
-    only_counts = only_records = True
+    only_counts = True
     """Its effect on a replayed layer can be computed without it."""
 
     def __init__(self, tracer: PythonKeyTracer) -> None:
@@ -201,8 +201,8 @@ class TorchFunctionMetadataMode(_torch.FunctionMode):
         counts = tracer.torch_fn_counts
         count = counts[func] = counts.get(func, 0) + 1
         tracer.node_meta.torch_call = func, count
-        if tracer.strays is not None and has_reals(args, kwargs) and func not in READS_ONLY:
-            args, kwargs = tracer.strays.replace(args, kwargs or {})
+        if tracer.outside_tensors is not None and has_reals(args, kwargs) and func not in READS_ONLY:
+            args, kwargs = tracer.outside_tensors.replace(args, kwargs or {})
         if func in SPECIAL:
             return SPECIAL[func](tracer, func, args, kwargs or {})
         return func(*args, **kwargs) if kwargs else func(*args)

@@ -1,10 +1,9 @@
 """Our kernels on dispatch keys of torch that no backend uses.
 
-    autocast    autocast and device-specific composites for devices that this machine lacks
-    recipes     recorded decompositions of composite operators, replayed
-    transforms  rules for torch.func on symbolic sizes
+autocast    autocast and device-specific composites for devices that this machine lacks
+recipes     recorded decompositions of composite operators, replayed
 """
 
-from understudy.fake.kernels import autocast, recipes, transforms
+from understudy.fake.kernels import autocast, recipes
 
-__all__ = ["autocast", "recipes", "transforms"]
+__all__ = ["autocast", "recipes"]

@@ -17,6 +17,7 @@ import torch
 from understudy import _torch
 from understudy.fake.native import on_first_device
 from understudy.fake.tensor import FakeTensor
+from understudy.ops.registry import record_of
 from understudy.ops.traits.autocast import WITHOUT_AUTOCAST, Casting, accelerator_path, casting
 from understudy.spec.call import flat, map_structure
 
@@ -39,8 +40,8 @@ Policy = Callable[[Any, str, Any, Any], tuple[Any, Any]]
 
 
 def _make_kernel(op: Any) -> Callable[..., Any]:
-    path = accelerator_path.of(op)
-    how = casting.of(op)
+    record = record_of(op)
+    path, how = record.accelerator_path, record.casting
     policy = _leave_arguments if how is None else POLICIES[how]
 
     def kernel(*args: object, **kwargs: object) -> Any:
@@ -139,7 +140,11 @@ def _cast_once(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         return weight.to(dtype)
     cache: dict[int, Any] = _casts.__dict__.setdefault("cache", {})
     found = cache.get(id(weight))
-    if found is not None and found[1].dtype is dtype and (found[1].requires_grad or not torch.is_grad_enabled()):
+    if (
+        found is not None
+        and found[1].dtype is dtype
+        and (found[1].requires_grad or not torch.is_grad_enabled())
+    ):
         return found[1]
     cast = weight.to(dtype)
     cache[id(weight)] = (weight, cast)

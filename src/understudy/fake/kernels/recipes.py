@@ -26,15 +26,15 @@ import torch
 from understudy import _torch
 from understudy._torch import Device
 from understudy.errors import OperatorError
+from understudy.fake.misses import make_call
 from understudy.fake.native import on_first_recipe
 from understudy.fake.realise import make_new
 from understudy.fake.templates import make_symbolic, on_first_symbol
 from understudy.fake.tensor import FakeTensor
 from understudy.infer.cache import ORDINARY_FLOATS, PLAIN_TYPES, SIZED_TYPES, UnusualArgument, add_value
 from understudy.infer.engine import cache
-from understudy.infer.kernels import answer_for_shared
 from understudy.infer.shared import SharedPlans, SharedQuestion
-from understudy.ops.registry import hidden_writes, record_of, user_rule
+from understudy.ops.registry import record_of, user_rule
 from understudy.ops.shared.decompositions import decomposed_kernel, decomposition
 from understudy.ops.shared.layouts import check_storage_size
 from understudy.ops.traits.caching import (
@@ -42,8 +42,6 @@ from understudy.ops.traits.caching import (
     has_recipe,
     has_recipe_if_static,
     has_recipe_if_strided,
-    needs_recipe,
-    whole_result,
 )
 from understudy.ops.traits.writes import written_inputs
 from understudy.shapes.patterns import Pattern
@@ -159,8 +157,9 @@ NONE = Recipe([], -1)
 
 def _make_kernel(op: Any) -> Callable[..., Any]:
     state = _find_state(op)
-    needs_recipe_always = needs_recipe.of(op) is not None
-    run = decomposed_kernel(op, decomposition.of(op))
+    record = record_of(op)
+    needs_recipe_always = record.needs_recipe is not None
+    run = decomposed_kernel(op, record.decomposition)
 
     def kernel(*args: object, **kwargs: object) -> object:
         if not needs_recipe_always and _needs_each_operator(args):
@@ -236,12 +235,18 @@ def _make_static_kernel(op: Any) -> Callable[..., Any]:
     return kernel
 
 
-def _infer_whole(mode: FakeTensorMode, op: Any, args: Any, kwargs: Any, tensors: list[FakeTensor]) -> Recipe | None:
-    """A recipe of the result alone, without a look at the operators inside the composite; None if only they can tell."""
-    whole = whole_result.of(op)
-    if whole is None or not _are_ordinary(tensors) or any(name.startswith("aten::") for name in user_rule.names):
+def _infer_whole(
+    mode: FakeTensorMode, op: Any, args: Any, kwargs: Any, tensors: list[FakeTensor]
+) -> Recipe | None:
+    """A recipe from the result alone, without the operators inside the composite; None if they are needed."""
+    whole = record_of(op).whole_result
+    if (
+        whole is None
+        or not _are_ordinary(tensors)
+        or any(name.startswith("aten::") for name in user_rule.names)
+    ):
         return None
-    call = mode._make_call(op, args, kwargs)
+    call = make_call(mode, op, args, kwargs)
     try:
         answer = whole(*call.args, **call.kwargs)
         if answer is NotImplemented:
@@ -262,7 +267,11 @@ def _are_ordinary(tensors: list[FakeTensor]) -> bool:
     if dtype not in ORDINARY_FLOATS or all(tensor._determined is not None for tensor in tensors):
         return False
     for spec in specs:
-        if (spec.dtype is not dtype and spec.dtype is not torch.bool) or spec.device != device or 0 in spec.shape:
+        if (
+            (spec.dtype is not dtype and spec.dtype is not torch.bool)
+            or spec.device != device
+            or 0 in spec.shape
+        ):
             return False
         if spec.is_symbolic or spec.sparse is not None or spec.neg:
             return False
@@ -354,7 +363,9 @@ def _record_recipe(
     with _torch.dispatch_mode(OperatorLog()) as log:
         result = run(*args, **kwargs)
     env = mode.shape_env
-    if env is None or not env.suppresses_guards:  # replaying the recipe would not record the guards that it needs
+    if (
+        env is None or not env.suppresses_guards
+    ):  # replaying the recipe would not record the guards that it needs
         recipe = _make_recipe(log.calls, tensors, result)
         mode._cache.add_recipe(key, recipe)
         if question is not None:
@@ -384,7 +395,9 @@ def _make_recipe(calls: list[tuple[Any, Any, Any, Any]], tensors: list[FakeTenso
     spec, views = _find_new_tensor(numbers[id(result)], values, step_of, tensors)
     if spec is None or any(_writes_to(step, values, tensors) for step in steps):
         return Recipe(steps, numbers[id(result)])
-    undeclared_writes = {number for step in steps for number in _find_undeclared_writes(step) if number < len(tensors)}
+    undeclared_writes = {
+        number for step in steps for number in _find_undeclared_writes(step) if number < len(tensors)
+    }
     return Recipe(steps, numbers[id(result)], spec, views, tuple(undeclared_writes))
 
 
@@ -400,7 +413,10 @@ def _make_step(op: object, args: Any, kwargs: Any, numbers: dict[int, int]) -> R
         elif flat(torch.Tensor, (value,), {}):
             raise NoRecipe
     return RecipeStep(
-        op, [given[i] for i in range(len(args))], tuple(tensor_positions), {name: given[name] for name in kwargs}
+        op,
+        [given[i] for i in range(len(args))],
+        tuple(tensor_positions),
+        {name: given[name] for name in kwargs},
     )
 
 
@@ -435,7 +451,7 @@ def _writes_to(step: RecipeStep, values: list[torch.Tensor], tensors: list[FakeT
 
 def _find_undeclared_writes(step: RecipeStep) -> list[int]:
     """The values that the step writes to against its schema."""
-    hidden = hidden_writes.of(step.op)
+    hidden = record_of(step.op).hidden_writes
     if hidden is None:
         return []
     names = _torch.argument_names(step.op)
@@ -452,7 +468,7 @@ def _storages(tensors: list[FakeTensor]) -> set[int]:
 
 
 class SharedRecipe(NamedTuple):
-    """A recipe with patterns in the place of symbols; `views` are positions among the steps."""
+    """A recipe in which symbols are replaced by patterns; `views` are positions among the steps."""
 
     steps: list[RecipeStep]
     result: int
@@ -510,14 +526,17 @@ def register_kernels() -> None:
     """Called once, when the first stand-in with symbolic sizes is made."""
     with _registering:
         if not _libraries:
-            for key, names in ((_torch.SPARE_WRAPPER, has_recipe), (_torch.SPARE_MODE, has_recipe_if_strided)):
+            for key, names in (
+                (_torch.SPARE_WRAPPER, has_recipe),
+                (_torch.SPARE_MODE, has_recipe_if_strided),
+            ):
                 kernels, others = _torch.kernel_libraries(key)
                 _libraries.extend((kernels, others))
                 for name in names:
                     kernels.impl(name, _make_kernel(_torch.operator_named(name)))
             for name, function in decomposition.items():
                 if name not in has_recipe and name not in has_recipe_if_strided:
-                    _libraries[0].impl(name, _decomposed_kernel(_torch.operator_named(name), function))
+                    _libraries[0].impl(name, decomposed_kernel(_torch.operator_named(name), function))
 
 
 def register_static_kernels() -> None:
@@ -527,23 +546,6 @@ def register_static_kernels() -> None:
             _static_libraries.extend(_torch.kernel_libraries(_torch.SPARE_STATIC))
             for name in has_recipe_if_static:
                 _static_libraries[0].impl(name, _make_static_kernel(_torch.operator_named(name)))
-
-
-def _decomposed_kernel(op: Any, function: Callable[..., object]) -> Callable[..., object]:
-    """Of out= variants, eager is asked first: the simpler operators write to nothing that the whole one reads."""
-    run = decomposed_kernel(op, function)
-    if not record_of(op).has_out:
-        return run
-
-    def kernel(*args: object, **kwargs: object) -> object:
-        tensors = flat(FakeTensor, args, kwargs)
-        if tensors and len(tensors) == len(flat(torch.Tensor, args, kwargs)):
-            mode = tensors[0].fake_mode
-            if mode.allow_fallback_kernels:
-                answer_for_shared(mode._make_call(op, args, kwargs), tensors)
-        return run(*args, **kwargs)
-
-    return kernel
 
 
 on_first_symbol.append(register_kernels)

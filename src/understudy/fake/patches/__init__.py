@@ -4,11 +4,12 @@ Each function takes the original object and returns its replacement, which chang
 threads in which a fake mode is active, and calls the original otherwise.
 
     devices         questions about devices, and the data of real tensors
-    modules         construction and initial values of layers, encoders, data loaders
+    layers          construction and initial values of torch's own layers
+    modules         encoders, data loaders, files, storages, data-parallel modules
     control_flow    torch.compile, higher-order operators, scripted functions
     symbolic_sizes  functions that read sizes as plain integers
 """
 
-from understudy.fake.patches import control_flow, devices, modules, symbolic_sizes
+from understudy.fake.patches import control_flow, devices, layers, modules, symbolic_sizes
 
-__all__ = ["control_flow", "devices", "modules", "symbolic_sizes"]
+__all__ = ["control_flow", "devices", "layers", "modules", "symbolic_sizes"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,19 +11,14 @@ import torch
 
 from understudy import _torch
 from understudy._torch import active_fake_mode
-from understudy.contexts import contextmanager
 from understudy.errors import ArgumentError, NoDataError
 from understudy.fake import higher_order as _higher_order  # noqa: F401  (registers how each is run)
-from understudy.fake.kernels import transforms
 from understudy.fake.tensor import FakeTensor
 from understudy.ops import hops
 from understudy.patching import (
     ANY_MODE,
-    ENGINE,
     RECORDING,
-    SCRIPTED,
     SYMBOLS,
-    TRACING,
     on_replacement,
     patch,
     patch_call,
@@ -80,18 +76,10 @@ def accept_structures_in_cond(original: Function, operands: Sequence[object]) ->
         original(operands)
 
 
-ENGINE.begin_with_modes(SCRIPTED, once=_torch.has_scripted_functions)
 on_replacement.append(_torch.compile_as)
 
 
-@patch_call("torch.jit._script._set_jit_function_cache", during=ANY_MODE)
-def notice_scripted_functions(original: Function, *args: object) -> None:
-    """TorchScript has compiled a function inside a mode: from now on modes need the patches for scripted functions."""
-    original(*args)
-    ENGINE.begin_with_modes(SCRIPTED)
-
-
-@patch_call("torch.jit.ScriptFunction.__call__", during=SCRIPTED)
+@patch_call("torch.jit.ScriptFunction.__call__", during=ANY_MODE)
 def run_python_of_scripted_function(original: Function, self: object, *args: object, **kwargs: object) -> Any:
     """TorchScript reads sizes as integers, and makes real tensors of numbers. The Python function is run instead."""
     is_watched = active_fake_mode() is not None or _torch.active_recorder() is not None
@@ -99,7 +87,7 @@ def run_python_of_scripted_function(original: Function, self: object, *args: obj
     return original(self, *args, **kwargs) if written is None else written(*args, **kwargs)
 
 
-@patch_call("torch.jit.trace", "torch.jit.trace_module", during=ANY_MODE)
+@patch_call("torch.jit.trace", during=ANY_MODE)
 def refuse_jit_traces(original: Function, *args: object, **kwargs: object) -> object:
     """TorchScript's tracer runs the function again on its own, and compares values."""
     tensors = [value for value in _torch.tree_leaves((args, kwargs)) if type(value) is FakeTensor]
@@ -109,76 +97,65 @@ def refuse_jit_traces(original: Function, *args: object, **kwargs: object) -> ob
     if not tensors:
         return original(*args, **kwargs)
     raise with_line(
-        NoDataError("torch.jit.trace records what real tensors go through, and checks values: stand-ins have none"),
+        NoDataError("torch.jit.trace runs the function on values, and stand-ins have no data"),
         "torch.jit.trace", ", ".join(str(tensor.spec) for tensor in tensors[:3]),
         "trace real tensors outside of the mode; or capture the program: understudy.make_fx(function)(*inputs), "
         "understudy.export(module, inputs)",
     )  # fmt: skip
 
 
-@patch(
-    "torch._functorch.vmap.vmap_increment_nesting",
-    "torch._functorch.eager_transforms.grad_increment_nesting",
-    "torch._functorch.eager_transforms.jvp_increment_nesting",
-    during=SYMBOLS,
-)
-def add_batching_rules(original: Function) -> Function:
-    """C++ batching rules read sizes as integers. Ours are registered while a transform of torch.func runs."""
-    return transforms.add_rules_to_transform(original)
-
-
 @patch_call("torch._functorch.vmap._remove_batch_dim", during=ANY_MODE)
-def refuse_dims_out_of_bounds(original: Function, result: torch.Tensor, level: int, size: object, out_dim: int) -> object:
-    """Of a result that is not mapped, C++ does not check where its copies are put, nor wrap a negative dimension: it writes
-    past the list of sizes. Eager's result has a size that is no number of the program's; a symbol there ends the process."""
+def refuse_dims_out_of_bounds(
+    original: Function, result: torch.Tensor, level: int, size: object, out_dim: int
+) -> object:
+    """C++ does not check out_dims for a result that is not mapped, and writes past the list of sizes. With symbolic sizes
+    that ends the process."""
     if not _torch.is_batch_of(result, level) and not 0 <= out_dim <= result.dim():
         raise with_line(
             ArgumentError(
-                f"vmap: out_dims={out_dim} of a result that does not depend on what is mapped, of {result.dim()} dimensions"
+                f"vmap: expected out_dims from 0 to {result.dim()} for a result that is not mapped, got {out_dim}"
             ),
             "torch.vmap", f"result of shape {list(result.shape)}",
-            f"out_dims from 0 to {result.dim()}: torch itself reads memory that is not there",
+            "correct out_dims; torch itself reads memory out of bounds here",
         )  # fmt: skip
     return original(result, level, size, out_dim)
 
 
+class _FunctionalLevels(threading.local):
+    """Contexts of the levels of `torch.func.functionalize` in a thread: torch enters and leaves levels by two functions."""
+
+    def __init__(self) -> None:
+        self.contexts: list[Any] = []
+
+
+_LEVELS = _FunctionalLevels()
+
+
 @patch_call("torch._functorch.eager_transforms._func_increment_nesting", during=SYMBOLS)
-def add_rules_to_functionalize(original: Function, *args: object) -> Any:
-    """C++ decomposes operators with plain integers. Ours are registered while torch.func.functionalize runs."""
-    transforms.begin_functional_level()
+def enter_functional_level(original: Function, *args: object) -> Any:
+    """C++ tries each write on meta tensors first: only Python implementations of operators keep symbolic sizes there."""
+    context = _torch.python_versions()
+    context.__enter__()
+    _LEVELS.contexts.append(context)
     return original(*args)
 
 
 @patch_call("torch._functorch.eager_transforms._func_decrement_nesting", during=SYMBOLS)
-def remove_rules_of_functionalize(original: Function) -> Any:
-    """Our decompositions are registered only while torch.func.functionalize runs."""
-    transforms.end_functional_level()
+def leave_functional_level(original: Function) -> Any:
+    """The other half of `enter_functional_level`."""
+    if _LEVELS.contexts:  # empty if the level was entered before the first mode
+        _LEVELS.contexts.pop().__exit__(None, None, None)
     return original()
 
 
-@patch_call(
-    "torch._functorch.eager_transforms.make_fx", "torch._higher_order_ops.flex_attention.make_fx", during=ANY_MODE
-)
-def trace_fakes_with_our_make_fx(original: Function, f: Function, *args: object, **options: object) -> Function:
-    """`torch.func.linearize` and flex attention trace a function themselves, and torch's tracer does not know our fakes."""
+@patch_call("torch._higher_order_ops.flex_attention.make_fx", during=ANY_MODE)
+def trace_fakes_with_our_make_fx(
+    original: Function, f: Function, *args: object, **options: object
+) -> Function:
+    """Flex attention traces a function itself, and torch's tracer does not know our fakes."""
     mode = active_fake_mode()
     if mode is None or type(mode) is _torch.torch_fake_mode_class():
         return original(f, *args, **options)
     public = importlib.import_module("understudy")  # imported late: this package must not import `capture`
     traced: Function = public.make_fx(f, *args, **{"_allow_fake_constant": True, **options})
     return traced
-
-
-@patch_call("torch._functorch.eager_transforms.lazy_dynamo_disallow", during=ANY_MODE)
-def keep_our_functions_from_dynamo(original: Function, function: Callable[..., object]) -> Callable[..., object]:
-    """`linearize` tells dynamo not to trace its tracer. Dynamo accepts only functions of torch there, and skips ours
-    anyway."""
-    is_ours = getattr(function, "__globals__", {}).get("__name__", "").startswith("understudy.")
-    return function if is_ours else original(function)
-
-
-@patch("torch.overrides._pop_mode_temporarily", during=(RECORDING, TRACING))
-def restore_function_mode_at_once(original: Any) -> Function:
-    """Python functions of torch suspend a function mode while it handles them. After an interrupt in that moment, torch's
-    generator would restore the mode only when the traceback is freed, which may be after the recorder has ended."""
-    return contextmanager(original.__wrapped__)

@@ -16,7 +16,7 @@ from understudy.fake.native import WITHOUT_INDEX, canonical, native, on_first_de
 from understudy.fake.realise import make_new
 from understudy.fake.tensor import FakeTensor
 from understudy.fake.values.determined import count_hidden_write, storage_of
-from understudy.patching import ABSENT_DEVICES, ANY_MODE, ENGINE, RECORDING, STORAGES, patch, patch_call
+from understudy.patching import ABSENT_DEVICES, ANY_MODE, ENGINE, STORAGES, patch, patch_call
 from understudy.spec import TensorSpec
 from understudy.spec.call import flat
 from understudy.spec.error_context import unsized_sparse_error
@@ -32,25 +32,25 @@ def patch_for_absent_devices() -> None:
 
 @patch("torch.cuda.amp.common.amp_definitely_not_available", during=ANY_MODE)
 def keep_cuda_autocast(original: Function) -> Function:
-    """`torch.autocast("cuda")` switches itself off where there is no CUDA."""
+    """`torch.autocast("cuda")` disables itself in builds without CUDA."""
     return _answer_in_mode(original, False)
 
 
 @patch("torch.cuda.is_bf16_supported", during=ANY_MODE)
 def allow_bfloat16_on_cuda(original: Function) -> Function:
-    """`torch.autocast("cuda")` refuses bfloat16 where there is no CUDA."""
+    """`torch.autocast("cuda")` refuses bfloat16 in builds without CUDA."""
     return _answer_in_mode(original, True)
 
 
 @patch("torch.backends.cudnn.is_acceptable", during=ABSENT_DEVICES)
-def do_not_ask_for_cudnn(original: Function) -> Function:
+def skip_cudnn(original: Function) -> Function:
     """torch warns for every recurrent module on a CUDA device that this build has no cuDNN."""
     return _answer_in_mode(original, False)
 
 
 @patch("torch._C._is_any_autocast_enabled", during=ANY_MODE)
-def ask_for_autocast_of_users(original: Callable[[], bool]) -> Callable[[], bool]:
-    """Recurrent layers take any dtype under autocast, and the dispatch key on which stand-ins are cast looks like it."""
+def find_autocast_of_program(original: Callable[[], bool]) -> Callable[[], bool]:
+    """Recurrent layers accept any dtype under autocast, and C++ takes the key on which stand-ins are cast for autocast."""
     return lambda: original() if active_fake_mode() is None else _torch.is_autocast_enabled()
 
 
@@ -61,18 +61,17 @@ def _answer_in_mode(original: Function, answer: bool) -> Function:
     return ask
 
 
-@patch_call("torch.pinverse", during=ANY_MODE)
+@patch_call("torch.pinverse", "torch.Tensor.pinverse", during=ANY_MODE)
 def compute_without_autocast(original: Function, input: Any, *args: object, **kwargs: object) -> Any:
-    """The CPU's autocast computes all of it in float32. No mode is told that C++ has disabled autocast inside, and a mode
-    would have the products inside cast."""
-    is_cast = isinstance(input, torch.Tensor) and input.device.type == "cpu" and torch.is_autocast_enabled("cpu")
+    """The CPU's autocast computes all of it in float32. C++ disables autocast inside without a call that a mode could see,
+    so the products inside would be cast."""
+    is_cast = (
+        isinstance(input, torch.Tensor) and input.device.type == "cpu" and torch.is_autocast_enabled("cpu")
+    )
     if not is_cast:
         return original(input, *args, **kwargs)
     with torch.autocast("cpu", enabled=False):
         return original(input.float() if input.dtype in _LOW_DTYPES else input, *args, **kwargs)
-
-
-patch_call("torch.Tensor.pinverse", during=RECORDING)(compute_without_autocast)
 
 
 @patch_call("torch.clear_autocast_cache", during=ANY_MODE)
@@ -83,10 +82,17 @@ def forget_casts_of_region(original: Callable[[], None]) -> None:
 
 
 @patch_call("torch._C._group_tensors_by_device_and_dtype", during=ANY_MODE)
-def group_by_simulated_device(original: Function, tensors: list[list[Any]], with_indices: bool = False) -> object:
+def group_by_simulated_device(
+    original: Function, tensors: list[list[Any]], with_indices: bool = False
+) -> object:
     """Optimizers and gradient clipping choose their kernels by the device of each group."""
     meant = _torch.stand_in_devices
-    places = {id(t): _dense_in_place_of(t) for row in tensors for t in row if type(t) is FakeTensor and t._spec.sparse}
+    places = {
+        id(t): _dense_in_place_of(t)
+        for row in tensors
+        for t in row
+        if type(t) is FakeTensor and t._spec.sparse
+    }
     shown = [[places.get(id(t), t) for t in row] for row in tensors] if places else tensors
     sparse = {id(places[id(t)]): t for row in tensors for t in row if id(t) in places}
     return {
@@ -102,7 +108,9 @@ def _dense_in_place_of(sparse: FakeTensor) -> FakeTensor:
 
 
 @patch_call("torch.Tensor.__deepcopy__", "torch.nn.Parameter.__deepcopy__", during=ANY_MODE)
-def copy_real_tensors_outside_of_mode(original: Function, self: torch.Tensor, memo: dict[str, object]) -> object:
+def copy_real_tensors_outside_of_mode(
+    original: Function, self: torch.Tensor, memo: dict[str, object]
+) -> object:
     """`copy.deepcopy` of a real tensor copies its storage by operators; in a fake mode, too, it gives a real one."""
     if not is_real(self):
         return original(self, memo)
@@ -136,7 +144,7 @@ WRAPPER_OPTIONS = (
     "strides", "storage_offset", "memory_format", "dtype", "layout", "device", "pin_memory", "requires_grad",
     "dispatch_sizes_strides_policy", "dispatch_device", "dispatch_layout", "_extra_dispatch_keys",
 )  # fmt: skip
-"""Of `torch.Tensor._make_wrapper_subclass`, after the class and the sizes."""
+"""Parameters of `torch.Tensor._make_wrapper_subclass` after the class and the sizes."""
 
 
 @patch("torch.Tensor._make_wrapper_subclass", during=ABSENT_DEVICES)
@@ -151,7 +159,9 @@ def make_wrappers_on_stand_in_devices(original: Function) -> Any:
             return original(cls, size, *args, **kwargs)
         keys = options.get("_extra_dispatch_keys")
         options["device"] = native(torch.device(device))
-        options["_extra_dispatch_keys"] = _torch.STAND_IN_KEYS if keys is None else keys | _torch.STAND_IN_KEYS
+        options["_extra_dispatch_keys"] = (
+            _torch.STAND_IN_KEYS if keys is None else keys | _torch.STAND_IN_KEYS
+        )
         return original(cls, size, **options)
 
     return staticmethod(make_wrapper)
@@ -165,8 +175,8 @@ OPTIONS = frozenset({"dtype", "device", "requires_grad"})
 
 @patch("torch.tensor", "torch.as_tensor", "torch.asarray", during=ANY_MODE)
 def take_data(original: Function) -> Function:
-    """C++ reads numbers out of lists of tensors and bytes out of storages (`safetensors` reads files this way) without a
-    dispatch, and asks the build about a device that has no index."""
+    """C++ reads numbers from lists of tensors and bytes from storages (`safetensors` reads files this way) without a
+    dispatch, and a device without an index needs a build with that device."""
     _torch.collect_device_constructors()
 
     @functools.wraps(original)
@@ -183,8 +193,9 @@ def take_data(original: Function) -> Function:
         device = kwargs.get("device")
         if device is None and hasattr(data, "__array__") and _torch.count_function_modes():
             device = torch.get_default_device()  # of an array or a tensor, which C++ moves there
-        if device is not None and type(device) is not int:
-            kwargs["device"] = canonical(torch.device(device))
+        if device is not None:  # a number is a CUDA device, as in scripts with `device=rank`
+            device = torch.device("cuda", device) if type(device) is int else torch.device(device)
+            kwargs["device"] = canonical(device)
         if mode.shape_env is not None and kwargs.keys() <= OPTIONS and flat(torch.SymInt, (data,), {}):
             return stack_data(original, (), data, kwargs)  # C++ would specialise the sizes
         try:
@@ -199,23 +210,17 @@ def take_data(original: Function) -> Function:
 
 @patch_call("torch.frombuffer", during=ANY_MODE)
 def lift_buffer(original: Function, *args: object, requires_grad: bool = False, **kwargs: object) -> Any:
-    """C++ makes a real tensor of a buffer, and tells no mode of it; of an array (`torch.from_numpy`) it does."""
+    """C++ makes a real tensor from a buffer without a dispatch; `torch.from_numpy` dispatches."""
     made = original(*args, **kwargs)
     if active_fake_mode() is not None:
         made = torch.ops.aten.lift_fresh(made)
     return made.requires_grad_() if requires_grad else made
 
 
-@patch_call("torch._shape_as_tensor", during=ANY_MODE)
-def tell_shape_to_modes(original: Function, tensor: torch.Tensor) -> Any:
-    """C++ writes the sizes into the memory of a tensor that it makes."""
-    return original(tensor) if active_fake_mode() is None else torch.tensor([*tensor.shape], dtype=torch.int64)
-
-
 @patch_call("torch.sparse_coo_tensor", during=ANY_MODE)
 def find_size_of_sparse(original: Function, *args: Any, **kwargs: Any) -> Any:
-    """C++ reads the largest index for a size that is not given, and all of them to check that they fit; and it asks the
-    build about the device."""
+    """C++ reads the indices to find a size that is not given and to check bounds, and checks that the build has the
+    device."""
     given = dict(zip(("indices", "values", "size"), args, strict=False)) | kwargs
     mode = active_fake_mode()
     if mode is None or "values" not in given:
@@ -223,7 +228,9 @@ def find_size_of_sparse(original: Function, *args: Any, **kwargs: Any) -> Any:
     is_checked = given.pop("check_invariants", None)
     if is_checked is None:
         is_checked = torch.sparse.check_sparse_tensor_invariants.is_enabled()
-    values = torch.as_tensor(given.pop("values"), dtype=given.pop("dtype", None), device=given.pop("device", None))
+    values = torch.as_tensor(
+        given.pop("values"), dtype=given.pop("dtype", None), device=given.pop("device", None)
+    )
     indices = torch.as_tensor(given.pop("indices"), dtype=torch.int64, device=values.device)
     size = given.pop("size", None)
     if size is None or is_checked:
@@ -231,12 +238,16 @@ def find_size_of_sparse(original: Function, *args: Any, **kwargs: Any) -> Any:
     return original(indices, values, size, check_invariants=False, **given)
 
 
-def _size_of_sparse(mode: Any, original: Function, indices: Any, values: Any, size: Any, is_checked: bool) -> Any:
+def _size_of_sparse(
+    mode: Any, original: Function, indices: Any, values: Any, size: Any, is_checked: bool
+) -> Any:
     known = mode.value_without_guards(indices) if type(indices) is FakeTensor else None
     if known is not None and known.device.type == "cpu":
         with _torch.no_modes():
             entries = torch.zeros(()).expand(tuple(map(int, values.shape)))
-            return original(known, entries, *([] if size is None else [size]), check_invariants=is_checked).shape
+            return original(
+                known, entries, *([] if size is None else [size]), check_invariants=is_checked
+            ).shape
     if size is None:
         raise unsized_sparse_error("torch.sparse_coo_tensor", getattr(indices, "_spec", indices))
     return size
@@ -276,7 +287,9 @@ def _make_example(func: Function, of: Any, data: object, kwargs: dict[str, Any])
 
     options = {name: value for name, value in kwargs.items() if name != "device"}
     with _torch.no_modes(), _torch.NoFunctionModes():
-        example: torch.Tensor = func(*(torch.zeros((), dtype=value.dtype) for value in of), zeros(data), **options)
+        example: torch.Tensor = func(
+            *(torch.zeros((), dtype=value.dtype) for value in of), zeros(data), **options
+        )
     return example
 
 
@@ -297,7 +310,7 @@ def refuse_memory_of_fakes(original: Function, tensor: torch.Tensor) -> object:
 
 @patch_call("torch._C._autograd._unsafe_set_version_counter", during=ANY_MODE)
 def count_hidden_writes(original: Function, tensors: Any, versions: object) -> object:
-    """A version counter that is set back hides writes, of which what is known of values would not hear."""
+    """A version counter that is set back hides writes, so tracked values would be stale."""
     for fake in flat(FakeTensor, (tensors,), {}):
         count_hidden_write(fake.fake_mode, storage_of(fake))
     return original(tensors, versions)

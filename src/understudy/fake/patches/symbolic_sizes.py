@@ -15,10 +15,8 @@ from understudy.fake.tensor import FakeTensor
 from understudy.fake.values.data_dependent import convert_lengths_to_tensors, readable
 from understudy.ops import factories
 from understudy.ops.indexing.advanced import can_scatter_one_hot, compare_one_hot, scatter_one_hot
-from understudy.ops.linalg.norms_and_distances import rank_into_out
-from understudy.ops.nn import pooling, recurrent
-from understudy.ops.nn.losses import linear_cross_entropy_of_classes
-from understudy.ops.nn.upsampling import UPSAMPLINGS, UPSAMPLINGS_WITH_CORNERS, upsample_to_symbols
+from understudy.ops.nn import recurrent
+from understudy.ops.nn.upsampling import UPSAMPLINGS_WITH_CORNERS, upsample_to_symbols
 from understudy.patching import ANY_MODE, RECORDING, SYMBOLS, patch, patch_call
 from understudy.shapes.node import SymNode
 from understudy.spec.call import flat
@@ -46,76 +44,46 @@ def hash_as_number(original: Function) -> Function:
     return __hash__
 
 
-@patch_call("torch._vmap_internals._vmap", "torch.autograd.functional._vmap", during=SYMBOLS)
-def map_gradients(
-    original: Function, func: Function, in_dims: Any = 0, out_dims: Any = 0, allow_none_pass_through: bool = False
-) -> Function:
-    """`torch.autograd.grad(..., is_grads_batched=True)` and its like call a `vmap` of their own, whose tensors have no
-    symbolic sizes: `torch.vmap` is called, which takes no `None`."""
-
-    def call(*args: object) -> Any:
-        # Also where these have plain sizes: others that the function reads may have symbolic ones.
-        if all(fake.fake_mode.shape_env is None for fake in flat(FakeTensor, args, {})):
-            return original(func, in_dims, out_dims, allow_none_pass_through)(*args)
-        structure: Any = None
-
-        def compute_tensors(*args: object) -> tuple[object, ...]:
-            nonlocal structure
-            leaves, spec = _torch.tree_flatten(func(*args))
-            structure = [leaf is not None for leaf in leaves], spec
-            return tuple(leaf for leaf in leaves if leaf is not None)
-
-        found = iter(torch.vmap(compute_tensors, in_dims, out_dims)(*args))
-        is_tensor, spec = structure
-        return _torch.tree_unflatten([next(found) if present else None for present in is_tensor], spec)
-
-    return call
-
-
-@patch_call("torch.masked._ops._input_mask", during=SYMBOLS)
-def broadcast_if_ranks_differ(original: Function, input: Any, *args: object, **kwargs: object) -> object:
-    """torch.masked compares the shapes of mask and input, size by size, even if their ranks differ: that would add
-    guards that nothing needs."""
-    mask = kwargs.get("mask")
-    if isinstance(mask, FakeTensor) and mask.layout is torch.strided and mask.ndim < input.ndim:
-        kwargs["mask"] = torch.broadcast_to(mask.clone(), input.shape).to(dtype=torch.bool)
-    return original(input, *args, **kwargs)
-
-
-@patch_call("torch.nn.functional.linear_cross_entropy", during=SYMBOLS)
-def compare_ranks_of_loss(original: Function, *args: object, **kwargs: Any) -> object:
-    """torch compares the shapes of input and target where only their ranks matter: that would add guards."""
-    mode = active_fake_mode()
-    if mode is not None and mode.shape_env is not None and len(args) == 3:
-        loss = linear_cross_entropy_of_classes(*args, **kwargs)
-        if loss is not NotImplemented:
-            return loss
-    return original(*args, **kwargs)
-
-
-@patch("torch._lowrank.min", "torch.nn.functional.min", during=(SYMBOLS, RECORDING))
+@patch("torch.nn.functional.min", during=(SYMBOLS, RECORDING))
 def take_symbolic_minimum(original: Function) -> Function:
-    """For `q <= min(m, n)`, Python's `min` would add a guard on which of the two is smaller."""
+    """`affine_grid` checks that the smallest size is positive. Python's `min` would add guards on which one it is."""
     return lambda *numbers: functools.reduce(torch.sym_min, numbers if len(numbers) > 1 else numbers[0])
 
 
-INTEGERS_IN_C = "C++ reads the sizes of its inputs as plain integers. torch has a version in Python, which takes symbols."
-
-
-@patch_call("torch._VF.gru", "torch._VF.rnn_tanh", "torch._VF.rnn_relu", during=SYMBOLS, reason=INTEGERS_IN_C)
 def run_python_version(original: Function, *args: object, **kwargs: object) -> Any:
+    """C++ reads the sizes of its inputs as plain integers; torch's version in Python takes symbols."""
     if not _takes_symbols(args):
         return original(*args, **kwargs)
     with _torch.python_versions():
         return original(*args, **kwargs)
 
 
-@patch_call("torch._VF.lstm", "torch.lstm", during=SYMBOLS, reason=INTEGERS_IN_C)  # modules call the one of torch._VF
-def run_python_version_of_lstm(original: Function, *args: Any, **kwargs: object) -> tuple[torch.Tensor, ...]:
+@patch_call(
+    "torch._VF.gru",
+    "torch._VF.lstm",
+    "torch._VF.rnn_tanh",
+    "torch._VF.rnn_relu",
+    during=ANY_MODE,
+)
+def run_recurrent_layer(original: Function, *args: Any, **kwargs: object) -> Any:
+    """C++ reads sizes as plain integers, and the batch sizes of packed sequences from memory."""
     is_whole = kwargs or _torch.is_recorded_above_autograd()
-    if not is_whole and _takes_symbols(args) and recurrent.uses_onednn_layers(args):
-        return recurrent.run_onednn_layers(*args)
-    return run_python_version(original, *args, **kwargs)
+    if _takes_symbols(args):
+        if original.__name__ == "lstm" and not is_whole and recurrent.uses_onednn_layers(args):
+            return recurrent.run_onednn_layers(*args)
+        return run_python_version(original, *args, **kwargs)
+    is_packed = len(args) == PACKED_ARGUMENTS and type(args[1]) is FakeTensor and type(args[3]) is not bool
+    if is_packed and not _torch.is_recorded_above_autograd():
+        sizes = args[1].fake_mode.value_of(args[1])
+        if sizes is None:
+            sizes = torch.tensor(args[1].tolist())  # an answer, or an error
+        args = (args[0], readable(args[1].fake_mode, sizes), *args[2:])
+    return original(*args, **kwargs)
+
+
+patch_call("torch.lstm", during=SYMBOLS)(run_recurrent_layer)
+PACKED_ARGUMENTS = 9
+"""How many arguments a recurrent layer has for a packed sequence."""
 
 
 @patch_call("torch._decomp.decompositions._rnn_helper", during=(SYMBOLS, RECORDING))
@@ -159,17 +127,17 @@ def _has_symbols(args: Any) -> bool:
 
 
 def read_sizes(args: Any) -> tuple[object, ...]:
-    """With numbers in the place of tensors in lists of sizes: C++ reads these itself, and what it reads may be a symbol."""
+    """Read tensors in lists of sizes as numbers: C++ reads these itself, and the number may be a symbol."""
     return tuple([
         type(arg)(size.item() if type(size) is FakeTensor else size for size in arg) if type(arg) in (list, tuple) else arg
         for arg in args
     ])  # fmt: skip
 
 
-UPSAMPLING_FUNCTIONS = (*UPSAMPLINGS, *UPSAMPLINGS_WITH_CORNERS, "_upsample_lanczos2d_aa")
+UPSAMPLING_OF_IMAGES = ("upsample_nearest2d", *(name for name in UPSAMPLINGS_WITH_CORNERS if "2d" in name))
 
 
-@patch_call(*(f"torch._C._nn.{name}" for name in UPSAMPLING_FUNCTIONS), during=SYMBOLS)
+@patch_call(*(f"torch._C._nn.{name}" for name in UPSAMPLING_OF_IMAGES), during=SYMBOLS)
 def resample_to_symbols(original: Function, *args: object, **kwargs: object) -> torch.Tensor:
     """C++ computes the output's size in plain integers. For inputs of symbolic size the decomposition of the operator
     uses symbols; inside of torch.func, and where only the output's size is a symbol, no kernel of ours is reached."""
@@ -185,35 +153,6 @@ def decide_flags(original: Function, *args: Any, **kwargs: Any) -> Any:
     flags = {name: bool(value) for name, value in kwargs.items() if type(value) is torch.SymBool}
     args = tuple([bool(value) if type(value) is torch.SymBool else value for value in args])
     return original(*args, **kwargs | flags)
-
-
-INTEGER_OUTPUT = "The schema of the operator takes the output's size as plain integers."
-
-
-@patch_call(*(f"torch._C._nn.{name}" for name in pooling.TO_INTEGERS), during=SYMBOLS, reason=INTEGER_OUTPUT)
-def pool_to_symbols(original: Function, *args: object, **kwargs: object) -> object:
-    args = read_sizes(args)
-    is_plain = not kwargs and active_fake_mode() is not None
-    result = pooling.pool_to_symbols(original.__name__, args) if is_plain else NotImplemented
-    return original(*args, **kwargs) if result is NotImplemented else result
-
-
-@patch_call("torch.nn.functional.adaptive_avg_pool1d", during=SYMBOLS, reason=INTEGER_OUTPUT)
-def average_to_symbols(original: Function, *args: object, **kwargs: object) -> object:
-    is_plain = not kwargs and len(args) == 2 and active_fake_mode() is not None
-    result = pooling.average_to_symbols(*args) if is_plain else NotImplemented
-    return original(*args, **kwargs) if result is NotImplemented else result
-
-
-@patch_call("torch.nn.functional.fractional_max_pool2d", "torch.nn.functional.fractional_max_pool3d", during=SYMBOLS)
-def keep_symbolic_shares(
-    original: Function, input: object, kernel_size: object, output_size: object = None, output_ratio: object = None,
-    *args: object, **kwargs: object,
-) -> object:  # fmt: skip
-    """torch makes an integer of the share of each size that is to be left."""
-    if output_size is None and output_ratio is not None and active_fake_mode() is not None:
-        output_size = pooling.scale_sizes(input, output_ratio, pooling.DIMENSIONS[original.__name__])
-    return original(input, kernel_size, output_size, output_ratio, *args, **kwargs)
 
 
 @patch_call("torch.tensor_split", during=ANY_MODE)
@@ -238,7 +177,7 @@ def take_symbolic_classes(original: Function, tensor: Any, num_classes: Any = -1
     if type(tensor) is FakeTensor and mode is not None and can_scatter_one_hot(tensor, num_classes):
         return scatter_one_hot(tensor, num_classes)
     if type(num_classes) is int and num_classes <= 0 and num_classes != -1:
-        raise OperatorError(f"one_hot: no class is smaller than num_classes={num_classes}")
+        raise OperatorError(f"one_hot: num_classes must be positive, got {num_classes}")
     is_open = type(tensor) is FakeTensor and mode is not None and mode.allow_scalar_outputs
     is_asked = type(num_classes) is torch.SymInt or num_classes == -1
     if not is_open or not is_asked or tensor.dtype is not torch.int64:
@@ -254,35 +193,21 @@ def _count_determined_classes(tensor: FakeTensor) -> int:
     return most + 1 if type(most) is int else -1
 
 
-@patch_call("torch.max_pool1d", during=ANY_MODE)
-def refuse_integers_without_indices(original: Function, input: Any, *args: object, **kwargs: object) -> object:
-    """Of plain CPU tensors, eager computes it by a kernel of its own, which takes floats only; of subclasses by that of
-    images, which takes integers."""
-    pooling.check_pooled_dtype(input)
-    return original(input, *args, **kwargs)
-
-
-@patch("torch.linalg.matrix_rank", during=ANY_MODE)
-def fill_out(original: Function) -> Function:
-    """Below a mode, C++ leaves `out=` without the result. Here it is computed first, and copied."""
-    return functools.wraps(original)(functools.partial(rank_into_out, original))
-
-
 @patch("torch.SymInt.__torch_function__", during=SYMBOLS, is_new=True)
-def say_symbols_have_no_function(original: None) -> Callable[..., object]:
+def disable_torch_function_of_symbols(original: None) -> Callable[..., object]:
     """C++ looks this attribute up on every symbol among the arguments of a call. Symbols lack it, and the
     AttributeError that Python makes each time costs a fifth of the call. A disabled `__torch_function__` means the
     same, and is found at once."""
     return _torch.no_torch_function
 
 
-@patch("torch.SymInt.__divmod__", "torch.SymFloat.__divmod__", during=SYMBOLS, is_new=True)
+@patch("torch.SymInt.__divmod__", during=SYMBOLS, is_new=True)
 def divide_with_rest(original: None) -> Callable[..., object]:
     """`divmod(x.shape[0], 8)`: torch's numbers have `//` and `%`, and not this one."""
     return lambda number, divisor: (number // divisor, number % divisor)
 
 
-@patch("torch.SymInt.__rdivmod__", "torch.SymFloat.__rdivmod__", during=SYMBOLS, is_new=True)
+@patch("torch.SymInt.__rdivmod__", during=SYMBOLS, is_new=True)
 def divide_by_symbol_with_rest(original: None) -> Callable[..., object]:
     """The same with a symbol as the divisor."""
     return lambda divisor, number: (number // divisor, number % divisor)
@@ -296,18 +221,6 @@ def pad_packed_sequence(
     if not (_torch.is_stand_in(data) or _torch.is_recording()):
         return original(data, batch_sizes, batch_first, value, total_length)
     return recurrent.pad_packed(data, batch_sizes.tolist(), batch_first, value, total_length)
-
-
-@patch_call("torch._VF.gru", "torch._VF.lstm", "torch._VF.rnn_tanh", "torch._VF.rnn_relu", during=ANY_MODE)
-def run_layer_on_packed_sequence(original: Function, *args: Any, **kwargs: object) -> Any:
-    """C++ reads the batch sizes from memory."""
-    is_packed = len(args) == 9 and type(args[1]) is FakeTensor and type(args[3]) is not bool
-    if is_packed and not _takes_symbols(args) and not _torch.is_recorded_above_autograd():
-        sizes = args[1].fake_mode.value_of(args[1])
-        if sizes is None:
-            sizes = torch.tensor(args[1].tolist())  # an answer, or an error
-        args = (args[0], readable(args[1].fake_mode, sizes), *args[2:])
-    return original(*args, **kwargs)
 
 
 @patch_call("torch._C._nn.pad_sequence", during=SYMBOLS)
@@ -335,7 +248,9 @@ class SymbolicLinspace:
         return self._original(start, end, *(() if steps is None else (steps,)), *args, **kwargs)
 
     def __eq__(self, other: object) -> bool:
-        return other is self._original or (isinstance(other, SymbolicLinspace) and other._original is self._original)
+        return other is self._original or (
+            isinstance(other, SymbolicLinspace) and other._original is self._original
+        )
 
     def __hash__(self) -> int:
         return hash(self._original)

@@ -21,6 +21,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, Protocol
@@ -28,8 +29,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from understudy import _torch
-from understudy.contexts import contextmanager
 from understudy.errors import ArgumentError
+from understudy.fake.values.determined import has_untracked_aliases, keep_contents
 from understudy.fake.values.ranges import range_of
 from understudy.lines import user_line
 from understudy.ops.shared.dtypes import INTEGERS
@@ -88,7 +89,13 @@ class GivenAnswer:
 
     def to_record(self) -> dict[str, Any]:
         answer = self.answer if isinstance(self.answer, (bool, int, float)) else str(self.answer)
-        return {"line": self.line, "read": self.what, "tensor": self.spec, "answer": answer, "count": self.count}
+        return {
+            "line": self.line,
+            "read": self.what,
+            "tensor": self.spec,
+            "answer": answer,
+            "count": self.count,
+        }
 
     def __str__(self) -> str:
         times = f", {self.count:,} times" if self.count > 1 else ""
@@ -107,7 +114,9 @@ class Plausible:
     def answer(self, read: Read) -> Any:
         if read.is_size:
             return self._count(read)
-        dtype = torch.bool if read.what == "equal" else read.spec.dtype  # for `allclose`, the answer is a bool
+        dtype = (
+            torch.bool if read.what == "equal" else read.spec.dtype
+        )  # for `allclose`, the answer is a bool
         if dtype is torch.bool:
             if read.wanted is not None:
                 is_last = read.rounds is not None and read.repeats % read.rounds == read.rounds - 1
@@ -235,8 +244,35 @@ def number_from_program(fake: FakeTensor) -> Number | None:
 
 def answer_item(mode: FakeTensorMode, fake: FakeTensor, what: str = "item") -> Any:
     """The value of a tensor's elements, from its range or from the policy; NotImplemented without a policy."""
+    if (kept := choose_contents(mode, fake, what)) is not None:
+        with _torch.PastDispatch():
+            return kept.item() if kept.numel() == 1 else kept.flatten()[0].item()
     answer = _ask_for_number(mode, fake, what)
     return answer if answer is NotImplemented else _to_python_number(answer, fake._spec.dtype)
+
+
+MOST_CHOSEN = 1 << 16
+"""Elements up to which the contents of integer tensors are chosen as a whole, and kept."""
+
+
+def choose_contents(mode: FakeTensorMode, fake: FakeTensor, what: str) -> torch.Tensor | None:
+    """Choose the contents of a small tensor of integers, which become determined: what is read of it again, and what is
+    computed from it, agrees with the first read. Views are parts of their base, which is chosen as a whole. None for other
+    tensors, and without a policy."""
+    base = fake._base if type(fake._base) is type(fake) else fake
+    spec = base._spec
+    if (
+        answers_of(mode) is None or spec.dtype not in INTEGERS or fake._spec.dtype is not spec.dtype
+        or spec.is_symbolic or spec.sparse is not None or not 0 < spec.numel <= MOST_CHOSEN
+        or number_from_program(base) is not None or has_untracked_aliases([base, fake])
+    ):  # fmt: skip
+        return None
+    values = _make_values(mode, base, "tolist" if spec.numel > 1 else what)
+    if values is None:
+        return None
+    keep_contents(base, values)
+    fake._determined = base._determined
+    return mode.value_of(fake)
 
 
 def _ask_for_number(mode: FakeTensorMode, fake: FakeTensor, what: str) -> Any:
@@ -276,9 +312,14 @@ LARGEST_ARRAY = 1 << 26
 
 def answer_values(mode: FakeTensorMode, fake: FakeTensor, what: str) -> torch.Tensor | None:
     """A real tensor with the values that a program reads from this one; None without a policy."""
-    spec = fake._spec
-    if spec.is_symbolic or spec.sparse is not None:
+    if fake._spec.is_symbolic or fake._spec.sparse is not None:
         return None
+    kept = choose_contents(mode, fake, what)
+    return _make_values(mode, fake, what) if kept is None else kept
+
+
+def _make_values(mode: FakeTensorMode, fake: FakeTensor, what: str) -> torch.Tensor | None:
+    spec = fake._spec
     number = _ask_for_number(mode, fake, what)
     if number is NotImplemented:
         return None
@@ -328,9 +369,12 @@ _FUNCTION_MODES = ("__torch_function__", "handle_torch_function")
 """Functions through which a read goes, on its way from a line of the program, below `torch.device` and its like."""
 EXIT_FUNCTIONS = ("exit", "_exit", "abort", "fail")
 ROUNDS, MOST_ROUNDS, SEARCH_ROUNDS = 10, 1000, 3
-"""Of a loop that only the answer ends, of one that other conditions may end before, of one that looks for a point."""
+"""Rounds of a loop that only the answer ends, of one that other conditions may end before, of a search for a point."""
 SETTLING_SEARCHES = {
-    (os.path.join("torch", "optim", "lbfgs.py"), "_strong_wolfe"): "a line search takes the first or the second point",
+    (
+        os.path.join("torch", "optim", "lbfgs.py"),
+        "_strong_wolfe",
+    ): "a line search takes the first or the second point",
 }
 """Functions that search, and set a flag where they are done. All other loops go on as long as they may."""
 
@@ -406,8 +450,8 @@ def _decisions_in(file: str) -> tuple[_Decision, ...]:
 
 
 def _walk_decisions(tree: ast.AST, file: str) -> Iterator[_Decision]:
-    """Of all statements. Each waits with the innermost loop around it, and with whether it is in one of SETTLING_SEARCHES.
-    Without recursion: a chain of `elif` is one inside of the other."""
+    """The decisions of all statements. Each waits with the innermost loop around it, and with whether it is in one of
+    SETTLING_SEARCHES. Without recursion, because a chain of `elif` is nested."""
     waiting: list[tuple[ast.AST, ast.AST | None, bool]] = [(tree, None, False)]
     while waiting:
         node, loop, settles = waiting.pop()
@@ -417,7 +461,10 @@ def _walk_decisions(tree: ast.AST, file: str) -> Iterator[_Decision]:
         if isinstance(node, (ast.For, ast.While)):
             loop = node
         elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-            loop, settles = None, any(file.endswith(end) and node.name == name for end, name in SETTLING_SEARCHES)
+            loop, settles = (
+                None,
+                any(file.endswith(end) and node.name == name for end, name in SETTLING_SEARCHES),
+            )
         inner = [child for child in ast.iter_child_nodes(node) if not isinstance(child, ast.expr)]
         waiting += [(child, loop, settles) for child in reversed(inner)]
 
@@ -442,7 +489,11 @@ def _find_decision_of(node: ast.AST, loop: ast.AST | None, settles: bool) -> _De
 
 
 def _sets_flag(statement: ast.stmt) -> bool:
-    return isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Constant) and statement.value.value is True
+    return (
+        isinstance(statement, ast.Assign)
+        and isinstance(statement.value, ast.Constant)
+        and statement.value.value is True
+    )
 
 
 def _exits(statement: ast.stmt) -> bool:
@@ -469,7 +520,11 @@ def _conditions(test: ast.expr, wanted: bool) -> Iterator[tuple[ast.expr, bool]]
 
 def _covers(node: ast.expr, where: Span) -> bool:
     line, last, column, end = where
-    if node.end_lineno is None or node.end_col_offset is None or not (node.lineno <= line and last <= node.end_lineno):
+    if (
+        node.end_lineno is None
+        or node.end_col_offset is None
+        or not (node.lineno <= line and last <= node.end_lineno)
+    ):
         return False
     if column is None or end is None:
         return True

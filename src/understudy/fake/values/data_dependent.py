@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from understudy import _torch
 from understudy._torch import OpOverload
-from understudy.contexts import contextmanager
 from understudy.errors import ArgumentError, DimensionError, DtypeError, ShapeMismatch, UnderstudyError
 from understudy.fake.inputs import handler
 from understudy.fake.realise import convert_sparse, make_new
@@ -26,19 +25,14 @@ from understudy.fake.values.determined import MOST_COMPUTED, has_no_elements
 from understudy.fake.values.ranges import range_of, store_ranges
 from understudy.ops.indexing.advanced import check_masks
 from understudy.ops.nn.losses import ctc_losses
-from understudy.ops.registry import Trait
+from understudy.ops.registry import Slot, declare, record_of
 from understudy.ops.shared.dims import wrap_dim
 from understudy.ops.shared.dtypes import (
     BOOL,
-    COMPLEX_HALF,
     INTEGERS,
     MASKS,
-    NUMBERS,
-    REAL_NUMBERS,
     UNSIGNED,
     check_any_dtype,
-    check_cpu_dtype,
-    unless_empty,
 )
 from understudy.ops.traits.ranges import counts_of, range_of_dtype
 from understudy.shapes.sizes import from_torch, has_unbacked, to_torch
@@ -53,7 +47,8 @@ if TYPE_CHECKING:
 
 aten = torch.ops.aten
 
-answer_from_values: Trait[Callable[..., Any]] = Trait("what it gives, from the determined values of some of its inputs")
+answer_from_values: Slot[Callable[..., Any]] = declare("answer_from_values", Slot())
+"""What it gives, from the determined values of some of its inputs."""
 
 
 def answer(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
@@ -63,7 +58,7 @@ def answer(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
     is_composite = _torch.has_composite_kernel(func)  # it arrives whole in inference mode
     if is_determined and not is_composite:
         return _compute_on_values(mode, func, args, kwargs, inputs)
-    special = answer_from_values.of(func)
+    special = record_of(func).answer_from_values
     if special is not None:
         return special(mode, *args, **kwargs)
     if is_composite:  # it may read determined values inside
@@ -84,7 +79,9 @@ def is_computed(fake: FakeTensor) -> bool:
     return not known.content.has_symbols
 
 
-def _compute_on_values(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any, inputs: list[FakeTensor]) -> object:
+def _compute_on_values(
+    mode: FakeTensorMode, func: Any, args: Any, kwargs: Any, inputs: list[FakeTensor]
+) -> object:
     """Run the operator on the determined values."""
     real_args, real_kwargs = map_structure(mode.value_of, FakeTensor, (tuple(args), dict(kwargs)))
     with _torch.no_modes(), _torch.grad_mode(False):
@@ -146,15 +143,13 @@ def _masked_select(mode: FakeTensorMode, x: FakeTensor, mask: FakeTensor) -> Any
         return NotImplemented
     with mode:
         x, mask = torch.broadcast_tensors(x, mask)
-        chosen = aten.index.Tensor(x, [mask])
-    if x._spec.dtype in UNSIGNED:
-        with add_context(aten.masked_select.default, x, mask):
-            unless_empty(chosen._spec.shape, check_cpu_dtype, "masked_select", x._spec, ())
-    return chosen
+        return aten.index.Tensor(x, [mask])
 
 
 @answer_from_values("bincount")
-def _bincount(mode: FakeTensorMode, x: FakeTensor, weights: FakeTensor | None = None, minlength: int = 0) -> Any:
+def _bincount(
+    mode: FakeTensorMode, x: FakeTensor, weights: FakeTensor | None = None, minlength: int = 0
+) -> Any:
     if not is_known(x) or weights is None:
         return NotImplemented
     bins: Any = answer(mode, aten.bincount.default, (x, None, minlength), {})
@@ -204,11 +199,13 @@ def readable(mode: FakeTensorMode, real: torch.Tensor) -> FakeTensor:
 
 
 def convert_lengths_to_tensors(args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[Any, Any]:
-    """The arguments of `torch.ctc_loss` with tensors in the place of lists of lengths: C++ would make tensors of the
-    lists without a dispatch, and their values would be lost."""
+    """The arguments of `torch.ctc_loss` with lists of lengths converted to tensors: C++ would convert them without a
+    dispatch, and their values would be lost."""
 
     def as_tensor(value: object) -> object:
-        is_list = isinstance(value, (list, tuple)) and all(type(part) in (int, torch.SymInt) for part in value)
+        is_list = isinstance(value, (list, tuple)) and all(
+            type(part) in (int, torch.SymInt) for part in value
+        )
         return torch.tensor(value, dtype=torch.int64) if is_list else value
 
     return tuple(map(as_tensor, args)), {name: as_tensor(value) for name, value in kwargs.items()}
@@ -263,7 +260,7 @@ def symbolic_item(mode: FakeTensorMode, fake: FakeTensor) -> Any:
 
 
 def _bounds_of_item(fake: FakeTensor) -> tuple[int | None, int | None]:
-    """What the program tells of an integer: `argmax` is a place, a sum of a mask counts, `randint` has bounds."""
+    """Bounds of an integer that follow from the program: `argmax` is an index, a sum of a mask is a count."""
     found, limits = range_of(fake), range_of_dtype(fake._spec.dtype)
     low = None if found.low <= limits.low else math.ceil(found.low)
     return low, None if found.high >= limits.high else math.floor(found.high)
@@ -323,8 +320,6 @@ def add_context(func: object, *fakes: FakeTensor | None) -> Iterator[None]:
 @handler("aten::nonzero")
 def nonzero(mode: FakeTensorMode, func: object, args: Any, kwargs: dict[str, object]) -> object:
     spec = args[0]._spec
-    with add_context(func, args[0]):
-        check_cpu_dtype("nonzero", spec, NUMBERS | BOOL | COMPLEX_HALF)
     count = fresh_size(mode, func, args[0], "nonzero", high=spec.numel)
     if count is NotImplemented:
         return NotImplemented
@@ -338,7 +333,7 @@ def masked_select(mode: FakeTensorMode, func: object, args: Any, kwargs: object)
     fake, mask = args
     with add_context(func, fake, mask):
         if mask._spec.dtype is not torch.bool:
-            raise DtypeError(f"masked_select: a mask is of b8, not {mask._spec}")
+            raise DtypeError(f"masked_select: expected a mask of dtype b8, got {mask._spec}")
         shape = broadcast_shapes(fake._spec.shape, mask._spec.shape)
     # If the mask is broadcast, its true elements are repeated.
     times = () if same_shape(shape, mask._spec.shape) else (shape,)
@@ -350,7 +345,7 @@ def masked_select(mode: FakeTensorMode, func: object, args: Any, kwargs: object)
 def index(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
     """Masks among the indices are replaced by the positions at which they are true.
 
-    Of a write by one mask, the rule knows all: the number of positions is nobody's size."""
+    A write by one mask needs no handler: the number of positions is not the size of a tensor."""
     indices = args[1]
     if not _answers_sizes(mode) or not any(i is not None and i.dtype in MASKS for i in indices):
         return NotImplemented
@@ -369,26 +364,45 @@ def index(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
         return func(args[0], expanded, *args[2:], **kwargs)
 
 
-@handler("aten::_unique", "aten::_unique2", "aten::unique_dim", "aten::unique_consecutive", "aten::unique_dim_consecutive")
+@handler(
+    "aten::_unique",
+    "aten::_unique2",
+    "aten::unique_dim",
+    "aten::unique_consecutive",
+    "aten::unique_dim_consecutive",
+)
 def unique(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> tuple[object, ...]:
     fake, spec = args[0], args[0]._spec
     names = _torch.argument_names(func)
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     dim = given.get("dim")
     with add_context(func, fake):
-        check_cpu_dtype("unique", spec, REAL_NUMBERS | UNSIGNED | BOOL)
         if dim is not None:
             if not spec.ndim:
                 raise DimensionError(f"unique: {spec} has no dimension {dim}")
             dim = wrap_dim(dim, spec.ndim)
-    if _answers_sizes(mode) and dim is not None and not has_unbacked(spec.shape[dim]) and spec.shape[dim] == 0:
+    if (
+        _answers_sizes(mode)
+        and dim is not None
+        and not has_unbacked(spec.shape[dim])
+        and spec.shape[dim] == 0
+    ):
         # Without elements, the kernel returns a new contiguous tensor.
         integers = spec.like((0,), dtype=torch.int64)
         return make_new(mode, spec.like()), make_new(mode, integers), make_new(mode, integers)
-    if _answers_sizes(mode) and dim is not None and any(not has_unbacked(size) and size == 0 for size in spec.shape):
-        raise with_line(ShapeMismatch(f"{func}: there is nothing in the slices of {spec} to compare"), str(func), spec)
+    if (
+        _answers_sizes(mode)
+        and dim is not None
+        and any(not has_unbacked(size) and size == 0 for size in spec.shape)
+    ):
+        raise with_line(ShapeMismatch(f"{func}: expected slices with elements, got {spec}"), str(func), spec)
     among = spec.numel if dim is None else spec.shape[dim]
-    if mode.answers is not None and dim is None and not spec.is_symbolic and spec.dtype in INTEGERS | BOOL | UNSIGNED:
+    if (
+        mode.answers is not None
+        and dim is None
+        and not spec.is_symbolic
+        and spec.dtype in INTEGERS | BOOL | UNSIGNED
+    ):
         values = range_of(fake)
         among = min(among, int(values.high - values.low + 1))
     is_consecutive = "consecutive" in func.name()
@@ -404,8 +418,12 @@ def unique(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> tuple[obj
     gives_all = not is_flat and spec.device.type == "cpu"  # even if they were not requested
     results = (
         make_new(mode, distinct),
-        make_new(mode, integers.like(inverse_shape) if gives_all or given.get("return_inverse") else integers),
-        _make_counts(mode, counted, integers.like((count,)) if gives_all or given.get("return_counts") else integers),
+        make_new(
+            mode, integers.like(inverse_shape) if gives_all or given.get("return_inverse") else integers
+        ),
+        _make_counts(
+            mode, counted, integers.like((count,)) if gives_all or given.get("return_counts") else integers
+        ),
     )
     return results[:2] if func.name() == "aten::_unique" else results
 
@@ -425,7 +443,7 @@ def repeat_interleave(mode: FakeTensorMode, func: object, args: Any, kwargs: Any
     repeats = args[0]
     with add_context(func, repeats):
         if repeats._spec.ndim != 1:
-            raise ShapeMismatch(f"repeat_interleave: how often is told by one dimension, not by {repeats._spec}")
+            raise ShapeMismatch(f"repeat_interleave: expected repeats of one dimension, got {repeats._spec}")
         check_any_dtype("repeat_interleave", repeats._spec, (torch.int64, torch.int32))
     size = kwargs.get("output_size")
     if size is not None:
@@ -436,7 +454,7 @@ def repeat_interleave(mode: FakeTensorMode, func: object, args: Any, kwargs: Any
 
 
 def _largest_total(mode: FakeTensorMode, repeats: FakeTensor) -> int | None:
-    """The largest possible sum of `repeats`, None if there is no bound."""
+    """The largest possible sum of `repeats`; None if it is unbounded."""
     high = range_of(repeats).high
     if answers_of(mode) is None or repeats._spec.is_symbolic:
         return None
@@ -468,7 +486,9 @@ def _make_counts(mode: FakeTensorMode, counted: TensorSpec, spec: TensorSpec) ->
 
 
 def _dtype_of_bins(weights: FakeTensor | None) -> torch.dtype:
-    return torch.int64 if weights is None else torch.float32 if weights.dtype is torch.float32 else torch.float64
+    return (
+        torch.int64 if weights is None else torch.float32 if weights.dtype is torch.float32 else torch.float64
+    )
 
 
 def _check_counted(spec: TensorSpec, weights: TensorSpec | None, least: int) -> None:
@@ -476,11 +496,11 @@ def _check_counted(spec: TensorSpec, weights: TensorSpec | None, least: int) -> 
     if least < 0:
         raise ArgumentError(f"bincount: minlength must not be negative, got {least}")
     if spec.ndim != 1:
-        raise ShapeMismatch(f"bincount: numbers in one dimension are counted, not {spec}")
+        raise ShapeMismatch(f"bincount: expected a tensor of one dimension, got {spec}")
     if spec.shape[0] == 0:
         return
     if weights is not None and (weights.ndim != 1 or weights.shape[0] != spec.shape[0]):
-        raise ShapeMismatch(f"bincount: {weights} are no weights for {spec}: one for each number")
+        raise ShapeMismatch(f"bincount: expected one weight for each element of {spec}, got {weights}")
 
 
 @handler("aten::_ctc_loss.Tensor")
@@ -492,7 +512,9 @@ def ctc_loss(mode: FakeTensorMode, func: object, args: Any, kwargs: object) -> A
     with add_context(func, *args[:4]):
         for lengths in (input_lengths._spec, target_lengths._spec):
             if lengths.ndim != 1 or lengths.shape[0] != log_probs._spec.shape[1]:
-                raise ShapeMismatch(f"ctc_loss: {lengths} are no lengths for the batch of {log_probs._spec}")
+                raise ShapeMismatch(
+                    f"ctc_loss: expected one length for each entry of the batch of {log_probs._spec}, got {lengths}"
+                )
     targets = args[1]._spec
     longest = targets.shape[-1] if targets.ndim == 2 else targets.numel
     columns = fresh_size(mode, func, target_lengths, "columns", low=1, high=2 * longest + 1)

@@ -26,7 +26,7 @@ from understudy import _torch
 from understudy._torch import OpOverload
 from understudy.errors import MetadataMismatchError
 from understudy.infer.plan import Plan
-from understudy.ops.traits.ranges import extremes
+from understudy.ops.registry import record_of
 from understudy.shapes.sizes import from_torch, is_provably_equal
 from understudy.spec import TensorSpec
 from understudy.spec.call import flat, map_structure
@@ -54,11 +54,11 @@ class DeterminedContents:
         self.content = content
         self.literal = literal
         self.extremes: tuple[Any, Any, Any] | None = None
-        """Of integers in a tensor of symbolic size, without a content: the least, the greatest, and how many there are."""
+        """For integers in a tensor of symbolic size, without a content: the least, the greatest, and how many there are."""
         self.watch: int | None = None
         """While a range of values goes by it: a number of its own, until the next write."""
         self.counting_mode: Any = None
-        """The mode to tell of writes, if tensors on the storage have version counters of their own: see
+        """The mode that counts writes, if tensors on the storage have version counters of their own: see
         `record_for_alias`."""
         self.storage: weakref.ref[torch.UntypedStorage] | None = None
         """What is written to then; None of sparse tensors."""
@@ -92,11 +92,15 @@ def record_for_alias(fake: Any) -> DeterminedContents:
 
 
 def storage_of(fake: Any) -> Any:
-    return _torch.native_storage(fake) if fake._spec.layout is torch.strided and fake._spec.sparse is None else None
+    return (
+        _torch.native_storage(fake)
+        if fake._spec.layout is torch.strided and fake._spec.sparse is None
+        else None
+    )
 
 
 def count_hidden_write(mode: Any, storage: Any) -> None:
-    """Of a write that no version counter tells of. The storage has the number of the last one; the mode has the sum."""
+    """Count a write that no version counter counts. The storage has the number of the last one; the mode has the sum."""
     mode.uncounted_writes += 1
     if storage is not None:
         storage.last_hidden_write = mode.uncounted_writes
@@ -220,7 +224,9 @@ class DeterminedCall:
         """The results of the call; if it writes in place, its inputs after the call."""
         if self._tensors is None:
             with _computing:
-                if _torch.replays_on_real_tensors(self.default_dtype):  # an argument of a call that is computed
+                if _torch.replays_on_real_tensors(
+                    self.default_dtype
+                ):  # an argument of a call that is computed
                     self._compute()
                 else:
                     with _torch.ReplayOnRealTensors(self.default_dtype):
@@ -240,7 +246,10 @@ class DeterminedCall:
 
     def _run(self) -> list[torch.Tensor]:
         args, kwargs = map_structure(lambda part: part.real(), StoragePart, self._arguments())
-        return [output.detach() for output in flat(torch.Tensor, (self.op(*args, **_with_cpu_device(kwargs)),), {})]
+        return [
+            output.detach()
+            for output in flat(torch.Tensor, (self.op(*args, **_with_cpu_device(kwargs)),), {})
+        ]
 
     def _run_in_place(self) -> list[torch.Tensor]:
         storages: dict[int, torch.Tensor] = {}
@@ -307,7 +316,7 @@ def read_number(known: DeterminedContents, spec: TensorSpec) -> Any:
     before = _number_before(part)
     if before is None or before != before or not all(type(number) in (int, float) for number in others):
         return None
-    # Zeros have a sign, and True equals 1: the text and the type tell them apart.
+    # Zeros have a sign, and True equals 1: the key has the text and the type.
     numbers = [(type(number), number or repr(number)) for number in (before, *others)]
     key = (event.op, spec.dtype, event.default_dtype, *numbers)
     after = COUNTED.get(key)
@@ -326,7 +335,9 @@ def _number_before(part: StoragePart) -> Any:
     content, spec = part.content, part.spec
     if type(content) is NumberStorage:
         return content.value if content.spec is spec else None
-    if type(content) is not LiteralStorage or content.real.dtype is not spec.dtype:  # unpickled storages are bytes
+    if (
+        type(content) is not LiteralStorage or content.real.dtype is not spec.dtype
+    ):  # unpickled storages are bytes
         return None
     if content.real.untyped_storage().nbytes() == spec.itemsize:
         with _torch.PastDispatch():
@@ -352,7 +363,9 @@ def check_result(op: object, real: torch.Tensor, spec: TensorSpec) -> None:
     if real.dtype is not spec.dtype or tuple(real.shape) != spec.shape:
         name = str(op) if op is not None else "an operator"
         shown = f"{str(real.dtype).removeprefix('torch.')}{list(real.shape)}"
-        raise MetadataMismatchError(f"{name} was said to give {spec}, and gives {shown}: a rule is wrong, please report it")
+        raise MetadataMismatchError(
+            f"{name}: the rule returned {spec}, the kernel {shown}; this is a bug in understudy, please report it"
+        )
 
 
 def on_storage(real: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
@@ -363,7 +376,9 @@ def on_storage(real: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
         else:
             view = torch.empty(0, dtype=spec.dtype, device=CPU)
             if spec.numel and (end := _end_in_bytes(spec)) > real.untyped_storage().nbytes():
-                raise MetadataMismatchError(f"{spec} reaches to byte {end} of {real.untyped_storage().nbytes()}")
+                raise MetadataMismatchError(
+                    f"{spec} needs {end} bytes, and the storage has {real.untyped_storage().nbytes()}"
+                )
             shape, stride, offset = spec.numbers
             view.set_(real.untyped_storage(), offset, shape, stride)
         if spec.conj != view.is_conj():
@@ -414,7 +429,7 @@ def start_contents(
 def start_extremes(op: OpOverload, args: tuple[object, ...], spec: TensorSpec) -> DeterminedContents | None:
     """What is known of a tensor of symbolic size that is filled with one number, or counts: the bounds of its values. The
     values are not computed, which would specialise the size."""
-    rule = extremes.of(op)
+    rule = record_of(op).extremes
     found = None if rule is None else rule(*args)
     if found is None:
         return None
@@ -429,7 +444,11 @@ def extremes_of(known: DeterminedContents | None, spec: TensorSpec) -> tuple[Any
         return None
     least, most, count = known.extremes
     # A view may leave out some of the values, but not of those that are all the same; what is expanded has all.
-    sizes = (size for size, step in zip(spec.shape, spec.stride, strict=True) if not (type(step) is int and step == 0))
+    sizes = (
+        size
+        for size, step in zip(spec.shape, spec.stride, strict=True)
+        if not (type(step) is int and step == 0)
+    )
     return (least, most) if least is most or is_provably_equal(math.prod(sizes), count) else None
 
 
@@ -449,7 +468,11 @@ def freeze_arguments(plan: Plan, args: Any, kwargs: Any, inputs: list[Any]) -> t
     if unread is None or (has_symbols and _has_unbacked_numbers(args, kwargs)):
         return None
     kind = type(inputs[0]) if inputs else None
-    return _freeze(tuple(args), kind), {name: _freeze(value, kind) for name, value in kwargs.items()}, depth + 1
+    return (
+        _freeze(tuple(args), kind),
+        {name: _freeze(value, kind) for name, value in kwargs.items()},
+        depth + 1,
+    )
 
 
 def _freeze(value: Any, kind: type | None) -> Any:
@@ -463,11 +486,13 @@ def _freeze(value: Any, kind: type | None) -> Any:
 
 
 def _is_all_of_storage(fake: Any) -> bool:
-    """Whether what is written to a tensor is all that there is in its storage, and no other tensor could tell of more."""
+    """Whether the tensor covers its whole storage, and no other tensor shares it."""
     spec = fake._spec
     if getattr(fake, "_is_param", False) or spec.offset or not spec.is_contiguous:
         return False
-    return _torch.native_storage(fake).nbytes() == spec.numel * spec.itemsize and not _torch.has_other_tensors(fake)
+    return _torch.native_storage(
+        fake
+    ).nbytes() == spec.numel * spec.itemsize and not _torch.has_other_tensors(fake)
 
 
 def _has_unbacked_numbers(args: Any, kwargs: Any) -> bool:
@@ -505,7 +530,9 @@ def update_contents(
     op: object, plan: Plan, before: tuple[Any, Any, int] | None, inputs: list[Any], results: list[Any]
 ) -> None:
     """Update the contents of the inputs that were written to, and set those of new results."""
-    event = None if before is None else DeterminedCall(op, before[0], before[1], bool(plan.written), before[2])
+    event = (
+        None if before is None else DeterminedCall(op, before[0], before[1], bool(plan.written), before[2])
+    )
     if event is not None and event.depth > DEEPEST_EXPRESSION:
         if _torch.is_in_backward() or any(fake._spec.numel > MOST_COMPUTED for fake in (*inputs, *results)):
             event = None
@@ -522,7 +549,67 @@ def update_contents(
             fake._determined = fake._determined or DeterminedContents(None)
             fake._determined.content = CallResult(event, position, fake._spec)
         return
-    is_literal = bool(inputs) and all(fake._determined is not None and fake._determined.literal for fake in inputs)
+    is_literal = bool(inputs) and all(
+        fake._determined is not None and fake._determined.literal for fake in inputs
+    )
     for position, fake in enumerate(results):
         if fake._determined is None:
             fake._determined = DeterminedContents(CallResult(event, position, fake._spec), is_literal)
+
+
+def has_untracked_aliases(fakes: list[Any]) -> bool:
+    """Whether tensors besides these share their storage: writes through them would not be noticed."""
+    return _torch.has_other_tensors(fakes[0], len({id(fake) for fake in fakes}))
+
+
+def keep_contents(fake: Any, value: torch.Tensor) -> None:
+    """From now on these are the values of a tensor that had undetermined ones: nothing is written."""
+    with _torch.PastDispatch():
+        real = torch.zeros(
+            _torch.native_storage(fake).nbytes() // fake._spec.itemsize, dtype=fake._spec.dtype, device=CPU
+        )
+        on_storage(real, fake._spec).copy_(value)
+    fake._determined = fake._determined or DeterminedContents(None)
+    fake._determined.content = LiteralStorage(real)
+
+
+def replace_contents(fakes: list[Any], values: list[torch.Tensor] | None) -> None:
+    """Tensors were filled from outside of the program: with these values, or with undetermined ones. No version counter
+    counts such writes."""
+    for fake in fakes:
+        count_hidden_write(fake.fake_mode, storage_of(fake))
+        if values is None and fake._determined is not None:
+            fake._determined.forget()
+    if values is not None:
+        by_storage: dict[int, list[tuple[Any, torch.Tensor]]] = {}
+        for fake, value in zip(fakes, values, strict=True):
+            by_storage.setdefault(_torch.storage_id(fake), []).append((fake, value))
+        for written in by_storage.values():
+            _fill_storage(written)
+
+
+def _fill_storage(written: list[tuple[Any, torch.Tensor]]) -> None:
+    """Tensors on one storage. Where the rest of it is not determined, and is not covered, they stay undetermined."""
+    first = written[0][0]
+    nbytes = _torch.native_storage(first).nbytes()
+    owners = [fake for fake, _ in written]
+    base = getattr(first, "_base", None)
+    if type(base) is type(first):
+        owners.append(base)
+    known = next((fake._determined for fake in owners if _content(fake) is not None), None)
+    with _torch.PastDispatch():
+        if known is not None:
+            real = copy_storage(known.content.storage())
+        elif sum(
+            value.numel() * value.element_size() for _, value in written
+        ) >= nbytes and not has_untracked_aliases(owners):
+            real = torch.empty(nbytes // first._spec.itemsize, dtype=first._spec.dtype, device=CPU)
+            known = DeterminedContents(None)
+        else:
+            replace_contents(owners, None)
+            return
+        for fake, value in written:
+            on_storage(real, fake._spec).copy_(value.reshape(fake._spec.numbers.shape))
+    known.content = LiteralStorage(real)
+    for fake in owners:
+        fake._determined = known

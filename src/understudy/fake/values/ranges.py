@@ -16,7 +16,8 @@ from understudy import _torch
 from understudy.fake.tensor import FakeTensor, count_writes
 from understudy.fake.values.determined import CallResult, DeterminedContents, StoragePart, is_counted_apart
 from understudy.infer.plan import Plan
-from understudy.ops.traits.ranges import Operand, ValueRange, range_of_dtype, single_value, value_range
+from understudy.ops.registry import record_of
+from understudy.ops.traits.ranges import Operand, ValueRange, range_of_dtype, single_value
 from understudy.spec import TensorSpec
 from understudy.spec.call import map_structure
 
@@ -35,7 +36,9 @@ def range_of(fake: FakeTensor) -> ValueRange:
     found, version = fake._range
     if version is None:
         return limits.expect(found.likely)
-    if version != (fake._determined and fake._determined.watch if fake.is_inference() else count_writes(fake)):
+    if version != (
+        fake._determined and fake._determined.watch if fake.is_inference() else count_writes(fake)
+    ):
         return limits
     low, high = max(found.low, limits.low), min(found.high, limits.high)
     return ValueRange(low, high, found.may_be_nan and limits.may_be_nan, found.likely)
@@ -59,14 +62,18 @@ def _range_of_determined(fake: FakeTensor) -> ValueRange | None:
             return single_value(plain.item())
         has_nan = bool(plain.isnan().any())
         likely = float(plain.to(torch.float64).mean())
-        return ValueRange(plain.min().item(), plain.max().item(), has_nan, likely) if not has_nan else ValueRange()
+        return (
+            ValueRange(plain.min().item(), plain.max().item(), has_nan, likely)
+            if not has_nan
+            else ValueRange()
+        )
 
 
 def _range_of_event(content: Any, spec: TensorSpec) -> ValueRange | None:
-    """Of many values that a call gives: what the call itself tells, as `zeros` does."""
+    """The range of many values that follows from the call itself, as for `zeros`."""
     if not isinstance(content, CallResult) or content.spec.dtype is not spec.dtype:
         return None
-    event, rule = content.event, None if content.event.op is None else value_range.of(content.event.op)
+    event, rule = content.event, None if content.event.op is None else record_of(content.event.op).value_range
     if rule is None or event.is_write:
         return None
     args, kwargs = map_structure(
@@ -95,7 +102,7 @@ def infer_ranges_by_plan(
 
 def infer_ranges(func: Any, args: Any, kwargs: Any) -> tuple[ValueRange, ...] | ValueRange | None:
     """The ranges of a call's results. Must be called before the call, which may write to its inputs."""
-    rule = value_range.of(func)
+    rule = record_of(func).value_range
     if rule is None:
         return None
     args, kwargs = map_structure(operand, FakeTensor, (tuple(args), dict(kwargs)))
@@ -106,7 +113,9 @@ def infer_ranges(func: Any, args: Any, kwargs: Any) -> tuple[ValueRange, ...] | 
 OPTIONS_OF_FACTORIES = frozenset({"layout", "device", "pin_memory", "non_blocking", "memory_format"})
 
 
-def store_ranges(values: tuple[ValueRange, ...] | ValueRange, targets: list[FakeTensor], is_written: bool) -> None:
+def store_ranges(
+    values: tuple[ValueRange, ...] | ValueRange, targets: list[FakeTensor], is_written: bool
+) -> None:
     """Set the ranges of a call's results, or of the tensors it writes to. The version counter is bumped when the call
     returns."""
     pairs = zip(values, targets, strict=False) if isinstance(values, tuple) else ((values, targets[-1]),)

@@ -25,13 +25,14 @@ from understudy.fake.values.determined import (
     StoragePart,
     on_storage,
 )
-from understudy.ops.registry import Trait
+from understudy.ops.registry import Slot, declare, record_of
 from understudy.ops.shared.dtypes import MASKS
 from understudy.spec import TensorSpec
 
 Function = Callable[..., Any]
 
-elements_rule: Trait[Function] = Trait("its elements, from the symbolic elements of its inputs")
+elements_rule: Slot[Function] = declare("elements_rule", Slot())
+"""Its elements, from the symbolic elements of its inputs."""
 MOST_ELEMENTS = 32
 """The largest number of elements of a tensor that is evaluated."""
 INTEGERS = (torch.int64, torch.bool)
@@ -83,17 +84,21 @@ class SymbolicEvaluation:
         if isinstance(content, CallResult) and content.event.op is not None:
             if content.event.is_write or content.spec.dtype is not spec.dtype:
                 raise NotEvaluated
-            stored = dict(zip(_storage_positions(content.spec), self._result(content.event).flat, strict=True))
+            stored = dict(
+                zip(_storage_positions(content.spec), self._result(content.event).flat, strict=True)
+            )
             if not stored.keys() >= set(places):
                 raise NotEvaluated
             return SymbolicElements(spec.numbers.shape, [stored[place] for place in places])
         with _torch.PastDispatch():
-            return SymbolicElements(spec.numbers.shape, on_storage(content.storage(), spec).flatten().tolist())
+            return SymbolicElements(
+                spec.numbers.shape, on_storage(content.storage(), spec).flatten().tolist()
+            )
 
     def _result(self, event: DeterminedCall) -> SymbolicElements:
         found = self._found.get(id(event))
         if found is None:
-            evaluate = elements_rule.of(event.op)
+            evaluate = record_of(event.op).elements_rule
             if evaluate is None:
                 raise NotEvaluated
             found = self._found[id(event)] = evaluate(self, *event.args, **event.kwargs)
@@ -128,7 +133,9 @@ def _integers(evaluation: SymbolicEvaluation, operand: object) -> SymbolicElemen
 
 
 def _elementwise(function: Function) -> Function:
-    def evaluate(evaluation: SymbolicEvaluation, *operands: object, alpha: object = 1, **other: object) -> SymbolicElements:
+    def evaluate(
+        evaluation: SymbolicEvaluation, *operands: object, alpha: object = 1, **other: object
+    ) -> SymbolicElements:
         if any(value is not None for value in other.values()) or type(alpha) is not int:
             raise NotEvaluated
         given = [_integers(evaluation, operand) for operand in operands]
@@ -186,7 +193,9 @@ def _stack_elements(evaluation: SymbolicEvaluation, tensors: Any, dim: int = 0) 
     given = [_integers(evaluation, tensor) for tensor in tensors]
     if dim != 0:
         raise NotEvaluated
-    return SymbolicElements((len(given), *given[0].shape), [value for values in given for value in values.flat])
+    return SymbolicElements(
+        (len(given), *given[0].shape), [value for values in given for value in values.flat]
+    )
 
 
 def _divide_elements(
@@ -275,7 +284,11 @@ def _is_unknown_number(index: FakeTensor) -> bool:
     spec = index._spec
     if spec.shape or spec.dtype not in INTEGER_DTYPES or index.fake_mode.shape_env is None:
         return False
-    if index._determined is not None and index._determined.content is not None and symbolic_values_of(index) is None:
+    if (
+        index._determined is not None
+        and index._determined.content is not None
+        and symbolic_values_of(index) is None
+    ):
         return False
     # Inside transforms of torch.func there is no number to read; modes may turn such an index into an operator.
     return not _torch.has_transforms() and not _torch.has_function_modes()
@@ -314,5 +327,6 @@ def _dims_taken(part: Any) -> int | None:
 
 def enable_symbolic_indexing() -> None:
     """Replace `FakeTensor.__getitem__` and `__setitem__`, so that stand-ins can be indexed by symbolic numbers."""
+    FakeTensor._has_symbolic_indexing = True
     FakeTensor.__getitem__ = get_item  # type: ignore[assignment]
     FakeTensor.__setitem__ = set_item  # type: ignore[assignment]

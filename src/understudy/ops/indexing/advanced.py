@@ -21,9 +21,8 @@ from understudy.errors import (
     ShapeMismatch,
 )
 from understudy.ops.registry import rule
-from understudy.ops.shared.batching import batching_rule
 from understudy.ops.shared.decompositions import broadcast, decomposition, has_symbolic_sizes
-from understudy.ops.shared.dtypes import BOOL, COMPLEX_HALF, FLOAT8, MASKS, NUMBERS, check_cpu_dtype
+from understudy.ops.shared.dtypes import MASKS
 from understudy.ops.shared.layouts import expand_strides, view_strides
 from understudy.shapes.node import Shape
 from understudy.shapes.sizes import has_unbacked, is_provably_equal
@@ -41,7 +40,6 @@ aten = torch.ops.aten
 Tensor = torch.Tensor
 
 INDEX_DTYPES = frozenset({torch.int64, torch.int32, torch.uint8, torch.bool})
-WRITTEN_DTYPES = NUMBERS | BOOL | COMPLEX_HALF | FLOAT8
 
 # Kernels of these devices need indices of the same strides; different ones are made contiguous.
 UNIFORM_INDEX_DEVICES = frozenset({"cuda", "xpu", "mps"})
@@ -68,7 +66,7 @@ def _check_indices(spec: TensorSpec, indices: Indices) -> Indices:
             raise DimensionError(f"index: indices must be i64, i32, u8 or b8 tensors, got {entry}")
         dims += entry.ndim if entry is not None and entry.dtype in MASKS else 1
     if len(indices) > spec.ndim or dims > spec.ndim:
-        raise DimensionError(f"index: {dims} indices for {spec}, which has {spec.ndim} dimensions")
+        raise DimensionError(f"index: too many indices, got {dims} for {spec} of {spec.ndim} dimensions")
     return indices
 
 
@@ -78,7 +76,7 @@ def index_spec(spec: TensorSpec, indices: Indices) -> TensorSpec:
     if not given:
         if spec.is_empty:
             return spec.like(stride=elementwise_strides(spec.shape, (spec,)))
-        raise ArgumentError("index: all of the indices are None")
+        raise ArgumentError("index: expected at least one index other than None")
     index_shape = _common_shape([entry for _, entry in given])
     dims = [dim for dim, _ in given]
     _check_not_from_nothing(spec, dims, index_shape)
@@ -90,7 +88,9 @@ def index_spec(spec: TensorSpec, indices: Indices) -> TensorSpec:
     stride = (*(spec.stride[d] for d in before), *zeros, *(spec.stride[d] for d in after))
     source = spec.as_view(shape, stride)
     rows = [_index_row(entry, index_shape, len(before), len(after)) for _, entry in given]
-    if spec.device.type in UNIFORM_INDEX_DEVICES and any(not same_shape(row.stride, rows[0].stride) for row in rows):
+    if spec.device.type in UNIFORM_INDEX_DEVICES and any(
+        not same_shape(row.stride, rows[0].stride) for row in rows
+    ):
         rows = [row.like() for row in rows]
     return spec.like(shape, stride=elementwise_strides(shape, (source, *rows)))
 
@@ -106,7 +106,7 @@ def _common_shape(indices: Sequence[TensorSpec]) -> Shape:
 def _check_not_from_nothing(spec: TensorSpec, dims: Sequence[int], index_shape: Shape) -> None:
     for dim in dims:
         if spec.shape[dim] == 0 and not any(size == 0 or has_unbacked(size) for size in index_shape):
-            raise DimensionError(f"index: dimension {dim} of {spec} has no elements to take")
+            raise DimensionError(f"index: dimension {dim} of {spec} is empty")
 
 
 def _index_row(entry: TensorSpec, index_shape: Shape, before: int, after: int) -> TensorSpec:
@@ -131,21 +131,24 @@ def check_masks(what: str, spec: TensorSpec, indices: Iterable[TensorSpec | None
             continue
         masks.append(entry)
         if not same_shape(entry.shape, spec.shape[dim : dim + entry.ndim]):
-            raise DimensionError(f"{what}: the mask {entry} does not have the sizes of {spec} from dimension {dim} on")
+            raise DimensionError(f"{what}: the mask {entry} does not match {spec} at dimension {dim}")
         dim += entry.ndim
     return masks
 
 
-def _check_values(what: str, spec: TensorSpec, indices: Indices, values: TensorSpec, accumulate: bool) -> None:
-    check_cpu_dtype(what, spec, WRITTEN_DTYPES)
+def _check_values(
+    what: str, spec: TensorSpec, indices: Indices, values: TensorSpec, accumulate: bool
+) -> None:
     masks = check_masks(what, spec, _check_indices(spec, indices))
     is_cast = values.dtype is not spec.dtype
-    may_be_filled = bool(masks) and _is_single(indices) and not accumulate and (is_cast or masks[0].dtype is torch.uint8)
+    may_be_filled = (
+        bool(masks) and _is_single(indices) and not accumulate and (is_cast or masks[0].dtype is torch.uint8)
+    )
     is_filled = may_be_filled and values.numel == 1
     if is_filled and masks[0].dtype is torch.uint8:
-        raise DtypeError(f"{what}: one value is written by masked_fill_, which takes masks of b8, not {masks[0]}")
+        raise DtypeError(f"{what}: expected a bool mask for a single value, got {masks[0]}")
     if is_cast and not is_filled:
-        raise DtypeError(f"{what}: {values} is written into {spec}; their dtypes must be equal")
+        raise DtypeError(f"{what}: expected values of dtype {spec.dtype}, got {values}")
     if masks and not _is_single(indices):
         return  # how many elements are written depends on the masks
     target = _largest_target(spec, indices, values) if masks else index_spec(spec, indices).shape
@@ -153,7 +156,7 @@ def _check_values(what: str, spec: TensorSpec, indices: Indices, values: TensorS
         check_expandable(values.shape, target, what)
     except ShapeMismatch:
         raise ShapeMismatch(
-            f"{what}: the values {values} can't be broadcast to the {list(target)} elements that the indices name"
+            f"{what}: the values {values} can't be broadcast to the indexed shape {list(target)}"
         ) from None
 
 
@@ -163,7 +166,9 @@ def _largest_target(spec: TensorSpec, indices: Indices, values: TensorSpec) -> S
     after = spec.shape[before + mask.ndim :]
     position = values.ndim - 1 - len(after)
     count: Any = values.shape[position] if position >= 0 else 1
-    is_possible = is_provably_equal(count, 1) or has_unbacked(count, *mask.shape) or count <= mask.numel or count == 1
+    is_possible = (
+        is_provably_equal(count, 1) or has_unbacked(count, *mask.shape) or count <= mask.numel or count == 1
+    )
     return (*spec.shape[:before], count if is_possible else mask.numel, *after)
 
 
@@ -194,33 +199,18 @@ def unsafe_masked_index(spec: TensorSpec, mask: TensorSpec, indices: Indices, fi
 
 
 @rule("_unsafe_masked_index_put_accumulate")
-def unsafe_masked_index_put(spec: TensorSpec, mask: TensorSpec, indices: Indices, values: TensorSpec) -> TensorSpec:
+def unsafe_masked_index_put(
+    spec: TensorSpec, mask: TensorSpec, indices: Indices, values: TensorSpec
+) -> TensorSpec:
     if values.dtype is not spec.dtype:
-        raise DtypeError(f"_unsafe_masked_index_put_accumulate: {spec} and the values {values} must have one dtype")
+        raise DtypeError(
+            f"_unsafe_masked_index_put_accumulate: expected values of dtype {spec.dtype}, got {values}"
+        )
     places = index_spec(spec, _check_indices(spec, indices))
-    check_expandable(broadcast_shapes(values.shape, mask.shape), places.shape, "_unsafe_masked_index_put_accumulate")
+    check_expandable(
+        broadcast_shapes(values.shape, mask.shape), places.shape, "_unsafe_masked_index_put_accumulate"
+    )
     return preserved_copy(spec)
-
-
-@batching_rule("_unsafe_masked_index")
-def batch_unsafe_masked_index(keys: object, x: Tensor, mask: Tensor, indices: Sequence[Tensor | None], fill: Any) -> Tensor:
-    if x.numel() == 0:
-        return x.new_full(mask.shape, fill)
-    return aten.index(x, _clamp_indices(x, indices)).masked_fill(mask.logical_not(), fill)
-
-
-@batching_rule("_unsafe_masked_index_put_accumulate")
-def batch_unsafe_masked_index_put_accumulate(
-    keys: object, x: Tensor, mask: Tensor, indices: Sequence[Tensor | None], values: Tensor
-) -> Tensor:
-    if x.numel() == 0:
-        return x.clone()
-    return aten.index_put(x, _clamp_indices(x, indices), values.masked_fill(mask.logical_not(), 0), True)
-
-
-def _clamp_indices(x: Tensor, indices: Sequence[Tensor | None]) -> list[Tensor | None]:
-    sizes = zip(indices, x.shape, strict=False)
-    return [None if index is None else index.clamp(-size, size - 1) for index, size in sizes]
 
 
 @decomposition("masked_select_backward")

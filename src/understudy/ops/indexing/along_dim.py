@@ -10,20 +10,14 @@ import torch
 
 from understudy.errors import ArgumentError, DimensionError, DtypeError, ShapeMismatch
 from understudy.ops.registry import rule
-from understudy.ops.shared.batching import BatchLevel, as_rows, at_one_level, batching_rule, dim_behind_batch
 from understudy.ops.shared.decompositions import (
     broadcast,
-    decomposition_at_any_level,
+    decomposition,
 )
 from understudy.ops.shared.dims import replace_size, size_at, without, wrap_dim
 from understudy.ops.shared.dtypes import (
-    BOOL,
-    COMPLEX_HALF,
-    NUMBERS,
-    REAL_NUMBERS,
     can_store,
     check_can_store,
-    check_cpu_dtype,
 )
 from understudy.ops.traits.ranges import Operand, ValueRange, is_finite, round_outwards, value_range
 from understudy.shapes.sizes import expect_equal
@@ -33,7 +27,6 @@ Function = Callable[..., Any]
 Tensor = torch.Tensor
 
 INTEGER_INDEX = frozenset({torch.int32, torch.int64})
-FILLED_DTYPES = NUMBERS | BOOL | COMPLEX_HALF
 REDUCTIONS = ("prod", "mean", "amax", "amin")
 
 
@@ -51,27 +44,33 @@ def index_select(spec: TensorSpec, dim: int, index: TensorSpec) -> TensorSpec:
     if spec.shape:
         return spec.like(replace_size(spec.shape, dim, index.numel))
     if not expect_equal(index.numel, 1):
-        raise ShapeMismatch(f"index_select: {spec} has one element, the index {index} selects {index.numel}")
+        raise ShapeMismatch(f"index_select: expected one index for the 0-dim {spec}, got {index}")
     return spec.like()
 
 
-def _check_source(what: str, spec: TensorSpec, dim: int, index: TensorSpec, source: TensorSpec, exact: bool) -> None:
-    """The source has one slice of the tensor for each index; `exact` tells 0-dim from 1-D of size 1."""
-    check_cpu_dtype(what, spec, NUMBERS if what == "index_reduce" else FILLED_DTYPES)
+def _check_source(
+    what: str, spec: TensorSpec, dim: int, index: TensorSpec, source: TensorSpec, exact: bool
+) -> None:
+    """The source has one slice of the tensor for each index; `exact`: 0-dim and 1-D of size 1 are different."""
     if source.dtype is not spec.dtype:
-        raise DtypeError(f"{what}: {spec} and the source {source} must have one dtype")
+        raise DtypeError(f"{what}: expected a source of dtype {spec.dtype}, got {source}")
     if dim != 0 and dim >= source.ndim:
         raise DimensionError(f"{what}: the source {source} has no dimension {dim}")
     if size_at(source, dim) != index.numel:
-        raise ShapeMismatch(
+        error = DimensionError if what == "index_copy" else ShapeMismatch  # as eager
+        raise error(
             f"{what}: {index.numel} indices, but dimension {dim} of the source {source} has size {size_at(source, dim)}"
         )
     if without(spec.shape, dim) != without(source.shape, dim) or (exact and spec.ndim != source.ndim):
-        raise ShapeMismatch(f"{what}: apart from dimension {dim}, {spec} and the source {source} must have equal sizes")
+        raise ShapeMismatch(
+            f"{what}: expected a source with the sizes of {spec} except in dimension {dim}, got {source}"
+        )
 
 
 @rule("index_add")
-def index_add(spec: TensorSpec, dim: int, index: TensorSpec, source: TensorSpec, *, alpha: object = 1) -> TensorSpec:
+def index_add(
+    spec: TensorSpec, dim: int, index: TensorSpec, source: TensorSpec, *, alpha: object = 1
+) -> TensorSpec:
     dim = wrap_dim(dim, spec.ndim)
     check_vector("index_add", index)
     _check_source("index_add", spec, dim, index, source, exact=True)
@@ -95,7 +94,13 @@ def _add_at(x: Operand, dim: int, index: Operand, source: Operand, *, alpha: flo
 
 @rule("index_reduce")
 def index_reduce(
-    spec: TensorSpec, dim: int, index: TensorSpec, source: TensorSpec, reduce: str, *, include_self: bool = True
+    spec: TensorSpec,
+    dim: int,
+    index: TensorSpec,
+    source: TensorSpec,
+    reduce: str,
+    *,
+    include_self: bool = True,
 ) -> TensorSpec:
     if reduce not in REDUCTIONS:
         raise ArgumentError(f"index_reduce: reduce must be one of {', '.join(REDUCTIONS)}, not {reduce!r}")
@@ -110,7 +115,9 @@ def index_copy(spec: TensorSpec, dim: int, index: TensorSpec, source: TensorSpec
     dim = wrap_dim(dim, spec.ndim)
     check_vector("index_copy", index, frozenset({torch.int64}))
     if not source.shape and not expect_equal(index.numel, 1):
-        raise DimensionError(f"index_copy: the source {source} is one element, there are {index.numel} indices")
+        raise DimensionError(
+            f"index_copy: expected one index for the 0-dim source {source}, got {index.numel}"
+        )
     _check_source("index_copy", spec, dim, index, source, exact=False)
     return spec.like()
 
@@ -120,9 +127,8 @@ def index_fill(spec: TensorSpec, dim: int, index: TensorSpec, value: object) -> 
     wrap_dim(dim, spec.ndim)
     if index.ndim > 1 or index.dtype is not torch.int64:
         raise DimensionError(f"index_fill: the index must be a vector of i64, got {index}")
-    check_cpu_dtype("index_fill", spec, FILLED_DTYPES)
     if isinstance(value, complex) and not spec.is_complex:
-        raise DtypeError(f"index_fill: {value} is complex, {spec} is not")
+        raise DtypeError(f"index_fill: expected a real value for {spec}, got {value}")
     if not can_store(value, spec.dtype, spec.device) and index.numel != 0:
         check_can_store("index_fill", value, spec.dtype, spec.device)
     return preserved_copy(spec)
@@ -131,7 +137,7 @@ def index_fill(spec: TensorSpec, dim: int, index: TensorSpec, value: object) -> 
 @rule("index_fill.int_Tensor")
 def index_fill_tensor(spec: TensorSpec, dim: int, index: TensorSpec, value: TensorSpec) -> TensorSpec:
     if value.shape:
-        raise ShapeMismatch(f"index_fill: the value must be 0-dim, got {value}")
+        raise ShapeMismatch(f"index_fill: expected a 0-dim value, got {value}")
     filled: TensorSpec = index_fill(spec, dim, index, 1j if value.is_complex else 1)
     return filled
 
@@ -139,9 +145,7 @@ def index_fill_tensor(spec: TensorSpec, dim: int, index: TensorSpec, value: Tens
 # --- gather, scatter and their relatives: an index of as many dimensions as the tensor ----------------------
 
 SCATTER_REDUCTIONS = ("sum", "prod", "mean", "amax", "amin")
-ORDERED_REDUCTIONS = ("amax", "amin")
 OLD_REDUCTIONS = ("add", "multiply")
-MOVED_DTYPES = NUMBERS | BOOL
 
 
 def _check_index(what: str, index: TensorSpec) -> None:
@@ -151,13 +155,14 @@ def _check_index(what: str, index: TensorSpec) -> None:
 
 def _check_ranks(what: str, spec: TensorSpec, index: TensorSpec, name: str) -> None:
     if (spec.ndim or 1) != (index.ndim or 1):
-        raise ShapeMismatch(f"{what}: the index {index} and {name} {spec} must have as many dimensions")
+        raise ShapeMismatch(
+            f"{what}: the index {index} and {name} {spec} must have the same number of dimensions"
+        )
 
 
 @rule("gather")
 def gather(spec: TensorSpec, dim: int, index: TensorSpec, *, sparse_grad: bool = False) -> TensorSpec:
     dim = wrap_dim(dim, spec.ndim)
-    check_cpu_dtype("gather", spec, MOVED_DTYPES)
     if not index.is_empty:
         _check_index("gather", index)
         _check_ranks("gather", spec, index, "the input")
@@ -171,12 +176,13 @@ def _check_not_larger(what: str, spec: TensorSpec, index: TensorSpec, except_dim
             raise ShapeMismatch(f"{what}: the index {index} is larger than {spec} in dimension {dim}")
 
 
-def _check_scatter(what: str, spec: TensorSpec, dim: int, index: TensorSpec, src: TensorSpec | None) -> TensorSpec:
+def _check_scatter(
+    what: str, spec: TensorSpec, dim: int, index: TensorSpec, src: TensorSpec | None
+) -> TensorSpec:
     """The functional result: contiguous, unlike the input."""
-    check_cpu_dtype(what, spec, MOVED_DTYPES)
     dim = wrap_dim(dim, spec.ndim)
     if src is not None and src.dtype is not spec.dtype:
-        raise DtypeError(f"{what}: {spec} and the source {src} must have one dtype")
+        raise DtypeError(f"{what}: expected a source of dtype {spec.dtype}, got {src}")
     if index.is_empty:
         return spec.like()
     _check_index(what, index)
@@ -201,13 +207,17 @@ def scatter_value(spec: TensorSpec, dim: int, index: TensorSpec, value: object) 
 
 
 @rule("scatter.reduce")
-def scatter_reduce(spec: TensorSpec, dim: int, index: TensorSpec, src: TensorSpec, *, reduce: str) -> TensorSpec:
+def scatter_reduce(
+    spec: TensorSpec, dim: int, index: TensorSpec, src: TensorSpec, *, reduce: str
+) -> TensorSpec:
     _check_reduction("scatter", reduce, OLD_REDUCTIONS)
     return _check_scatter("scatter", spec, dim, index, src)
 
 
 @rule("scatter.value_reduce")
-def scatter_value_reduce(spec: TensorSpec, dim: int, index: TensorSpec, value: object, *, reduce: str) -> TensorSpec:
+def scatter_value_reduce(
+    spec: TensorSpec, dim: int, index: TensorSpec, value: object, *, reduce: str
+) -> TensorSpec:
     _check_reduction("scatter", reduce, OLD_REDUCTIONS)
     return _check_scatter("scatter", spec, dim, index, None)
 
@@ -217,7 +227,6 @@ def scatter_reduce_two(
     spec: TensorSpec, dim: int, index: TensorSpec, src: TensorSpec, reduce: str, *, include_self: bool = True
 ) -> TensorSpec:
     _check_reduction("scatter_reduce", reduce, SCATTER_REDUCTIONS)
-    check_cpu_dtype("scatter_reduce", spec, REAL_NUMBERS | BOOL if reduce in ORDERED_REDUCTIONS else MOVED_DTYPES)
     return _check_scatter("scatter_reduce", spec, dim, index, src)
 
 
@@ -227,7 +236,6 @@ def _check_reduction(what: str, reduce: str, known: Sequence[str]) -> None:
 
 
 def _check_flat_index(what: str, spec: TensorSpec, index: TensorSpec) -> None:
-    check_cpu_dtype(what, spec, MOVED_DTYPES)
     if index.dtype is not torch.int64:
         raise DtypeError(f"{what}: the index must be i64, got {index}")
     if spec.is_empty and not index.is_empty:
@@ -243,20 +251,19 @@ def take(spec: TensorSpec, index: TensorSpec) -> TensorSpec:
 @rule("put")
 def put(spec: TensorSpec, index: TensorSpec, source: TensorSpec, accumulate: bool = False) -> TensorSpec:
     if source.dtype is not spec.dtype:
-        raise DtypeError(f"put: {spec} and the source {source} must have one dtype")
+        raise DtypeError(f"put: expected a source of dtype {spec.dtype}, got {source}")
     _check_flat_index("put", spec, index)
     if index.numel != source.numel:
-        raise DimensionError(f"put: {index.numel} indices for {source.numel} elements of the source {source}")
+        raise DimensionError(f"put: expected as many indices as elements of {source}, got {index.numel}")
     return preserved_copy(spec)
 
 
 @rule("masked_scatter")
 def masked_scatter(spec: TensorSpec, mask: TensorSpec, source: TensorSpec) -> TensorSpec:
     if source.dtype is not spec.dtype:
-        raise DtypeError(f"masked_scatter: {spec} and the source {source} must have one dtype")
+        raise DtypeError(f"masked_scatter: expected a source of dtype {spec.dtype}, got {source}")
     if mask.dtype is not torch.bool:
         raise DtypeError(f"masked_scatter: the mask must be b8, got {mask}")
-    check_cpu_dtype("masked_scatter", spec, MOVED_DTYPES)
     return spec.like(broadcast_shapes(spec.shape, mask.shape))
 
 
@@ -265,38 +272,13 @@ def masked_scatter_backward(grad_output: TensorSpec, mask: TensorSpec, sizes: Se
     return grad_output.like(sizes)
 
 
-@batching_rule("gather")
-@at_one_level
-def batch_gather(level: BatchLevel, x: torch.Tensor, dim: int, index: torch.Tensor, *, sparse_grad: bool = False) -> Any:
-    dim = dim_behind_batch(dim, x.dim())
-    inside, places = as_rows(level, x), as_rows(level, index)
-    result = torch.gather(inside, dim, places, sparse_grad=sparse_grad)
-    return result if index.dim() else result.squeeze(-1)
-
-
-def _make_scatter_rule(function: Function) -> Function:
-    @at_one_level
-    def rule(level: BatchLevel, x: torch.Tensor, dim: int, index: torch.Tensor, source: object) -> Any:
-        dim = dim_behind_batch(dim, x.dim())
-        inside, places = as_rows(level, x), as_rows(level, index)
-        given = as_rows(level, source) if isinstance(source, torch.Tensor) else source
-        result = function(inside, dim, places, given)
-        return result if x.dim() else result.squeeze(-1)
-
-    return rule
-
-
-batching_rule("scatter.src", "scatter.value")(_make_scatter_rule(torch.scatter))
-batching_rule("scatter_add")(_make_scatter_rule(torch.scatter_add))
-
-
 # --- decompositions for symbolic sizes ----------------------------------------------------------------------
 
 
-@decomposition_at_any_level("take_along_dim")
+@decomposition("take_along_dim")
 def decompose_take_along_dim(x: Tensor, indices: Tensor, dim: int | None = None) -> Tensor:
     if x.dim() != indices.dim() and dim is not None:
-        raise ShapeMismatch(f"take_along_dim: {x.dim()} dimensions, but indices have {indices.dim()}")
+        raise ShapeMismatch(f"take_along_dim: expected indices of {x.dim()} dimensions, got {indices.dim()}")
     if dim is None:  # here 32 bits will do
         return x.view(-1).gather(0, indices.view(-1))
     if indices.dtype is not torch.int64:

@@ -8,19 +8,10 @@ from typing import Any
 
 import torch
 
-from understudy import _torch
 from understudy.errors import ArgumentError, DtypeError, DynamicOutputShapeException, ShapeMismatch
+from understudy.ops.kernel_tables.table import holds
 from understudy.ops.registry import rule
-from understudy.ops.shared.decompositions import decomposition, under_transforms
-from understudy.ops.shared.dtypes import (
-    BOOL,
-    COMPLEX_HALF,
-    FLOATS,
-    NUMBERS,
-    REAL_NUMBERS,
-    UNSIGNED,
-    check_cpu_dtype,
-)
+from understudy.ops.shared.decompositions import decomposition
 from understudy.ops.shared.layouts import view_strides
 from understudy.ops.traits.ranges import Operand, ValueRange, counts_of, followed_at_any_size, value_range
 from understudy.shapes.node import Scalar
@@ -41,7 +32,6 @@ def bucketize(
 ) -> TensorSpec:
     if boundaries.ndim != 1:
         raise ShapeMismatch(f"bucketize: the boundaries must be a vector, got {boundaries}")
-    check_cpu_dtype("bucketize", boundaries, REAL_NUMBERS)
     return _positions_spec(spec.like(device=common_device((spec, boundaries))), out_int32)
 
 
@@ -51,7 +41,6 @@ def bucketize_scalar(
 ) -> TensorSpec:
     if boundaries.ndim != 1:
         raise ShapeMismatch(f"bucketize: the boundaries must be a vector, got {boundaries}")
-    check_cpu_dtype("bucketize", boundaries, REAL_NUMBERS)
     return _positions_spec(boundaries.like(()), out_int32)
 
 
@@ -69,7 +58,7 @@ def search_sorted(
     spec = values if isinstance(values, TensorSpec) else sorted_sequence.like(())
     if not spec.shape and sorted_sequence.ndim != 1:
         raise ShapeMismatch(
-            f"searchsorted: {spec} has no dimensions, so the sequence must be a vector, not {sorted_sequence}"
+            f"searchsorted: expected a vector as sequence for the 0-dim {spec}, got {sorted_sequence}"
         )
     if sorted_sequence.ndim != 1 and not same_shape(sorted_sequence.shape[:-1], spec.shape[:-1]):
         raise ShapeMismatch(
@@ -80,17 +69,18 @@ def search_sorted(
 
 
 def _check_search(sequence: TensorSpec, right: bool, side: str | None, sorter: TensorSpec | None) -> None:
-    check_cpu_dtype("searchsorted", sequence, REAL_NUMBERS)
     if not sequence.shape:
         raise ShapeMismatch(f"searchsorted: the sequence must have at least one dimension, got {sequence}")
     if side is not None:
         if side not in ("left", "right"):
-            raise ArgumentError(f"searchsorted: side is 'left' or 'right', not {side!r}")
+            raise ArgumentError(f"searchsorted: expected side 'left' or 'right', got {side!r}")
         if side == "left" and right:
             raise ArgumentError("searchsorted: side='left' contradicts right=True")
     if sorter is not None:
         if not same_shape(sorter.shape, sequence.shape):
-            raise ShapeMismatch(f"searchsorted: the sorter {sorter} must have the shape of the sequence {sequence}")
+            raise ShapeMismatch(
+                f"searchsorted: the sorter {sorter} must have the shape of the sequence {sequence}"
+            )
         if sorter.dtype is not torch.int64:
             raise DtypeError(f"searchsorted: the sorter must be i64, got {sorter}")
 
@@ -99,7 +89,6 @@ def _check_search(sequence: TensorSpec, right: bool, side: str | None, sorter: T
 def isin(
     elements: TensorSpec, test_elements: TensorSpec, *, assume_unique: bool = False, invert: bool = False
 ) -> TensorSpec:
-    check_cpu_dtype("isin", elements, REAL_NUMBERS)
     _check_one_row(elements, elements.numel, test_elements)
     return elements.like(dtype=torch.bool, device=common_device((elements, test_elements)))
 
@@ -137,7 +126,7 @@ def one_hot(spec: TensorSpec, num_classes: int = -1) -> TensorSpec:
         raise DtypeError(f"one_hot: expected i64, got {spec}")
     if num_classes == -1:
         raise DynamicOutputShapeException(
-            f"one_hot of {spec}: without num_classes, their number is the largest element plus one; give num_classes="
+            f"one_hot of {spec}: the number of classes depends on data; give num_classes="
         )
     if num_classes <= 0:
         raise ArgumentError(f"one_hot: num_classes must be positive, got {num_classes}")
@@ -150,7 +139,6 @@ def histc(spec: TensorSpec, bins: Any = 100, min: float = 0, max: float = 0) -> 
         raise ArgumentError(f"histc: the number of bins must be positive, got {bins}")
     if max < min:
         raise ArgumentError(f"histc: max must be larger than min, got {max} and {min}")
-    check_cpu_dtype("histc", spec, FLOATS)
     return spec.like((bins,))
 
 
@@ -166,7 +154,6 @@ def _histc(x: Operand, bins: int = 100, *args: object) -> ValueRange | None:
 def nonzero_static(spec: TensorSpec, *, size: Any, fill_value: int = -1) -> TensorSpec:
     if size < 0:
         raise ArgumentError(f"nonzero_static: size must not be negative, got {size}")
-    check_cpu_dtype("nonzero_static", spec, NUMBERS | BOOL | COMPLEX_HALF)
     shape = (size, spec.ndim)
     return spec.like(shape, stride=contiguous_strides(shape), dtype=torch.int64)
 
@@ -180,28 +167,15 @@ def decompose_combinations(x: Tensor, r: int = 2, with_replacement: bool = False
     if x.dim() != 1 or r < 1:
         return NotImplemented
     count = x.shape[0]
-    if _torch.combinations_are_indexed():
+    if holds("combinations_are_indexed"):
         mask = _is_ascending(count, r, with_replacement, x.device)
         return x[torch.nonzero_static(mask, size=_choices(count, r, with_replacement))]
-    spec = spec_of(x)
-    if spec is not None and spec.dtype in UNSIGNED:
-        check_cpu_dtype("combinations", spec, ())
     grids = torch.meshgrid([x] * r, indexing="ij")
     mask = _is_ascending(count, r, with_replacement, x.device)
     if spec_of(mask) is None:
         return NotImplemented
     mask.remember_size(("nonzero",), _choices(count, r, with_replacement))
     return torch.stack([grid.masked_select(mask) for grid in grids], 1)
-
-
-@under_transforms("combinations")
-def decompose_combinations_by_index(x: Tensor, r: int = 2, with_replacement: bool = False) -> Any:
-    """A mask inside a wrapper can't be told how many elements it selects."""
-    if x.dim() != 1 or r < 1:
-        return NotImplemented
-    count = x.shape[0]
-    mask = _is_ascending(count, r, with_replacement, x.device)
-    return x[torch.nonzero_static(mask, size=_choices(count, r, with_replacement))]
 
 
 def _is_ascending(count: Any, r: int, with_replacement: bool, device: torch.device) -> Any:

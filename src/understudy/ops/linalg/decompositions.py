@@ -6,19 +6,13 @@ from typing import Any
 
 import torch
 
-from understudy import _torch
 from understudy.errors import ArgumentError, DtypeError, ShapeMismatch
 from understudy.ops.registry import rule
 from understudy.ops.shared.dtypes import (
-    BOOL,
     COMPLEX,
-    COMPLEX_HALF,
     INTEGERS,
-    NUMBERS,
     UNSIGNED,
-    check_cpu_dtype,
     check_one_dtype,
-    unless_empty,
 )
 from understudy.ops.shared.layouts import expand_strides
 from understudy.shapes.node import Shape
@@ -32,7 +26,6 @@ from understudy.spec import (
     real_type,
     same_shape,
 )
-from understudy.spec.alternatives import with_weakest_guard
 
 WIDE = frozenset({torch.float32, torch.float64}) | COMPLEX
 
@@ -90,7 +83,7 @@ def cholesky_ex(a: TensorSpec, *, upper: bool = False, check_errors: bool = Fals
 
 @rule("cholesky")
 def cholesky(a: TensorSpec, upper: bool = False) -> TensorSpec:
-    return a.like(stride=with_weakest_guard(_cholesky_strides, a))
+    return a.like(stride=_cholesky_strides(a))
 
 
 def _cholesky_strides(a: TensorSpec) -> Shape:
@@ -129,7 +122,7 @@ def slogdet(a: TensorSpec) -> tuple[TensorSpec, ...]:
 def eigh(a: TensorSpec, UPLO: str = "L", compute_v: bool = True) -> tuple[TensorSpec, ...]:
     check_square("eigh", a)
     if UPLO.upper() not in ("L", "U"):
-        raise ArgumentError(f"eigh: UPLO is 'L' or 'U', not {UPLO!r}")
+        raise ArgumentError(f"eigh: expected UPLO 'L' or 'U', got {UPLO!r}")
     values = a.like(a.shape[:-1], dtype=real_type(a.dtype))
     return values, _columns(a, a.shape) if compute_v else a.like((0,))
 
@@ -150,7 +143,7 @@ def eig(a: TensorSpec) -> tuple[TensorSpec, ...]:
 def lu_factor_ex(a: TensorSpec, *, pivot: bool = True, check_errors: bool = False) -> tuple[TensorSpec, ...]:
     check_matrix("lu_factor", a)
     if not pivot and a.device.type == "cpu" and not a.is_empty:
-        raise ArgumentError("lu_factor: on CPU there is no LU without pivoting")
+        raise ArgumentError("lu_factor: pivot=False is not supported on CPU")
     return _columns(a, a.shape), _pivots(a), _info(a)
 
 
@@ -158,7 +151,7 @@ def lu_factor_ex(a: TensorSpec, *, pivot: bool = True, check_errors: bool = Fals
 def lu(a: TensorSpec, *, pivot: bool = True) -> tuple[TensorSpec, ...]:
     check_matrix("lu", a)
     if not pivot and a.device.type == "cpu" and not a.is_empty:
-        raise ArgumentError("lu: on CPU there is no LU without pivoting")
+        raise ArgumentError("lu: pivot=False is not supported on CPU")
     (*batch, rows, columns), least = a.shape, _least(a)
     permutation = a.like((*batch, rows, rows) if pivot else (0,))
     return permutation, a.like((*batch, rows, least)), a.like((*batch, least, columns))
@@ -168,7 +161,7 @@ def lu(a: TensorSpec, *, pivot: bool = True) -> tuple[TensorSpec, ...]:
 def qr(a: TensorSpec, mode: str = "reduced") -> tuple[TensorSpec, ...]:
     check_matrix("qr", a)
     if mode not in ("reduced", "complete", "r"):
-        raise ArgumentError(f"qr: mode is 'reduced', 'complete' or 'r', not {mode!r}")
+        raise ArgumentError(f"qr: expected mode 'reduced', 'complete' or 'r', got {mode!r}")
     *batch, rows, columns = a.shape
     width = rows if mode == "complete" else _least(a)
     q = a.like((0,)) if mode == "r" else _columns(a, (*batch, rows, width))
@@ -185,9 +178,9 @@ def geqrf(a: TensorSpec) -> tuple[TensorSpec, ...]:
 def householder_product(a: TensorSpec, tau: TensorSpec) -> TensorSpec:
     check_matrix("householder_product", a)
     if a.shape[-2] < a.shape[-1] or tau.ndim != a.ndim - 1 or tau.shape[-1] > a.shape[-1]:
-        raise ShapeMismatch(f"householder_product: {tau} are no factors for {a}")
+        raise ShapeMismatch(f"householder_product: tau {tau} does not match {a}")
     if not same_shape(tau.shape[:-1], a.shape[:-2]) or tau.dtype is not a.dtype:
-        raise ShapeMismatch(f"householder_product: {tau} and {a} differ in batch or dtype")
+        raise ShapeMismatch(f"householder_product: expected tau with the batch and dtype of {a}, got {tau}")
     return _columns(a, a.shape)
 
 
@@ -196,14 +189,16 @@ def ormqr(
     a: TensorSpec, tau: TensorSpec, other: TensorSpec, left: bool = True, transpose: bool = False
 ) -> TensorSpec:
     if a.ndim < 2 or other.ndim != a.ndim or tau.ndim != a.ndim - 1:
-        raise ShapeMismatch(f"ormqr: {a}, {tau} and {other} do not fit together")
+        raise ShapeMismatch(f"ormqr: shapes of {a}, {tau} and {other} do not match")
     if other.shape[-2 if left else -1] != a.shape[-2] or tau.shape[-1] > a.shape[-2]:
-        raise ShapeMismatch(f"ormqr: {a}, {tau} and {other} do not fit together")
+        raise ShapeMismatch(f"ormqr: shapes of {a}, {tau} and {other} do not match")
     batch = a.shape[:-2]
     if not same_shape(tau.shape[:-1], batch) or not same_shape(other.shape[:-2], batch):
         raise ShapeMismatch(f"ormqr: {a}, {tau} and {other} differ in batch")
     if tau.dtype is not a.dtype or other.dtype is not a.dtype or a.dtype not in WIDE:
-        raise DtypeError(f"ormqr: expected one dtype, of float32, float64 or complex numbers: {a}, {tau}, {other}")
+        raise DtypeError(
+            f"ormqr: expected one dtype, of float32, float64 or complex numbers: {a}, {tau}, {other}"
+        )
     return _columns(other, other.shape)
 
 
@@ -213,7 +208,7 @@ def svd(
 ) -> tuple[TensorSpec, ...]:
     check_matrix("svd", a)
     if driver is not None and a.device.type == "cpu":
-        raise ArgumentError("svd: the driver can be chosen on CUDA only")
+        raise ArgumentError("svd: driver= is supported on CUDA only")
     (*batch, rows, columns), least = a.shape, _least(a)
     values = a.like((*batch, least), dtype=real_type(a.dtype))
     if not compute_uv:
@@ -239,7 +234,7 @@ def _solved_shape(what: str, a: TensorSpec, b: TensorSpec, left: bool) -> Shape:
     if b.ndim < 2:
         raise ShapeMismatch(f"{what}: expected a matrix or a batch of them, got {b}")
     if a.shape[-1] != b.shape[-2 if left else -1]:
-        raise ShapeMismatch(f"{what}: {a} and {b} do not fit together")
+        raise ShapeMismatch(f"{what}: shapes of {a} and {b} do not match")
     return (*broadcast_without_choice(a.shape[:-2], b.shape[:-2]), *b.shape[-2:])
 
 
@@ -262,9 +257,9 @@ def solve_ex(
     vector = b.ndim == 1 or (a.ndim - 1 == b.ndim and b.shape == a.shape[:-1])
     if vector:
         if not left:
-            raise ArgumentError("solve: vectors are solved for from the left only")
+            raise ArgumentError("solve: left=False is not supported for vectors")
         if b.shape[-1] != a.shape[-1]:
-            raise ShapeMismatch(f"solve: {a} and {b} do not fit together")
+            raise ShapeMismatch(f"solve: shapes of {a} and {b} do not match")
         shape = (*broadcast_without_choice(a.shape[:-2], b.shape[:-1]), b.shape[-1])
     else:
         shape = _solved_shape("solve", a, b, left)
@@ -320,9 +315,9 @@ def lu_solve(
     check_square("lu_solve", lu, b)
     check_one_dtype("lu_solve", lu, b)
     if pivots.dtype is not torch.int32:
-        raise DtypeError(f"lu_solve: pivots are int32, got {pivots}")
+        raise DtypeError(f"lu_solve: expected int32 pivots, got {pivots}")
     if not same_shape(pivots.shape, lu.shape[:-1]):
-        raise ShapeMismatch(f"lu_solve: {pivots} are no pivots of {lu}")
+        raise ShapeMismatch(f"lu_solve: shape of pivots {pivots} does not match {lu}")
     return _solution(b, _solved_shape("lu_solve", lu, b, left), left)
 
 
@@ -333,16 +328,12 @@ def lu_unpack(
     if lu.ndim < 2:
         raise ShapeMismatch(f"lu_unpack: expected a matrix or a batch of them, got {lu}")
     if unpack_pivots and pivots.dtype is not torch.int32:
-        raise DtypeError(f"lu_unpack: pivots are int32, got {pivots}")
+        raise DtypeError(f"lu_unpack: expected int32 pivots, got {pivots}")
     (*batch, rows, columns), least = lu.shape, _least(lu)
     nothing = lu.like((0,))
     permutation = lu.like((*batch, rows, rows)) if unpack_pivots else nothing
-    if unpack_pivots:
-        scattered = NUMBERS | BOOL | (UNSIGNED if _torch.scatter_takes_unsigned() else frozenset())
-        unless_empty(permutation.shape, check_cpu_dtype, "lu_unpack (pivots)", lu, scattered)
     if not unpack_data:
         return permutation, nothing, nothing
-    unless_empty(lu.shape, check_cpu_dtype, "lu_unpack", lu, NUMBERS | BOOL | COMPLEX_HALF)
     return permutation, lu.like((*batch, rows, least)), lu.like((*batch, least, columns))
 
 
@@ -359,10 +350,9 @@ def ldl_solve(ld: TensorSpec, pivots: TensorSpec, b: TensorSpec, *, hermitian: b
     check_square("ldl_solve", ld, ld)
     check_one_dtype("ldl_solve", ld, b)
     if not same_shape(pivots.shape, ld.shape[:-1]):
-        raise ShapeMismatch(f"ldl_solve: {pivots} are no pivots of {ld}")
+        raise ShapeMismatch(f"ldl_solve: shape of pivots {pivots} does not match {ld}")
     if pivots.dtype not in INTEGERS | UNSIGNED:
-        raise DtypeError(f"ldl_solve: expected pivots that are integers, got {pivots}")
-    unless_empty(pivots.shape, check_cpu_dtype, "ldl_solve (pivots)", pivots, INTEGERS)
+        raise DtypeError(f"ldl_solve: expected integer pivots, got {pivots}")
     return _columns(b, _solved_shape("ldl_solve", ld, b, True))
 
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from understudy import _torch
 from understudy.errors import ArgumentError, DtypeError, OperatorError, ShapeMismatch
+from understudy.ops.kernel_tables.table import holds
 from understudy.ops.registry import rule
-from understudy.ops.shared.decompositions import decomposition_at_any_level
+from understudy.ops.shared.decompositions import decomposition
 from understudy.ops.shared.dtypes import FLOATS, HALVES
 from understudy.ops.variants import write_out
 from understudy.shapes.node import Shape
@@ -79,11 +79,11 @@ def _fits_cufft(dims: Dims) -> bool:
 
 def _prepare(what: str, x: TensorSpec, dims: Dims) -> TensorSpec:
     if any(not 0 <= dim < x.ndim for dim in dims):
-        raise ArgumentError(f"{what}: {list(dims)} are no dimensions of {x}")
+        raise ArgumentError(f"{what}: dimensions {list(dims)} are out of range for {x}")
     if x.device.type == "cpu":
         if x.dtype in HALVES or x.dtype is torch.complex32:
-            raise DtypeError(f"{what}: no CPU kernel for {x.dtype}, given as {x}")
-        if x.is_empty and not _torch.fourier_takes_empty():
+            raise DtypeError(f"{what}: not implemented on CPU for {x.dtype}, got {x}")
+        if x.is_empty and not holds("fourier_takes_empty"):
             raise ShapeMismatch(f"{what}: {x} has no elements")
     return preserved_copy(x) if x.conj or x.neg else x
 
@@ -109,7 +109,7 @@ def _without_rule(x: TensorSpec) -> bool:
 @rule("_fft_c2c")
 def complex_to_complex(x: TensorSpec, dim: Dims, normalization: int, forward: bool) -> Any:
     if not x.is_complex:
-        raise DtypeError(f"_fft_c2c: expected complex numbers, got {x}")
+        raise DtypeError(f"_fft_c2c: expected a complex tensor, got {x}")
     if not dim:
         return preserved_copy(x)
     if _without_rule(x):
@@ -129,9 +129,9 @@ def _complex_strides(x: TensorSpec, dims: Dims) -> Shape:
 @rule("_fft_r2c")
 def real_to_complex(x: TensorSpec, dim: Dims, normalization: int, onesided: bool) -> Any:
     if x.dtype not in FLOATS:
-        raise DtypeError(f"_fft_r2c: expected floating numbers, got {x}")
+        raise DtypeError(f"_fft_r2c: expected a floating-point tensor, got {x}")
     if not dim:
-        raise ArgumentError("_fft_r2c: no dimension to transform")
+        raise ArgumentError("_fft_r2c: expected at least one dimension")
     if _without_rule(x):
         return NotImplemented
     x = _prepare("_fft_r2c", x, dim)
@@ -150,11 +150,15 @@ def real_to_complex(x: TensorSpec, dim: Dims, normalization: int, onesided: bool
         return x.like(shape, stride=_strides_after(x.stride, shape, [last]), dtype=dtype)
     if not onesided:  # completed in a new tensor
         return x.like(shape, dtype=dtype)
-    return x.like(shape, stride=_stage_strides(_strides_after(x.stride, half, [last]), half, others), dtype=dtype)
+    return x.like(
+        shape, stride=_stage_strides(_strides_after(x.stride, half, [last]), half, others), dtype=dtype
+    )
 
 
 @rule("_fft_r2c.out")
-def real_to_complex_out(x: TensorSpec, dim: Dims, normalization: int, onesided: bool, *, out: TensorSpec) -> Any:
+def real_to_complex_out(
+    x: TensorSpec, dim: Dims, normalization: int, onesided: bool, *, out: TensorSpec
+) -> Any:
     """The half that is not computed is filled in where the result is."""
     result = real_to_complex(x, dim, normalization, onesided)
     if not onesided and out.dtype is torch.complex32 and x.device.type == "cpu":
@@ -165,9 +169,9 @@ def real_to_complex_out(x: TensorSpec, dim: Dims, normalization: int, onesided: 
 @rule("_fft_c2r")
 def complex_to_real(x: TensorSpec, dim: Dims, normalization: int, last_dim_size: Any) -> Any:
     if not x.is_complex:
-        raise DtypeError(f"_fft_c2r: expected complex numbers, got {x}")
+        raise DtypeError(f"_fft_c2r: expected a complex tensor, got {x}")
     if not dim:
-        raise ArgumentError("_fft_c2r: no dimension to transform")
+        raise ArgumentError("_fft_c2r: expected at least one dimension")
     if _without_rule(x):
         return NotImplemented
     x = _prepare("_fft_c2r", x, dim)
@@ -178,7 +182,7 @@ def complex_to_real(x: TensorSpec, dim: Dims, normalization: int, last_dim_size:
     if _is_empty_on_cpu(x):
         return _transform_nothing("_fft_c2r", x, shape, dtype)
     if x.device.type == "cpu" and not is_any_of(given, last_dim_size // 2 + 1, last_dim_size):
-        raise ShapeMismatch(f"_fft_c2r: {given} values of {x} do not make {last_dim_size}")
+        raise ShapeMismatch(f"_fft_c2r: last_dim_size {last_dim_size} does not match {given} values of {x}")
     if x.device.type == "cuda" and _fits_cufft(dim):
         return x.like(shape, stride=_strides_after(x.like().stride, shape, dim), dtype=dtype)
     stride = _complex_strides(x, others) if others else x.stride
@@ -195,7 +199,7 @@ UNSCALED, BY_ROOT, BY_LENGTH = 0, 1, 2
 """How `_fft_r2c`, `_fft_c2r` and `_fft_c2c` scale."""
 
 
-@decomposition_at_any_level("stft.center")
+@decomposition("stft.center")
 def decompose_stft_centred(
     x: Tensor, n_fft: int, hop_length: int | None = None, win_length: int | None = None, window: Tensor | None = None,
     center: bool = True, pad_mode: str = "reflect", normalized: bool = False, onesided: bool | None = None,
@@ -213,7 +217,7 @@ def decompose_stft_centred(
     )
 
 
-@decomposition_at_any_level("stft")
+@decomposition("stft")
 def decompose_stft(
     x: Tensor, n_fft: int, hop_length: int | None = None, win_length: int | None = None, window: Tensor | None = None,
     normalized: bool = False, onesided: bool | None = None, return_complex: bool | None = None,
@@ -249,7 +253,7 @@ def _transform(
     scaling = BY_ROOT if normalized else UNSCALED
     if batch.is_complex():
         if onesided:
-            raise ArgumentError("stft: the transform of complex numbers has two sides")
+            raise ArgumentError("stft: onesided=True is not supported for complex input")
         out = aten._fft_c2c(batch, [2], scaling, True)
     else:
         out = aten._fft_r2c(batch, [2], scaling, onesided is None or onesided)
@@ -261,11 +265,11 @@ def _transform(
 
 def _check(batch: Tensor, n_fft: int, hop_length: int, win_length: int, window: Tensor | None) -> None:
     if n_fft <= 0 or n_fft > batch.shape[1]:
-        raise ShapeMismatch(f"stft: n_fft {n_fft} is not between 1 and the length {batch.shape[1]}")
+        raise ShapeMismatch(f"stft: expected n_fft between 1 and the length {batch.shape[1]}, got {n_fft}")
     if hop_length <= 0:
         raise ArgumentError(f"stft: hop_length must be positive, got {hop_length}")
     if not 0 < win_length <= n_fft:
-        raise ArgumentError(f"stft: win_length {win_length} is not between 1 and n_fft {n_fft}")
+        raise ArgumentError(f"stft: expected win_length between 1 and n_fft {n_fft}, got {win_length}")
     if window is not None and (window.dim() != 1 or window.shape[0] != win_length):
         raise ShapeMismatch(f"stft: the window must be a vector of {win_length}, got {list(window.shape)}")
 
@@ -294,7 +298,7 @@ def _widen_window(window: Tensor | None, x: Tensor, n_fft: int, win_length: int)
     return wide
 
 
-@decomposition_at_any_level("istft")
+@decomposition("istft")
 def decompose_istft(
     x: Tensor, n_fft: int, hop_length: int | None = None, win_length: int | None = None, window: Tensor | None = None,
     center: bool = True, normalized: bool = False, onesided: bool | None = None, length: int | None = None,
@@ -310,13 +314,15 @@ def decompose_istft(
     bins, frames = x.shape[-2:]
     onesided = bool(bins != n_fft) if onesided is None else onesided
     if bins != (n_fft // 2 + 1 if onesided else n_fft):
-        raise ShapeMismatch(f"istft: {bins} frequencies do not make frames of {n_fft}")
+        raise ShapeMismatch(f"istft: {bins} frequencies do not match n_fft {n_fft}")
     if window is None:
         window = torch.ones([win_length], dtype=real_type(x.dtype), device=x.device)
     elif window.is_complex() and not return_complex:
-        raise OperatorError("istft: a complex window makes a complex signal: say return_complex=True")
+        raise OperatorError("istft: a complex window needs return_complex=True")
     left = (n_fft - win_length) // 2
-    window = torch.constant_pad_nd(window, [left, n_fft - win_length - left]) if win_length != n_fft else window
+    window = (
+        torch.constant_pad_nd(window, [left, n_fft - win_length - left]) if win_length != n_fft else window
+    )
     parts = torch.view_as_real(x.resolve_conj())
     spectrum = torch.view_as_complex((parts.unsqueeze(0) if x.dim() == 2 else parts).transpose(1, 2))
     pieces = _frames_of(spectrum, n_fft, BY_ROOT if normalized else BY_LENGTH, onesided, return_complex)
@@ -328,7 +334,9 @@ def decompose_istft(
     end = whole - start if length is None else start + length
     signal, weights = signal[:, start:end], weights[:, start:end]
     if signal.shape[1] == 0:
-        raise OperatorError(f"istft: {frames} frames of {n_fft} make no signal from {start} to {end}")
+        raise OperatorError(
+            f"istft: {frames} frames of {n_fft} do not cover the signal from {start} to {end}"
+        )
     signal = signal / weights
     signal = signal.squeeze(0) if x.dim() == 2 else signal
     return torch.constant_pad_nd(signal, [0, end - whole]) if end > whole else signal
@@ -343,10 +351,12 @@ def _frames_of(spectrum: Tensor, n_fft: int, scaling: int, onesided: bool, retur
 
 def _check_frames(x: Tensor, n_fft: int, hop_length: int, win_length: int, window: Tensor | None) -> None:
     if x.numel() == 0:
-        raise ShapeMismatch(f"istft: there is nothing in {list(x.shape)}")
+        raise ShapeMismatch(f"istft: expected a tensor with elements, got shape {list(x.shape)}")
     if not 0 < win_length <= n_fft:
-        raise ArgumentError(f"istft: win_length {win_length} is not between 1 and n_fft {n_fft}")
+        raise ArgumentError(f"istft: expected win_length between 1 and n_fft {n_fft}, got {win_length}")
     if not 0 < hop_length <= win_length:
-        raise ArgumentError(f"istft: hop_length {hop_length} is not between 1 and win_length {win_length}")
+        raise ArgumentError(
+            f"istft: expected hop_length between 1 and win_length {win_length}, got {hop_length}"
+        )
     if window is not None and (window.dim() != 1 or window.shape[0] != win_length):
         raise ShapeMismatch(f"istft: the window must be a vector of {win_length}, got {list(window.shape)}")

@@ -17,16 +17,9 @@ from understudy.ops.registry import rule
 from understudy.ops.shared.decompositions import (
     decide_contiguity,
     decomposition,
-    decomposition_at_any_level,
-    under_transforms,
 )
 from understudy.ops.shared.dims import wrap_dim
 from understudy.ops.shared.dtypes import (
-    COMPLEX,
-    COMPLEX_HALF,
-    FLOATS,
-    NUMBERS,
-    check_cpu_dtype,
     check_one_dtype,
     unless_empty,
 )
@@ -46,7 +39,6 @@ from understudy.spec import (
     same_shape,
     spec_of,
 )
-from understudy.spec.call import flat
 
 aten = torch.ops.aten
 Tensor = torch.Tensor
@@ -55,7 +47,7 @@ Tensor = torch.Tensor
 # --- norms --------------------------------------------------------------------------------------------------------
 
 
-@decomposition_at_any_level("linalg_matrix_norm")
+@decomposition("linalg_matrix_norm")
 def decompose_matrix_norm(
     x: Tensor,
     ord: Any,
@@ -88,16 +80,6 @@ def _extreme(x: Tensor, ord: Any, dim: int, keepdim: bool) -> Tensor:
     place = wrap_dim(dim, x.dim())
     shape = [1 if i == place else size for i, size in enumerate(x.shape) if keepdim or i != place]
     return torch.zeros(shape, dtype=x.dtype, device=x.device)
-
-
-@under_transforms("linalg_norm")
-def decompose_norm(
-    x: Tensor, ord: float | None = None, dim: Sequence[int] | None = None, keepdim: bool = False, *,
-    dtype: torch.dtype | None = None,
-) -> Any:  # fmt: skip
-    if ord is None or (x.dim() if dim is None else len(dim)) != 2:
-        return NotImplemented
-    return torch.linalg.matrix_norm(x, ord, (0, 1) if dim is None else dim, keepdim, dtype=dtype)
 
 
 # --- ranks --------------------------------------------------------------------------------------------------------
@@ -150,7 +132,8 @@ def _default_tolerance(x: Tensor) -> Any:
 
 
 def _by_default_tolerance(
-    steps: Callable[[Tensor, Tolerances, bool], object], beside: Callable[[Tensor, Any], tuple[Tensor, Tensor]]
+    steps: Callable[[Tensor, Tolerances, bool], object],
+    beside: Callable[[Tensor, Any], tuple[Tensor, Tensor]],
 ) -> Callable[..., Any]:
     """A decomposition for calls without relative tolerance: its default depends on the sizes."""
 
@@ -163,13 +146,10 @@ def _by_default_tolerance(
 
 
 def rank_into_out(matrix_rank: Callable[..., Any], *args: object, out: Any = None, **kwargs: object) -> Any:
-    """The rank is computed first, and copied into `out=`, of a dtype in which C++ can count."""
+    """The rank is computed first, and copied into `out=`."""
     result = matrix_rank(*args, **kwargs)
     if out is None:
         return result
-    if (spec := spec_of(out)) is not None:
-        matrix = flat(Tensor, args, kwargs)[0]
-        unless_empty(tuple(map(from_torch, matrix.shape)), check_cpu_dtype, "matrix_rank(out=)", spec, NUMBERS)
     return copy_into_out(result, out)
 
 
@@ -194,7 +174,9 @@ def lstsq(a: TensorSpec, b: TensorSpec, rcond: object = None, *, driver: str | N
     right = () if is_vector else b.shape[-1:]
     batch = broadcast_shapes(a.shape[:-2], b.shape[:-1] if is_vector else b.shape[:-2])
     if driver == "gels" and (a.is_symbolic or b.is_symbolic) and rows > columns:
-        return NotImplemented  # C++ asks for the number of residuals as an integer when it computes the gradient
+        return (
+            NotImplemented  # C++ asks for the number of residuals as an integer when it computes the gradient
+        )
     if driver in ("gelsd", "gelss"):
         if rows > columns:
             return NotImplemented  # residuals exist only for matrices of full rank
@@ -210,7 +192,9 @@ def lstsq(a: TensorSpec, b: TensorSpec, rcond: object = None, *, driver: str | N
 def _driver(a: TensorSpec, driver: str | None) -> str:
     known = CPU_DRIVERS if a.device.type == "cpu" else ("gels",)
     if driver is not None and driver not in known:
-        raise ArgumentError(f"linalg.lstsq: driver is one of {', '.join(known)} on {a.device}, not {driver!r}")
+        raise ArgumentError(
+            f"linalg.lstsq: expected a driver of {', '.join(known)} on {a.device}, got {driver!r}"
+        )
     return driver or ("gelsy" if a.device.type == "cpu" else "gels")
 
 
@@ -219,7 +203,9 @@ def _check(a: TensorSpec, b: TensorSpec) -> bool:
     if a.ndim < 2 or b.ndim < 1:
         raise ShapeMismatch(f"linalg.lstsq: expected matrices, got {a} and {b}")
     if a.dtype is not b.dtype or a.dtype not in DTYPES:
-        raise DtypeError(f"linalg.lstsq: expected two of the same dtype, float32, float64 or complex, got {a} and {b}")
+        raise DtypeError(
+            f"linalg.lstsq: expected tensors of one dtype (float32, float64 or complex), got {a} and {b}"
+        )
     if a.ndim - 1 == b.ndim and same_shape(b.shape, a.shape[:-1]):
         return True
     if not same_shape(b.shape[-2:-1], a.shape[-2:-1]):
@@ -227,7 +213,9 @@ def _check(a: TensorSpec, b: TensorSpec) -> bool:
     return False
 
 
-def _solution(a: TensorSpec, batch: Sequence[Any], columns: object, right: Sequence[Any], rows: Any) -> TensorSpec:
+def _solution(
+    a: TensorSpec, batch: Sequence[Any], columns: object, right: Sequence[Any], rows: Any
+) -> TensorSpec:
     """The first rows of the column-major buffer in which the kernel computes."""
     column = max(rows, columns, 1)
     width = right[0] if right else 1
@@ -265,18 +253,14 @@ def _check_square_unless_empty(a: TensorSpec) -> None:
         raise ShapeMismatch(f"pinv: expected square matrices, got {a}")
 
 
-CDIST_DTYPES = frozenset({torch.float32, torch.float64})
-
-
 @rule("dist")
 def dist(spec: TensorSpec, other: TensorSpec, p: object = 2) -> TensorSpec:
     check_broadcastable(spec.shape, other.shape)
     if torch.bool in (spec.dtype, other.dtype):
-        raise DtypeError(f"dist: {spec} and {other} can't be subtracted, because of the bool")
+        raise DtypeError(f"dist: bool tensors are not supported, got {spec} and {other}")
     if isinstance(p, (int, float)) and (p < 0 or p == math.inf) and (spec.is_empty or other.is_empty):
         raise ArgumentError(f"dist: {spec} and {other} without elements have no norm of order {p}")
     difference = spec.like((), dtype=result_type(spec, other), device=common_device((spec, other)))
-    check_cpu_dtype("dist", difference, FLOATS | COMPLEX | COMPLEX_HALF)
     return difference.like(dtype=real_type(difference.dtype))
 
 
@@ -285,8 +269,6 @@ def cdist(x1: TensorSpec, x2: TensorSpec, p: float = 2.0, compute_mode: int | No
     _check_rows("cdist", x1, x2)
     if p < 0:
         raise ArgumentError(f"cdist: p must not be negative, got {p}")
-    check_cpu_dtype("cdist", x1, CDIST_DTYPES)
-    check_cpu_dtype("cdist", x2, CDIST_DTYPES)
     return _distances(x1, x2)
 
 
@@ -306,14 +288,20 @@ def _check_rows(what: str, x1: TensorSpec, x2: TensorSpec) -> None:
     if x1.ndim < 2 or x2.ndim < 2:
         raise ShapeMismatch(f"{what}: expected two tensors of rows, at least 2-D, got {x1} and {x2}")
     if x1.shape[-1] != x2.shape[-1]:
-        raise ShapeMismatch(f"{what}: rows of {x1} have {x1.shape[-1]} columns, rows of {x2} have {x2.shape[-1]}")
+        raise ShapeMismatch(
+            f"{what}: rows of {x1} have {x1.shape[-1]} columns, rows of {x2} have {x2.shape[-1]}"
+        )
 
 
 @rule("_cdist_backward")
-def cdist_backward(grad: TensorSpec, x1: TensorSpec, x2: TensorSpec, p: float, cdist: TensorSpec) -> TensorSpec:
+def cdist_backward(
+    grad: TensorSpec, x1: TensorSpec, x2: TensorSpec, p: float, cdist: TensorSpec
+) -> TensorSpec:
     batch = broadcast_without_choice(x1.shape[:-2], x2.shape[:-2])
     usual = x1.like((*batch, *x1.shape[-2:]))
-    is_like_x1 = x1.ndim == usual.ndim and all(map(is_provably_equal, x1.shape + x1.stride, usual.shape + usual.stride))
+    is_like_x1 = x1.ndim == usual.ndim and all(
+        map(is_provably_equal, x1.shape + x1.stride, usual.shape + usual.stride)
+    )
     if not is_like_x1 and (grad.is_empty or x1.is_empty):
         return preserved_copy(x1)  # there is nothing to compute: zeros like x1, without the batch of x2
     return usual
@@ -322,7 +310,7 @@ def cdist_backward(grad: TensorSpec, x1: TensorSpec, x2: TensorSpec, p: float, c
 @rule("_pdist_forward")
 def pdist_forward(spec: TensorSpec, p: float = 2.0) -> TensorSpec:
     if not spec.is_contiguous:
-        raise ArgumentError(f"pdist: {spec} must be contiguous here; torch.pdist takes any layout")
+        raise ArgumentError(f"pdist: {spec} must be contiguous; torch.pdist supports any layout")
     return _between_rows(spec)
 
 
@@ -331,15 +319,13 @@ def _between_rows(spec: TensorSpec) -> TensorSpec:
     if spec.ndim != 2:
         raise ShapeMismatch(f"pdist: expected a matrix, got {spec}")
     rows = spec.shape[0]
-    if spec.dtype not in CDIST_DTYPES and rows > 1:
-        check_cpu_dtype("pdist", spec, CDIST_DTYPES)
     return spec.like((rows * (rows - 1) // 2,))
 
 
 @rule("_pdist_backward")
 def pdist_backward(grad: TensorSpec, spec: TensorSpec, p: float, pdist: TensorSpec) -> TensorSpec:
     if not spec.is_contiguous:
-        raise ArgumentError(f"pdist: {spec} must be contiguous here; torch.pdist takes any layout")
+        raise ArgumentError(f"pdist: {spec} must be contiguous; torch.pdist supports any layout")
     return spec.like()
 
 
@@ -350,11 +336,10 @@ def linalg_cross(spec: TensorSpec, other: TensorSpec, *, dim: int = -1) -> Tenso
 
 def _cross_spec(spec: TensorSpec, other: TensorSpec, dim: int) -> TensorSpec:
     if spec.ndim != other.ndim:
-        raise ShapeMismatch(f"cross: {spec} and {other} must have as many dimensions")
+        raise ShapeMismatch(f"cross: expected the same number of dimensions, got {spec} and {other}")
     dim = wrap_dim(dim, spec.ndim)
     if not spec.shape or spec.shape[dim] != 3 or other.shape[dim] != 3:
         raise ShapeMismatch(f"cross: dimension {dim} of {spec} and of {other} must have size 3")
-    check_cpu_dtype("cross", spec, NUMBERS)
     return spec.like(broadcast_shapes(spec.shape, other.shape))
 
 
@@ -379,9 +364,8 @@ def renorm(spec: TensorSpec, p: Any, dim: int, maxnorm: Any) -> TensorSpec:
     if spec.ndim < 2:
         raise ShapeMismatch(f"renorm: expected at least 2 dimensions, got {spec}")
     kept = wrap_dim(dim, spec.ndim)
-    check_cpu_dtype("renorm", spec, FLOATS | COMPLEX)
     if p == math.inf and any(size == 0 for at, size in enumerate(spec.shape) if at != kept):
-        raise ShapeMismatch(f"renorm: there is no largest number in parts of {spec}")
+        raise ShapeMismatch(f"renorm: p=inf needs slices with elements, got {spec}")
     return spec.like()
 
 

@@ -8,24 +8,18 @@ from typing import Any
 
 import torch
 
-from understudy import _torch
 from understudy.errors import ArgumentError, DimensionError, DtypeError, ShapeMismatch
+from understudy.ops.kernel_tables.table import holds
 from understudy.ops.registry import rule
 from understudy.ops.shared.decompositions import (
     broadcast,
     decomposition,
-    decomposition_at_any_level,
-    has_symbolic_sizes,
-    under_transforms,
 )
 from understudy.ops.shared.dims import wrap_dims
 from understudy.ops.shared.dtypes import (
-    BOOL,
     FLOAT8,
-    INTEGERS,
-    NUMBERS,
     check_any_dtype,
-    check_cpu_dtype,
+    check_dtype,
     check_one_dtype,
     refuse_cpu,
 )
@@ -50,8 +44,6 @@ from understudy.spec import (
 Tensor = torch.Tensor
 aten = torch.ops.aten
 
-MATRIX_DTYPES = NUMBERS | FLOAT8
-
 
 def _check_rank(what: str, spec: TensorSpec, ndim: int) -> None:
     if spec.ndim != ndim:
@@ -71,14 +63,12 @@ def mm(a: TensorSpec, b: TensorSpec) -> TensorSpec:
     _check_rank("mm", a, 2)
     _check_rank("mm", b, 2)
     check_one_dtype("mm", a, b)
-    check_cpu_dtype("mm", a, MATRIX_DTYPES)
     _check_inner("mm", a, b, a.shape[1], b.shape[0])
     return a.like((a.shape[0], b.shape[1]))
 
 
 @rule("bmm")
 def bmm(a: TensorSpec, b: TensorSpec) -> TensorSpec:
-    check_cpu_dtype("bmm", a, NUMBERS)
     return _batch_product("bmm", a, b)
 
 
@@ -93,28 +83,37 @@ def _batch_product(what: str, a: TensorSpec, b: TensorSpec) -> TensorSpec:
 
 
 @rule("addmm")
-def addmm(bias: TensorSpec, a: TensorSpec, b: TensorSpec, *, beta: object = 1, alpha: object = 1) -> TensorSpec:
+def addmm(
+    bias: TensorSpec, a: TensorSpec, b: TensorSpec, *, beta: object = 1, alpha: object = 1
+) -> TensorSpec:
     return _add_bias("addmm", bias, mm(a, b))
 
 
 @rule("_addmm_activation")
 def addmm_activation(
-    bias: TensorSpec, a: TensorSpec, b: TensorSpec, *, beta: object = 1, alpha: object = 1, use_gelu: bool = False
+    bias: TensorSpec,
+    a: TensorSpec,
+    b: TensorSpec,
+    *,
+    beta: object = 1,
+    alpha: object = 1,
+    use_gelu: bool = False,
 ) -> TensorSpec:
-    accepted = NUMBERS - {torch.complex64, torch.complex128}
-    check_cpu_dtype("_addmm_activation", a, accepted - INTEGERS if use_gelu else accepted)
+    check_dtype("_addmm_activation", a.dtype, "if")
     return _add_bias("_addmm_activation", bias, mm(a, b))
 
 
 @rule("baddbmm")
-def baddbmm(bias: TensorSpec, a: TensorSpec, b: TensorSpec, *, beta: object = 1, alpha: object = 1) -> TensorSpec:
-    check_cpu_dtype("baddbmm", a, NUMBERS)
+def baddbmm(
+    bias: TensorSpec, a: TensorSpec, b: TensorSpec, *, beta: object = 1, alpha: object = 1
+) -> TensorSpec:
     return _add_bias("baddbmm", bias, _batch_product("baddbmm", a, b))
 
 
 @rule("addbmm")
-def addbmm(bias: TensorSpec, a: TensorSpec, b: TensorSpec, *, beta: object = 1, alpha: object = 1) -> TensorSpec:
-    check_cpu_dtype("addbmm", a, MATRIX_DTYPES)
+def addbmm(
+    bias: TensorSpec, a: TensorSpec, b: TensorSpec, *, beta: object = 1, alpha: object = 1
+) -> TensorSpec:
     products = _batch_product("addbmm", a, b)
     return _add_bias("addbmm", bias, products.like(products.shape[1:]))
 
@@ -147,7 +146,13 @@ def mm_to_dtype(a: TensorSpec, b: TensorSpec, out_dtype: torch.dtype) -> TensorS
 
 @rule("addmm.dtype", "baddbmm.dtype")
 def addmm_to_dtype(
-    bias: TensorSpec, a: TensorSpec, b: TensorSpec, out_dtype: torch.dtype, *, beta: object = 1, alpha: object = 1
+    bias: TensorSpec,
+    a: TensorSpec,
+    b: TensorSpec,
+    out_dtype: torch.dtype,
+    *,
+    beta: object = 1,
+    alpha: object = 1,
 ) -> TensorSpec:
     refuse_cpu("addmm with a dtype for its result", a)
     result = mm_to_dtype(a, b, out_dtype)
@@ -169,7 +174,6 @@ def mv(matrix: TensorSpec, vector: TensorSpec) -> TensorSpec:
     _check_rank("mv", matrix, 2)
     _check_rank("mv", vector, 1)
     check_one_dtype("mv", matrix, vector)
-    check_cpu_dtype("mv", matrix, NUMBERS)
     _check_inner("mv", matrix, vector, matrix.shape[1], vector.shape[0])
     return matrix.like((matrix.shape[0],))
 
@@ -198,7 +202,6 @@ def _inner_product(a: TensorSpec, b: TensorSpec, lazily_conjugated: bool) -> Ten
     _check_rank("dot", a, 1)
     _check_rank("dot", b, 1)
     check_one_dtype("dot", a, b)
-    check_cpu_dtype("dot", a, NUMBERS)
     if not same_shape(a.shape, b.shape):
         raise ShapeMismatch(f"dot: {a} and {b} differ in size")
     result = a.like(())
@@ -206,7 +209,9 @@ def _inner_product(a: TensorSpec, b: TensorSpec, lazily_conjugated: bool) -> Ten
 
 
 @rule("addr")
-def addr(bias: TensorSpec, a: TensorSpec, b: TensorSpec, *, beta: object = 1, alpha: object = 1) -> TensorSpec:
+def addr(
+    bias: TensorSpec, a: TensorSpec, b: TensorSpec, *, beta: object = 1, alpha: object = 1
+) -> TensorSpec:
     """Computed elementwise on the bias, a column and a row: the only product whose strides follow its operands."""
     _check_rank("addr", a, 1)
     _check_rank("addr", b, 1)
@@ -215,8 +220,7 @@ def addr(bias: TensorSpec, a: TensorSpec, b: TensorSpec, *, beta: object = 1, al
     expanded, column = bias.as_view(*expand_strides(bias, shape)), a.as_view((shape[0], 1), (a.stride[0], 1))
     dtype = result_type(bias, a, b)
     if dtype is not torch.bool and (isinstance(beta, bool) or isinstance(alpha, bool)):
-        raise DtypeError(f"addr: bool factors are for results of bools, not of {dtype}")
-    check_cpu_dtype("addr", bias.like(dtype=dtype), NUMBERS | BOOL)
+        raise DtypeError(f"addr: bool beta and alpha need a bool result, got {dtype}")
     return a.like(shape, stride=elementwise_strides(shape, (expanded, column, b)), dtype=dtype)
 
 
@@ -228,9 +232,8 @@ def linear(x: TensorSpec, weight: TensorSpec, bias: TensorSpec | None = None) ->
     if x.ndim == 0 or weight.ndim == 0:
         raise DimensionError(f"linear: needs at least one dimension, got {x} and {weight}")
     if weight.ndim > 2 or (weight.ndim == 1 and x.ndim == 2 and bias is not None):
-        raise ShapeMismatch(f"linear: a weight is a matrix, got {weight}")
+        raise ShapeMismatch(f"linear: expected a matrix as weight, got {weight}")
     check_one_dtype("linear", x, weight, bias)
-    check_cpu_dtype("linear", x, MATRIX_DTYPES)
     _check_inner("linear", x, weight, x.shape[-1], weight.shape[-1])
     result = x.like((*x.shape[:-1], *weight.shape[:-1]))
     if bias is not None:
@@ -243,7 +246,6 @@ def matmul(a: TensorSpec, b: TensorSpec) -> TensorSpec:
     if a.ndim == 0 or b.ndim == 0:
         raise DimensionError(f"matmul: needs at least one dimension, got {a} and {b}")
     check_one_dtype("matmul", a, b)
-    check_cpu_dtype("matmul", a, MATRIX_DTYPES)
     inner = b.shape[-2] if b.ndim > 1 else b.shape[0]
     _check_inner("matmul", a, b, a.shape[-1], inner)
     return a.like(_matmul_shape(a.shape, b.shape))
@@ -254,8 +256,12 @@ def whole_linear(x: TensorSpec, weight: TensorSpec, bias: TensorSpec | None = No
     if x.ndim != 3 or weight.ndim != 2 or not x.is_contiguous or (bias is not None and bias.ndim != 1):
         return NotImplemented
     result = linear(x, weight, bias)
-    has_base = bias is not None and _torch.linear_gives_view()
-    return ViewOfNew(result.like((x.shape[0] * x.shape[1], result.shape[2])), result.shape) if has_base else result
+    has_base = bias is not None and holds("linear_gives_view")
+    return (
+        ViewOfNew(result.like((x.shape[0] * x.shape[1], result.shape[2])), result.shape)
+        if has_base
+        else result
+    )
 
 
 @whole_result("matmul")
@@ -306,19 +312,25 @@ def scaled_mm_by_recipe(
     if recipes == (OF_ROWS,) * 2:
         _check_scales_of_rows("_scaled_mm_v2", a, b, scale_a[0], scale_b[0])
     elif scale_a[0].numel != 1 or scale_b[0].numel != 1:
-        raise ShapeMismatch(f"_scaled_mm_v2: {scale_a[0]} and {scale_b[0]} are not one number each")
+        raise ShapeMismatch(
+            f"_scaled_mm_v2: expected scales of one element, got {scale_a[0]} and {scale_b[0]}"
+        )
     _check_bias("_scaled_mm_v2", b, bias)
     return a.like((a.shape[0], b.shape[1]), dtype=out_dtype)
 
 
-def _check_scales_of_rows(what: str, a: TensorSpec, b: TensorSpec, scale_a: TensorSpec, scale_b: TensorSpec) -> None:
+def _check_scales_of_rows(
+    what: str, a: TensorSpec, b: TensorSpec, scale_a: TensorSpec, scale_b: TensorSpec
+) -> None:
     if not (same_shape(scale_a.shape, (a.shape[0], 1)) and same_shape(scale_b.shape, (1, b.shape[1]))):
-        raise ShapeMismatch(f"{what}: {scale_a} and {scale_b} are no scales for the rows of {a} and the columns of {b}")
+        raise ShapeMismatch(
+            f"{what}: scales {scale_a} and {scale_b} do not match the rows of {a} and the columns of {b}"
+        )
 
 
 def _check_bias(what: str, b: TensorSpec, bias: TensorSpec | None) -> None:
     if bias is not None and bias.numel != b.shape[1]:
-        raise ShapeMismatch(f"{what}: {bias} is no bias for {b.shape[1]} columns")
+        raise ShapeMismatch(f"{what}: expected a bias of {b.shape[1]} elements, got {bias}")
 
 
 GROUPED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -358,7 +370,7 @@ def _group_product(
 ) -> TensorSpec:
     """The rows, columns or inner dimension of 2-D operands are divided into groups by `offs`."""
     if a.ndim not in (2, 3) or b.ndim not in (2, 3):
-        raise ShapeMismatch(f"{what}: operands have 2 or 3 dimensions, got {a} and {b}")
+        raise ShapeMismatch(f"{what}: expected operands of 2 or 3 dimensions, got {a} and {b}")
     if bias is not None:
         raise ArgumentError(f"{what}: a bias is not supported")
     _check_inner(what, a, b, a.shape[-1], b.shape[-2])
@@ -374,7 +386,7 @@ def _group_product(
 def _grouped_shape(what: str, a: TensorSpec, b: TensorSpec, offs: TensorSpec | None) -> Shape:
     if a.ndim == b.ndim == 3:
         if offs is not None:
-            raise ArgumentError(f"{what}: 3-D operands take no offsets")
+            raise ArgumentError(f"{what}: offsets are not supported for 3-D operands")
         if a.shape[0] != b.shape[0]:
             raise ShapeMismatch(f"{what}: {a} and {b} differ in the number of groups")
         return (a.shape[0], a.shape[1], b.shape[2])
@@ -386,7 +398,7 @@ def _grouped_shape(what: str, a: TensorSpec, b: TensorSpec, offs: TensorSpec | N
         return (offs.shape[0], a.shape[0], b.shape[1])
     groups = b.shape[0] if a.ndim == 2 else a.shape[0]
     if offs.shape[0] != groups:
-        raise ShapeMismatch(f"{what}: {offs} delimits {offs.shape[0]} groups of {groups}")
+        raise ShapeMismatch(f"{what}: expected offsets of {groups} groups, got {offs}")
     return (a.shape[-2], b.shape[-1])
 
 
@@ -401,7 +413,7 @@ def _check_grouped_strides(what: str, spec: TensorSpec) -> None:
     else:
         raise ArgumentError(f"{what}: {spec} is neither row-major nor column-major")
     if step * spec.itemsize % 16 != 0:
-        raise ArgumentError(f"{what}: the strides of {spec} are no multiples of 16 bytes")
+        raise ArgumentError(f"{what}: expected strides in multiples of 16 bytes, got {spec}")
 
 
 # --- Products of three tensors, summed over some dimensions: for bilinear layers and their gradients ----------------
@@ -444,7 +456,7 @@ def _with_gaps(spec: TensorSpec, places: Sequence[int], rank: int) -> list[Any]:
 
 @decomposition("matmul")
 def decompose_matmul(a: Tensor, b: Tensor) -> Any:
-    """Of two batches, or of a matrix and a batch. C++ would add guards on empty batches that are not needed. (Where a
+    """Two batches, or a matrix and a batch. C++ would add guards on empty batches that are not needed. (Where a
     matrix requires grad, C++ folds the batch into one matrix.)"""
     if a.dim() < 2 or b.dim() < 3 or spec_of(a) is None or spec_of(b) is None:
         return NotImplemented
@@ -471,7 +483,7 @@ def _reshape(x: Any, shape: Sequence[object]) -> Tensor:
 # --- chains of products: decompositions for symbolic sizes --------------------------------------------------
 
 
-@decomposition_at_any_level("linalg_multi_dot")
+@decomposition("linalg_multi_dot")
 def decompose_multi_dot(tensors: Sequence[Tensor]) -> Any:
     """The order of multiplication depends on the sizes: guards compare the costs."""
     first, last = tensors[0], tensors[-1]
@@ -528,7 +540,10 @@ class CheapestOrder:
         if None in at_example:  # unbacked sizes: from left to right
             return i + reduce(lambda best, k: k if costs[k] < costs[best] else best, range(len(costs)))
         best = i + at_example.index(min(at_example))
-        for part in ((i, best), (best + 1, j)):  # decide the parts first: their costs become simpler expressions
+        for part in (
+            (i, best),
+            (best + 1, j),
+        ):  # decide the parts first: their costs become simpler expressions
             if part[0] < part[1]:
                 self.split(*part)
         costs = self._ways(i, j)
@@ -550,7 +565,7 @@ def _multiply_chain(chain: Sequence[Tensor], cheapest: CheapestOrder, i: int, j:
 # --- Kronecker and other products: decompositions for symbolic sizes ----------------------------------------
 
 
-@decomposition_at_any_level("kron")
+@decomposition("kron")
 def decompose_kron(a: Tensor, b: Tensor) -> Tensor:
     rank = max(a.dim(), b.dim())
     sizes, others = ([1] * (rank - t.dim()) + list(t.shape) for t in (a, b))
@@ -558,20 +573,3 @@ def decompose_kron(a: Tensor, b: Tensor) -> Tensor:
     right = aten._unsafe_view(b, [each for size in others for each in (1, size)])
     product: Tensor = aten._unsafe_view(left * right, [p * q for p, q in zip(sizes, others, strict=True)])
     return product
-
-
-@under_transforms("linear")
-def decompose_linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Any:
-    """Contiguous batches are multiplied as one matrix."""
-    if (
-        bias is None
-        or input.dim() < 3
-        or weight.dim() != 2
-        or not has_symbolic_sizes(input)
-        or not input.is_contiguous()
-    ):
-        return NotImplemented
-    transposed = weight.t()
-    result = torch.addmm(bias, input.reshape(-1, input.shape[-1]), transposed)
-    shape = [*input.shape[:-1], result.shape[1]]
-    return result.view(shape) if _torch.linear_gives_view() else aten._unsafe_view(result, shape)

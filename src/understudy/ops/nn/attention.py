@@ -11,12 +11,11 @@ from typing import Any
 
 import torch
 
-from understudy._torch import OpOverload, attention_backends
+from understudy._torch import attention_backends
 from understudy.errors import ArgumentError, DtypeError, ShapeMismatch
 from understudy.ops.random import check_probability
 from understudy.ops.registry import rule
-from understudy.ops.shared.batching import BatchLevel, at_one_level, batching_rule, with_dims_between
-from understudy.ops.shared.dtypes import FLOATS, HALVES, check_cpu_dtype, check_one_dtype
+from understudy.ops.shared.dtypes import HALVES, check_dtype, check_one_dtype
 from understudy.ops.traits.caching import whole_result
 from understudy.shapes.node import Shape
 from understudy.spec import TensorSpec, broadcast_shapes, check_expandable, preserved_copy, same_shape
@@ -70,16 +69,18 @@ def _check_flash(query: TensorSpec, key: TensorSpec, value: TensorSpec, dropout_
         if operand.shape[3] != query.shape[3]:
             raise ShapeMismatch(f"{what}: {query} and {operand} differ in width")
     if dropout_p != 0:
-        raise ArgumentError(f"{what}: the CPU kernel knows no dropout")
-    check_cpu_dtype(what, query, FLOATS)
+        raise ArgumentError(f"{what}: the CPU kernel has no dropout")
     check_one_dtype(what, query, key, value)
+    check_dtype(what, query.dtype, "f")
 
 
 def _check_mask(mask: TensorSpec, query: TensorSpec, key: TensorSpec) -> None:
     if mask.dtype not in (query.dtype, torch.float32):
-        raise DtypeError(f"scaled_dot_product_attention: {mask} is no mask for {query}")
+        raise DtypeError(
+            f"scaled_dot_product_attention: expected a mask of bool or {query.dtype}, got {mask}"
+        )
     if mask.ndim not in (2, 4):
-        raise ShapeMismatch(f"scaled_dot_product_attention: a mask has 2 or 4 dimensions, got {mask}")
+        raise ShapeMismatch(f"scaled_dot_product_attention: expected a mask of 2 or 4 dimensions, got {mask}")
     scores = (query.shape[0], query.shape[1], query.shape[2], key.shape[2])
     check_expandable(mask.shape, scores, "scaled_dot_product_attention")
 
@@ -93,7 +94,9 @@ def flash_on_cpu_backward(
 ) -> tuple[TensorSpec, ...]:  # fmt: skip
     _check_flash(query, key, value, dropout_p)
     if not same_shape(grad.shape, out.shape):
-        raise ShapeMismatch(f"scaled_dot_product_attention backward: {grad} is no gradient for {out}")
+        raise ShapeMismatch(
+            f"scaled_dot_product_attention backward: gradient shape {grad} does not match output {out}"
+        )
     return heads_inside(query), heads_inside(key), heads_inside(value)
 
 
@@ -108,7 +111,6 @@ def math_attention(
         check_probability(dropout_p)
     what = "scaled_dot_product_attention"
     check_one_dtype(what, query, key, value)
-    check_cpu_dtype(what, query, FLOATS)
     if query.shape[-1] != key.shape[-1]:
         raise ShapeMismatch(f"{what}: {query} and {key} differ in width")
     if key.shape[-2] != value.shape[-2]:
@@ -132,7 +134,12 @@ def without_weights(
 ) -> Any:  # fmt: skip
     """Without need_weights the weights are None. Torch's meta kernel returns an empty tensor for them."""
     is_plain = query is key is value and query.layout is torch.strided and query.ndim == 3
-    if need_weights or not is_plain or query.shape[2] != embed_dim or qkv_weight.shape != (3 * embed_dim, embed_dim):
+    if (
+        need_weights
+        or not is_plain
+        or query.shape[2] != embed_dim
+        or qkv_weight.shape != (3 * embed_dim, embed_dim)
+    ):
         return NotImplemented
     check_one_dtype("multi-head attention", query, qkv_weight, qkv_bias, proj_weight, proj_bias)
     return query.like(), Value(None)
@@ -141,7 +148,9 @@ def without_weights(
 def _lead_of_groups(query: TensorSpec, key: TensorSpec, value: TensorSpec) -> Shape:
     """Each head of key and value serves a group of heads of the query."""
     if query.ndim < 3:
-        raise ShapeMismatch(f"scaled_dot_product_attention: {query} has no heads to be grouped")
+        raise ShapeMismatch(
+            f"scaled_dot_product_attention: enable_gqa needs at least 3 dimensions, got {query}"
+        )
     heads = query.shape[-3]
     for operand in (key, value):
         if operand.shape[-3] == 0 or heads % operand.shape[-3] != 0:
@@ -184,7 +193,11 @@ def whole_attention(
         return NotImplemented
     if is_causal and attn_mask is not None:
         return NotImplemented
-    if not query.shape == key.shape == value.shape or not 0 <= dropout_p < 1 or (dropout_p and query.dtype in HALVES):
+    if (
+        not query.shape == key.shape == value.shape
+        or not 0 <= dropout_p < 1
+        or (dropout_p and query.dtype in HALVES)
+    ):
         return NotImplemented
     result, weights = math_attention(query, key, value, attn_mask, dropout_p)
     if weights.numel >= MOST_WEIGHTS or (attn_mask is not None and attn_mask.ndim not in (2, 4)):
@@ -197,31 +210,6 @@ def whole_attention(
 
 MOST_WEIGHTS = 1 << 50
 """Far more than there is memory for, and few enough to be counted in bytes."""
-
-
-def _make_attention_rule(op: OpOverload, operands: int) -> Function:
-    """The batch of vmap is folded into the batch dimension of the operator."""
-
-    @at_one_level
-    def rule(level: BatchLevel, *args: Any, attn_mask: Any = None, **options: object) -> Any:
-        tensors = [level.inside(tensor) for tensor in args[:operands]]
-        outer, inner = tensors[0].shape[:2]
-        if attn_mask is not None:
-            mask = with_dims_between(level, attn_mask, [1] * (4 - attn_mask.dim()))
-            attn_mask = mask.expand(outer, inner, *mask.shape[2:]).flatten(0, 1)
-        flat = [tensor.flatten(0, 1) for tensor in tensors]
-        results = op(*flat, *args[operands:], attn_mask=attn_mask, **options)
-        return tuple([result.reshape(outer, inner, *result.shape[1:]) for result in results])
-
-    return rule
-
-
-batching_rule("_scaled_dot_product_flash_attention_for_cpu")(
-    _make_attention_rule(aten._scaled_dot_product_flash_attention_for_cpu.default, 3)
-)
-batching_rule("_scaled_dot_product_flash_attention_for_cpu_backward")(
-    _make_attention_rule(aten._scaled_dot_product_flash_attention_for_cpu_backward.default, 6)
-)
 
 
 # --- `nn.TransformerEncoder` with padding, where eager removes the padding from the batch -------------------

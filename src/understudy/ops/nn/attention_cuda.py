@@ -118,6 +118,31 @@ def flash_backward(
     return preserved_copy(query), preserved_copy(key), preserved_copy(value)
 
 
+# --- flex attention, compiled
+
+
+@rule("understudy::flex_attention")
+def flex(query: TensorSpec, key: TensorSpec, value: TensorSpec) -> tuple[TensorSpec, ...]:
+    """The result in the order of the query's dimensions, and the logarithms of the sums of scores."""
+    _check_heads(query, key, value)
+    batch, heads, rows, _ = query.shape
+    shape = (batch, heads, rows, value.shape[3])
+    result = preserved_copy(query) if shape == query.shape else heads_inside(query, shape)
+    return result, _float(query, (batch, heads, rows))
+
+
+@rule("understudy::flex_attention_backward")
+def flex_backward(
+    grad: TensorSpec,
+    query: TensorSpec,
+    key: TensorSpec,
+    value: TensorSpec,
+    out: TensorSpec,
+    logsumexp: TensorSpec,
+) -> tuple[TensorSpec, ...]:
+    return preserved_copy(query), preserved_copy(key), preserved_copy(value)
+
+
 # --- memory-efficient
 
 
@@ -281,7 +306,9 @@ def _check_devices(**tensors: torch.Tensor) -> None:
 
 def _fused_attention_takes(call: AttentionCall) -> bool:
     query, key, value, mask, *_ = call
-    if _torch.inner_device(query).type != "cuda" or (mask is not None and (call.is_causal or mask.stride(-1) != 1)):
+    if _torch.inner_device(query).type != "cuda" or (
+        mask is not None and (call.is_causal or mask.stride(-1) != 1)
+    ):
         return False
     alike = query.dtype is key.dtype is value.dtype and query.dim() == key.dim() == value.dim() == 4
     return alike and all(
@@ -308,7 +335,9 @@ def find_facts(tensor: torch.Tensor) -> DeviceFacts:
 
 def _heads_fit(call: AttentionCall) -> bool:
     heads, of_keys, of_values = (t.shape[1] for t in (call.query, call.key, call.value))
-    return heads == of_keys == of_values or (call.enable_gqa and of_keys == of_values and heads % of_keys == 0)
+    return heads == of_keys == of_values or (
+        call.enable_gqa and of_keys == of_values and heads % of_keys == 0
+    )
 
 
 def _needs_gradient(call: AttentionCall) -> bool:
@@ -334,7 +363,7 @@ def _cudnn_takes(call: AttentionCall, facts: DeviceFacts) -> bool:
         and all(width <= widest and width % 8 == 0 for width in widths)
         and key.shape[2] > 1
         and not (query.shape[2] == 1 and dropout > 0)
-        and 16 * dropout % 1 == 0  # what cuDNN can tell apart
+        and 16 * dropout % 1 == 0  # distinct for cuDNN
         and max(query.shape[:2]) <= CUDNN_MOST
         and _heads_fit(call)
         and (mask is None or (not mask.requires_grad and mask.dim() in (2, 4)))
@@ -375,7 +404,9 @@ def _flash(call: AttentionCall, scale: float | None) -> torch.Tensor:
     missing = -width % 8
     if missing:
         query, key, value = (F.pad(t, (0, missing)) for t in (query, key, value))
-    out = aten._scaled_dot_product_flash_attention(query, key, value, dropout, is_causal, False, scale=scale)[0]
+    out = aten._scaled_dot_product_flash_attention(query, key, value, dropout, is_causal, False, scale=scale)[
+        0
+    ]
     return out[..., :width] if missing else out
 
 

@@ -5,23 +5,21 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Sequence
-from math import prod
 from typing import Any, NamedTuple
 
 import torch
 
 from understudy.errors import ArgumentError, ShapeMismatch
 from understudy.ops.registry import rule
-from understudy.ops.shared.batching import BatchLevel, at_one_level, batching_rule
 from understudy.ops.shared.decompositions import decomposition
 from understudy.ops.shared.dims import for_each
-from understudy.ops.shared.dtypes import FLOATS, INTEGERS, check_cpu_dtype, check_one_dtype
+from understudy.ops.shared.dtypes import FLOATS, check_one_dtype
 from understudy.ops.shared.layouts import (
     is_provably_row_major,
     looks_channels_last,
     with_height,
 )
-from understudy.ops.traits.host_kernels import Results, steps_of
+from understudy.ops.traits.scratch import byte_count, host_scratch
 from understudy.shapes.node import Shape, Size, Sizes
 from understudy.spec import (
     TensorSpec,
@@ -34,6 +32,7 @@ from understudy.spec import (
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
+
 
 class Window(NamedTuple):
     """How the kernel moves: one number for each spatial dimension, but for the last two fields."""
@@ -52,7 +51,7 @@ class Window(NamedTuple):
     ) -> Window:  # fmt: skip
         spatial = weight.ndim - 2
         if spatial not in (1, 2, 3):
-            raise ShapeMismatch(f"convolution: a weight has 3 to 5 dimensions, got {weight}")
+            raise ShapeMismatch(f"convolution: expected a weight of 3 to 5 dimensions, got {weight}")
         window = cls(
             for_each(stride, spatial, "convolution: stride"),
             for_each(padding, spatial, "convolution: padding"),
@@ -67,12 +66,12 @@ class Window(NamedTuple):
     def check(self) -> None:
         for name in ("padding", "output_padding"):
             if any(number < 0 for number in getattr(self, name)):
-                raise ArgumentError(f"convolution: {name} {getattr(self, name)} is negative")
+                raise ArgumentError(f"convolution: {name} must be at least 0, got {getattr(self, name)}")
         for name in ("stride", "dilation"):
             if any(number <= 0 for number in getattr(self, name)):
-                raise ArgumentError(f"convolution: {name} {getattr(self, name)} is not positive")
+                raise ArgumentError(f"convolution: {name} must be positive, got {getattr(self, name)}")
         if self.groups <= 0:
-            raise ArgumentError(f"convolution: {self.groups} groups")
+            raise ArgumentError(f"convolution: groups must be positive, got {self.groups}")
 
     def output_sizes(self, sizes: Sizes, kernel: Sizes) -> list[Size]:
         rows = zip(sizes, kernel, self.stride, self.padding, self.dilation, self.output_padding, strict=True)
@@ -97,11 +96,11 @@ def check_operands(x: TensorSpec, weight: TensorSpec, bias: TensorSpec | None, w
     if bias is not None:
         channels = weight.shape[1] * window.groups if window.transposed else weight.shape[0]
         if bias.ndim != 1 or bias.shape[0] != channels:
-            raise ShapeMismatch(f"convolution: {bias} is no bias for {channels} channels")
+            raise ShapeMismatch(f"convolution: expected a bias of {channels} elements, got {bias}")
     if x.shape[1] != 0 and any(size == 0 for size in weight.shape[2:]):
         raise ShapeMismatch(f"convolution: the kernel of {weight} has no elements")
     if any(size == 0 for size in x.shape[2:]) and x.shape[0] != 0 and x.shape[1] != 0:
-        raise ShapeMismatch(f"convolution: {x} has no elements, but a batch and channels")
+        raise ShapeMismatch(f"convolution: expected spatial sizes of at least 1, got {x}")
     if window.transposed:
         _check_output_padding(window)
     else:
@@ -117,7 +116,7 @@ def _check_channels(x: TensorSpec, weight: TensorSpec, window: Window) -> None:
     wanted = weight.shape[0] if window.transposed else weight.shape[1] * groups
     if x.shape[1] != wanted:
         raise ShapeMismatch(
-            f"convolution: {weight} in {groups} groups wants {wanted} channels, {x} has {x.shape[1]}"
+            f"convolution: expected {wanted} input channels for {weight} in {groups} groups, got {x.shape[1]} in {x}"
         )
 
 
@@ -146,7 +145,6 @@ def _check_kernel_fits(x: TensorSpec, weight: TensorSpec, window: Window) -> Non
 #     3-D      the same where oneDNN (or cuDNN) computes, always contiguous where torch's own loops do
 
 
-
 @rule("convolution")
 def convolution(
     x: TensorSpec, weight: TensorSpec, bias: TensorSpec | None, stride: Sizes, padding: Sizes,
@@ -166,7 +164,6 @@ def mkldnn_convolution(
 
 def _convolve(x: TensorSpec, weight: TensorSpec, bias: TensorSpec | None, window: Window) -> TensorSpec:
     check_operands(x, weight, bias, window)
-    _check_kernel_dtype(x, window)
     shape = output_shape(x, weight, window)
     if window.transposed:
         _check_makes_elements(x, weight, window, shape)
@@ -182,14 +179,7 @@ def _check_makes_elements(x: TensorSpec, weight: TensorSpec, window: Window, sha
         if not takes_no_size or any(size < 0 for size in shape[2:]):
             raise ShapeMismatch(f"convolution: the result of {x} and {weight} would have shape {list(shape)}")
     if weight.shape[1] == 0:
-        raise ShapeMismatch(f"convolution: the weight {weight} makes no channels")
-
-
-def _check_kernel_dtype(x: TensorSpec, window: Window) -> None:
-    is_dilated = any(step != 1 for step in window.dilation)
-    accepted = {torch.int64} if window.transposed or is_dilated else INTEGERS
-    if x.dtype not in FLOATS and x.dtype not in accepted and not x.is_empty:
-        check_cpu_dtype("convolution", x, accepted)
+        raise ShapeMismatch(f"convolution: weight {weight} has zero output channels")
 
 
 # --- the layout of results
@@ -273,7 +263,7 @@ def convolution_backward(
     shape = output_shape(x, weight, window)
     if not same_shape(grad.shape, shape):
         raise ShapeMismatch(
-            f"convolution backward: {grad} is no gradient for a result of shape {list(shape)}"
+            f"convolution backward: gradient shape {grad} does not match output shape {list(shape)}"
         )
     for_input, for_weight, for_bias = output_mask
     bias = grad.like((shape[1],)) if for_bias else None
@@ -281,11 +271,12 @@ def convolution_backward(
         return x.like() if for_input else None, weight.like() if for_weight else None, bias
     if x.is_empty:
         return _empty_gradients(x, weight, output_mask, bias)
-    check_cpu_dtype("convolution backward", x, FLOATS)
     in_channels_last = _in_channels_last(x, weight, window)
     on_cpu = x.device.type == "cpu"
     # Asked in these cases only, because it adds guards on symbolic sizes.
-    with_onednn = on_cpu and (in_channels_last or (for_bias and not for_weight)) and uses_onednn(x, weight, window)
+    with_onednn = (
+        on_cpu and (in_channels_last or (for_bias and not for_weight)) and uses_onednn(x, weight, window)
+    )
     if for_bias and with_onednn and not for_weight:
         # oneDNN computes both gradients at once, and returns both; that of a 1-D kernel is then still 2-D.
         for_weight = True
@@ -361,144 +352,46 @@ def decompose_convolution_with_named_padding(
     return aten.convolution.default(x, weight, bias, stride, sides, dilation, False, [0] * len(sizes), groups)
 
 
-@batching_rule("convolution")
-@at_one_level
-def batch_convolution(level: BatchLevel, x: torch.Tensor, weight: torch.Tensor, bias: Any, *settings: Any) -> Any:
-    """With one kernel for all entries, the batch of vmap is folded into the batch; with a kernel for each, into the
-    groups."""
-    if not level.is_batch(weight) and not level.is_batch(bias):
-        inside = level.inside(x)
-        result = aten.convolution(inside.flatten(0, 1), weight, bias, *settings)
-        return result.reshape(*inside.shape[:2], *result.shape[1:])
-    *others, groups = settings
-    kernels = level.inside(weight)
-    size = kernels.shape[0]
-    result = aten.convolution(
-        _among_channels(level.inside(x)), kernels.flatten(0, 1), None, *others, size * groups
-    )
-    result = _from_channels(result, size)
-    if bias is not None:
-        result = result + level.inside(bias).reshape(size, 1, -1, *[1] * (x.dim() - 2))
-    return result
+# --- memory of oneDNN's float32 kernels: copies of operands with channels in blocks
+
+VECTOR_INSTRUCTIONS = ("AVX512", "AVX2")
+"""Processors whose kernels need blocks of channels."""
+FEW_CHANNELS = 3
+"""Images with at most so many channels are read without a copy."""
 
 
-@batching_rule("convolution_backward")
-@at_one_level
-def batch_convolution_backward(
-    level: BatchLevel, gradient: Tensor, x: Tensor, weight: Tensor, bias_sizes: list[object], *settings: Any
-) -> tuple[object, ...]:
-    *others, groups, wanted = settings
-    has_own = level.is_batch(weight)
-    results: list[Any] = [None, None, None]
-    given, inside = level.inside(gradient), level.inside(x)
-    size = given.shape[0]
-    if wanted[0] and not has_own:
-        flat = given.flatten(0, 1), inside.flatten(0, 1), weight, None
-        found = aten.convolution_backward(*flat, *others, groups, [True, False, False])[0]
-        results[0] = found.reshape(inside.shape)
-    if wanted[1] or (wanted[0] and has_own):
-        kernels = level.inside(weight)
-        grouped = _among_channels(given), _among_channels(inside), kernels.flatten(0, 1), None
-        mask = [wanted[0] and has_own, wanted[1], False]
-        of_x, of_weight, _ = aten.convolution_backward(*grouped, *others, size * groups, mask)
-        results[0] = _from_channels(of_x, size) if mask[0] else results[0]
-        results[1] = of_weight.reshape(kernels.shape) if mask[1] else None
-    if wanted[2]:
-        results[2] = given.sum([1, *range(3, given.dim())])
-    return tuple(results)
-
-
-def _among_channels(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.transpose(0, 1).flatten(1, 2)
-
-
-def _from_channels(tensor: torch.Tensor, size: Any) -> torch.Tensor:
-    count, channels, *rest = tensor.shape
-    return tensor.reshape(count, size, channels // size, *rest).transpose(0, 1)
-
-
-# --- memory of oneDNN's kernels: copies of images and weights with channels in blocks
-#
-# Blocked x, w and result, then the plain result. Images whose channels are the last dimension are taken as they are. What
-# threads add up in is not counted, and half types are left out: both are the choice of the kernel for a processor.
-
-BLOCKS = {"AVX512": 16, "AVX2": 8}
-"""Channels of a block, by the instructions of this processor."""
-FEW_CHANNELS, HALF_BLOCK = 3, 8
-"""Images of so few channels are taken as they are; images of less than a block are filled up to this."""
-
-
-def _is_laid_out_in_blocks(x: TensorSpec, weight: TensorSpec, window: Window) -> bool:
-    if not torch.backends.mkldnn.enabled or torch.backends.cpu.get_cpu_capability() not in BLOCKS:
+def _has_blocks(x: TensorSpec, weight: TensorSpec, window: Window) -> bool:
+    if (
+        not torch.backends.mkldnn.enabled
+        or torch.backends.cpu.get_cpu_capability() not in VECTOR_INSTRUCTIONS
+    ):
         return False
     is_plain = x.dtype is torch.float32 and not x.is_empty and not _in_channels_last(x, weight, window)
     return is_plain and uses_onednn(x, weight, window)
 
 
-def _block() -> int:
-    return BLOCKS[torch.backends.cpu.get_cpu_capability()]
+def _copy_bytes(image: TensorSpec) -> int:
+    return byte_count(image) if image.shape[1] > FEW_CHANNELS else 0
 
 
-def _fill(shape: Sequence[Any], channels: Sequence[int] = (), block: int = 0) -> int:
-    """Bytes of a float32 tensor, with its dimensions of channels filled up to blocks."""
-    block = block or _block()
-    sizes = [int(size) for size in shape]
-    return 4 * prod(-(-size // block) * block if dim in channels else size for dim, size in enumerate(sizes))
-
-
-def _is_narrow(shape: Sequence[Any]) -> bool:
-    """Of an image: less channels than a block."""
-    return bool(shape[1] < _block())
-
-
-def _fill_image(shape: Sequence[Any]) -> int:
-    """The copy of an image that the gradient of the weight is computed with."""
-    if shape[1] <= FEW_CHANNELS:
-        return 0
-    return _fill(shape, (1,), HALF_BLOCK if _is_narrow(shape) else 0)
-
-
-@steps_of("convolution")
-def of_convolution(
-    results: Results, x: TensorSpec, weight: TensorSpec, bias: TensorSpec | None, *settings: Any, **out: object
-) -> tuple[int, ...]:
-    """A transposed one is computed as a gradient, and copied once more."""
-    window = Window.of(weight, *settings)
-    if not _is_laid_out_in_blocks(x, weight, window):
-        return ()
-    transposed, groups = window.transposed, window.groups
-    plain, is_plain = _fill(results[0].shape), not transposed and _is_narrow(x.shape)
-    weights = _fill(weight.shape, () if groups > 1 else (0,) if is_plain else (0, 1))
-    image = 0 if is_plain else _fill(x.shape, (1,))
-    if transposed:
-        return (max(image + weights, 2 * plain),)
-    blocked = _fill(results[0].shape, (1,))
-    return (max(image + weights + blocked - plain, blocked),)
-
-
-@steps_of("convolution_backward")
-def of_convolution_backward(
-    results: Results, grad: TensorSpec, x: TensorSpec, weight: TensorSpec, bias_sizes: Sizes | None, *settings: Any,
+@host_scratch("convolution")
+def convolution_scratch(
+    results: Sequence[TensorSpec], x: TensorSpec, weight: TensorSpec, bias: TensorSpec | None, *settings: Any,
     **out: object,
-) -> tuple[int, ...]:  # fmt: skip
-    """First the gradient of the input, then that of the weight, each in blocks and then plain."""
-    output_mask = settings[-1]
+) -> int:  # fmt: skip
+    """Copies of image and weight. A transposed convolution also copies its result twice."""
+    window = Window.of(weight, *settings)
+    if not _has_blocks(x, weight, window):
+        return 0
+    operands = _copy_bytes(x) + byte_count(weight)
+    return max(operands, 2 * byte_count(results[0])) if window.transposed else operands
+
+
+@host_scratch("convolution_backward")
+def convolution_backward_scratch(
+    results: Sequence[TensorSpec], grad: TensorSpec, x: TensorSpec, weight: TensorSpec, bias_sizes: Sizes | None,
+    *settings: Any, **out: object,
+) -> int:  # fmt: skip
+    """Copies of gradient and image."""
     window = Window.of(weight, *settings[:-1])
-    if not _is_laid_out_in_blocks(x, weight, window):
-        return ()
-    transposed, groups = window.transposed, window.groups
-    image, result = (grad, x) if transposed else (x, grad)
-    made_input, made_weight, made_bias = (
-        _fill(shape) if is_wanted else 0
-        for shape, is_wanted in zip((x.shape, weight.shape, bias_sizes or ()), output_mask, strict=True)
-    )
-    of_image, of_result = _fill_image(image.shape), _fill(result.shape, (1,))
-    moments = [0]
-    if made_input:
-        read = (0 if _is_narrow(grad.shape) else of_image) if transposed else of_result
-        blocked = of_result if transposed else _fill(x.shape, (1,) if of_image else ())
-        moments += [read + _fill(weight.shape, (0, 1) if groups == 1 else ()) + blocked, made_input + blocked]
-    if made_weight:
-        blocked = _fill(weight.shape, (0, 1) if groups == 1 and not _is_narrow(image.shape) else ())
-        moments += [made_input + max(of_image + of_result + blocked, made_weight + blocked + made_bias) + made_bias]
-    return (max(0, max(moments) - made_input - made_weight - made_bias),)
+    return _copy_bytes(x) + _copy_bytes(grad) if _has_blocks(x, weight, window) else 0

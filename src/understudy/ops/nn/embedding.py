@@ -10,9 +10,8 @@ from torch.autograd.forward_ad import unpack_dual
 
 from understudy.errors import ArgumentError, DtypeError, ShapeMismatch
 from understudy.ops.registry import rule
-from understudy.ops.shared.batching import BatchLevel, at_one_level, batching_rule
 from understudy.ops.shared.decompositions import decomposition
-from understudy.ops.shared.dtypes import BOOL, COMPLEX_HALF, FLOATS, NUMBERS, check_any_dtype, check_cpu_dtype
+from understudy.ops.shared.dtypes import FLOATS, check_any_dtype
 from understudy.shapes.node import Shape, Size
 from understudy.spec import Same, TensorSpec, promote
 
@@ -46,13 +45,17 @@ def embedding(
 
 @rule("embedding_dense_backward")
 def embedding_dense_backward(
-    grad_output: TensorSpec, indices: TensorSpec, num_weights: Size, padding_idx: Size,
+    grad_output: TensorSpec,
+    indices: TensorSpec,
+    num_weights: Size,
+    padding_idx: Size,
     scale_grad_by_freq: bool,
 ) -> TensorSpec:
     _check_indices("embedding_dense_backward", indices)
     if not grad_output.shape or grad_output.numel != indices.numel * grad_output.shape[-1]:
-        raise ShapeMismatch(f"embedding_dense_backward: {grad_output} is no gradient for the indices {indices}")
-    check_cpu_dtype("embedding_dense_backward", grad_output, NUMBERS | BOOL | COMPLEX_HALF)
+        raise ShapeMismatch(
+            f"embedding_dense_backward: gradient shape {grad_output} does not match indices {indices}"
+        )
     return grad_output.like((num_weights, grad_output.shape[-1]))
 
 
@@ -126,11 +129,11 @@ def _check_bags(
     if scale is None:
         return
     if mode != SUM:
-        raise ArgumentError("embedding_bag: per_sample_weights go with mode='sum' only")
+        raise ArgumentError("embedding_bag: per_sample_weights need mode='sum'")
     if scale.ndim != 1 or scale.shape[0] != indices.shape[0]:
         raise ShapeMismatch(f"embedding_bag: expected one weight for each of {indices}, got {scale}")
     if scale.dtype is not weight.dtype:
-        raise DtypeError(f"embedding_bag: the weights {scale} and the table {weight} must have one dtype")
+        raise DtypeError(f"embedding_bag: expected per_sample_weights of dtype {weight.dtype}, got {scale}")
 
 
 @rule("_embedding_bag_dense_backward")
@@ -180,22 +183,6 @@ def embedding_bag_per_sample_weights_backward(
     return grad.like((indices.shape[0],))
 
 
-@batching_rule("embedding_dense_backward")
-@at_one_level
-def batch_embedding_dense_backward(
-    level: BatchLevel, gradient: torch.Tensor, index: torch.Tensor, rows: Any, padding: Any, scaled: bool
-) -> Any:
-    """Uses one table with the rows of all entries, one after the other."""
-    inside, places = level.inside(gradient), level.inside(index)
-    size = inside.shape[0]
-    first = torch.arange(size, device=places.device).mul(rows).reshape(size, *[1] * index.dim())
-    table = aten.embedding_dense_backward(inside, places + first, size * rows, -1, scaled)
-    table = table.reshape(size, rows, -1)
-    if padding >= 0:
-        table = table * (torch.arange(rows, device=places.device) != padding).unsqueeze(-1)
-    return table
-
-
 # --- decompositions for symbolic sizes ----------------------------------------------------------------------
 
 
@@ -209,9 +196,11 @@ def decompose_embedding_bag(
         return NotImplemented
     rows = weight.shape[0]
     if not -rows <= padding_idx < rows:
-        raise ArgumentError(f"embedding_bag: padding_idx {padding_idx} is not among {rows} rows")
+        raise ArgumentError(f"embedding_bag: padding_idx {padding_idx} is out of range for {rows} rows")
     number = padding_idx if padding_idx >= 0 else int(padding_idx + rows)
-    with_gradient = weight.requires_grad or (per_sample_weights is not None and per_sample_weights.requires_grad)
+    with_gradient = weight.requires_grad or (
+        per_sample_weights is not None and per_sample_weights.requires_grad
+    )
     op = aten._embedding_bag if with_gradient else aten._embedding_bag_forward_only
     return op.default(
         weight, indices.contiguous(), offsets.contiguous(), scale_grad_by_freq, mode, sparse, per_sample_weights,

@@ -5,23 +5,17 @@ of them, with their decompositions for symbolic sizes.
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.nn import functional
 
-from understudy import _torch
 from understudy.errors import ArgumentError, DimensionError, DtypeError, ShapeMismatch
 from understudy.ops.registry import rule
-from understudy.ops.shared.batching import BatchLevel, align_ranks, at_one_level, batching_rule
 from understudy.ops.shared.decompositions import decomposition
 from understudy.ops.shared.dtypes import (
     FLOATS,
-    SMALL_COMPLEX,
     check_any_dtype,
-    check_cpu_dtype,
     check_dtype,
     check_one_dtype,
 )
@@ -36,7 +30,6 @@ from understudy.spec import (
     promote,
     result_type,
     same_shape,
-    spec_of,
 )
 
 Function = Callable[..., object]
@@ -64,7 +57,7 @@ def smooth_l1_loss(a: TensorSpec, target: TensorSpec, reduction: int = MEAN, bet
 
 def _promoting_loss(name: str, a: TensorSpec, target: TensorSpec, reduction: int) -> TensorSpec:
     common = result_type(a, target)
-    check_dtype(name, common, "f", a.device)
+    check_dtype(name, common, "f")
     return reduce_loss(elementwise((a, target), common, common), reduction)
 
 
@@ -73,13 +66,19 @@ def huber_loss(a: TensorSpec, target: TensorSpec, reduction: int = MEAN, delta: 
     if delta <= 0:
         raise ArgumentError(f"huber_loss: delta must be positive, got {delta}")
     common = promote(a.dtype, target.dtype)
-    check_dtype("huber_loss", common, "f", a.device)
+    check_dtype("huber_loss", common, "f")
     if a.device.type != "cpu" and a.dtype is not target.dtype:
         return NotImplemented
     check_castable("huber_loss", common, a.dtype)
     if not same_shape(broadcast_shapes(a.shape, target.shape), a.shape):
-        return NotImplemented if a.dtype is not target.dtype else reduce_loss(elementwise((a, target), common), reduction)
-    return reduce_loss(preserved_copy(a), reduction)  # the kernel writes into a tensor with the strides of the first one
+        return (
+            NotImplemented
+            if a.dtype is not target.dtype
+            else reduce_loss(elementwise((a, target), common), reduction)
+        )
+    return reduce_loss(
+        preserved_copy(a), reduction
+    )  # the kernel writes into a tensor with the strides of the first one
 
 
 @rule("soft_margin_loss")
@@ -87,7 +86,7 @@ def soft_margin_loss(a: TensorSpec, target: TensorSpec, reduction: int = MEAN) -
     check_expandable(target.shape, a.shape, "soft_margin_loss's target")  # it is multiplied in place
     if a.dtype is not target.dtype or not same_shape(a.shape, target.shape):
         return NotImplemented
-    check_dtype("soft_margin_loss", a.dtype, "fc", a.device, SMALL_COMPLEX)
+    check_dtype("soft_margin_loss", a.dtype, "fc")
     negated = elementwise((a,), a.dtype)
     return reduce_loss(elementwise((negated, target), a.dtype), reduction)
 
@@ -96,7 +95,7 @@ def soft_margin_loss(a: TensorSpec, target: TensorSpec, reduction: int = MEAN) -
 def binary_cross_entropy(
     a: TensorSpec, target: TensorSpec, weight: TensorSpec | None = None, reduction: int = MEAN
 ) -> TensorSpec:
-    check_dtype("binary_cross_entropy", a.dtype, "f", a.device)
+    check_dtype("binary_cross_entropy", a.dtype, "f")
     check_one_dtype("binary_cross_entropy", a, target)
     if not same_shape(a.shape, target.shape):
         raise ShapeMismatch(f"binary_cross_entropy: {a} and the target {target} must have the same shape")
@@ -110,7 +109,7 @@ def binary_cross_entropy_backward(
     grad: TensorSpec, a: TensorSpec, target: TensorSpec, weight: TensorSpec | None = None,
     reduction: int = MEAN,
 ) -> TensorSpec:  # fmt: skip
-    check_dtype("binary_cross_entropy", a.dtype, "f", a.device)
+    check_dtype("binary_cross_entropy", a.dtype, "f")
     check_one_dtype("binary_cross_entropy", a, target)
     return preserved_copy(a)
 
@@ -120,7 +119,7 @@ def binary_cross_entropy_with_logits(
     a: TensorSpec, target: TensorSpec, weight: TensorSpec | None = None,
     pos_weight: TensorSpec | None = None, reduction: int = MEAN,
 ) -> TensorSpec:  # fmt: skip
-    check_dtype("binary_cross_entropy_with_logits", a.dtype, "f", a.device)
+    check_dtype("binary_cross_entropy_with_logits", a.dtype, "f")
     if a.dtype is not target.dtype or not same_shape(a.shape, target.shape):
         return NotImplemented
     loss = preserved_copy(target)
@@ -154,9 +153,11 @@ def huber_loss_backward(
 def _dense_gradient(name: str, kinds: str, *operands: TensorSpec, promotes: bool = False) -> TensorSpec:
     """`promotes`: of different floats, it is computed in the wider one, and stored in that of the input."""
     grad, a, target = operands
-    if not grad.dtype is a.dtype is target.dtype and not (promotes and FLOATS.issuperset(spec.dtype for spec in operands)):
+    if not grad.dtype is a.dtype is target.dtype and not (
+        promotes and FLOATS.issuperset(spec.dtype for spec in operands)
+    ):
         return NotImplemented
-    check_dtype(name, a.dtype, kinds, a.device)
+    check_dtype(name, a.dtype, kinds)
     if not same_shape(broadcast_shapes(grad.shape, a.shape, target.shape), a.shape):
         return NotImplemented
     return a.like()
@@ -168,63 +169,12 @@ def soft_margin_loss_backward(
 ) -> TensorSpec:
     if not grad.dtype is a.dtype is target.dtype or not same_shape(a.shape, target.shape):
         return NotImplemented
-    check_dtype("soft_margin_loss_backward", a.dtype, "fc", a.device, SMALL_COMPLEX)
+    check_dtype("soft_margin_loss_backward", a.dtype, "fc")
     exponent = elementwise((elementwise((target,), a.dtype), a), a.dtype)
     return elementwise((elementwise((target,), a.dtype), exponent, grad), a.dtype)
 
 
 exact_out.mark("binary_cross_entropy.out", "binary_cross_entropy_backward.grad_input")
-
-
-def _make_loss_rule(op: Any) -> Function:
-    """A batching rule for losses of two tensors, which are broadcast."""
-
-    @at_one_level
-    def rule(level: BatchLevel, x: torch.Tensor, target: torch.Tensor, reduction: int = MEAN, *settings: object) -> Any:
-        losses = op(*align_ranks(level, x, target), NONE, *settings)
-        if reduction != NONE:
-            losses = losses.flatten(1) if losses.dim() > 1 else losses.unsqueeze(1)
-            losses = losses.mean(1) if reduction == MEAN else losses.sum(1)
-        return losses
-
-    return rule
-
-
-def _make_loss_backward_rule(op: Any) -> Function:
-    @at_one_level
-    def rule(
-        level: BatchLevel,
-        gradient: torch.Tensor,
-        x: torch.Tensor,
-        target: torch.Tensor,
-        reduction: int,
-        *settings: object,
-    ) -> Any:
-        given, *others = align_ranks(level, gradient, x, target)
-        if reduction == MEAN:
-            count = torch.broadcast_shapes(*[other.shape[1:] for other in others]).numel()
-            given = given / count
-        return op(given, *others, NONE, *settings)
-
-    return rule
-
-
-for _name in ("mse_loss", "smooth_l1_loss", "huber_loss"):
-    batching_rule(_name)(_make_loss_rule(getattr(aten, _name)))
-    batching_rule(f"{_name}_backward")(_make_loss_backward_rule(getattr(aten, f"{_name}_backward")))
-
-
-@batching_rule("binary_cross_entropy_backward")
-@at_one_level
-def batch_binary_cross_entropy_backward(
-    level: BatchLevel, gradient: torch.Tensor, x: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None = None,
-    reduction: int = MEAN,
-) -> Any:  # fmt: skip
-    tensors = [gradient, x, target, *([] if weight is None else [weight])]
-    given, inside, *others = align_ranks(level, *tensors)
-    if reduction == MEAN:
-        given = given / inside.shape[1:].numel()
-    return aten.binary_cross_entropy_backward(given.expand(inside.shape), inside, *others, reduction=NONE)
 
 
 Maybe = TensorSpec | None
@@ -238,11 +188,10 @@ def _check_scores(what: str, x: TensorSpec, target: TensorSpec, weight: Maybe, c
     classes = x.shape[channel]
     if weight is not None:
         if weight.ndim != 1 or weight.shape[0] != classes:
-            raise ShapeMismatch(f"{what}: {weight} has not one weight for each of {classes} classes")
+            raise ShapeMismatch(f"{what}: expected {classes} class weights, got {weight}")
         if weight.dtype is not x.dtype:
             raise DtypeError(f"{what}: {x} and the weight {weight} differ in dtype")
     check_any_dtype(what, target, {torch.int64, torch.uint8})
-    check_cpu_dtype(what, x, FLOATS)
 
 
 def _check_nll(x: TensorSpec, target: TensorSpec, weight: Maybe) -> None:
@@ -251,7 +200,7 @@ def _check_nll(x: TensorSpec, target: TensorSpec, weight: Maybe) -> None:
     if x.ndim == 2 and (target.ndim == 0 or x.shape[0] != target.shape[0]):
         raise ShapeMismatch(f"nll_loss: {x} and {target} differ in batch size")
     if x.ndim == 1 and target.ndim == 1 and target.shape[0] != 1:
-        raise ShapeMismatch(f"nll_loss: one row of scores {x} has one target, got {target}")
+        raise ShapeMismatch(f"nll_loss: expected one target for the scores {x}, got {target}")
     _check_scores("nll_loss", x, target, weight, -1)
 
 
@@ -278,15 +227,17 @@ def nll_loss_backward(
 def _check_gradient(what: str, grad: TensorSpec, shape: Shape) -> None:
     fits = same_shape(grad.shape, shape) if shape else grad.ndim <= 1 and grad.numel == 1
     if not fits:
-        raise ShapeMismatch(f"{what} backward: {grad} is no gradient for a result of shape {list(shape)}")
+        raise ShapeMismatch(
+            f"{what} backward: gradient shape {grad} does not match output shape {list(shape)}"
+        )
 
 
 def _check_nll2d(x: TensorSpec, target: TensorSpec, weight: Maybe) -> None:
     if x.ndim != 4 or target.ndim != 3 or not same_shape(target.shape, (x.shape[0], *x.shape[2:])):
-        raise ShapeMismatch(f"nll_loss2d: {target} are no targets for each point of {x}")
+        raise ShapeMismatch(f"nll_loss2d: shape of targets {target} does not match {x}")
     _check_scores("nll_loss2d", x, target, weight, 1)
     if target.dtype is torch.uint8 and x.device.type == "cpu":
-        raise DtypeError(f"nll_loss2d: no CPU kernel for targets of uint8, given as {target}")
+        raise DtypeError(f"nll_loss2d: uint8 targets are not supported on CPU, got {target}")
 
 
 @rule("nll_loss2d_forward")
@@ -306,7 +257,7 @@ def nll_loss2d_backward(
     _check_gradient("nll_loss2d", grad, target.shape if reduction == NONE else ())
     result = preserved_copy(x)
     if not result.is_contiguous and x.device.type == "cpu":
-        raise ArgumentError(f"nll_loss2d backward: the CPU kernel takes no gradients in the layout of {x}")
+        raise ArgumentError(f"nll_loss2d backward: expected a contiguous input, got {x}")
     return result
 
 
@@ -318,26 +269,30 @@ def _margin_shape(what: str, x: TensorSpec, reduction: int) -> Shape:
         raise ShapeMismatch(f"{what}: expected one or a batch of rows, got {x}")
     if x.ndim > 0 and x.shape[-1] == 0:
         raise ShapeMismatch(f"{what}: rows of {x} have no elements")
-    check_cpu_dtype(what, x, WIDE)
     return x.shape[:-1] if reduction == NONE else ()
 
 
 def _check_margin_target(what: str, x: TensorSpec, target: TensorSpec, shape: Shape) -> None:
     check_any_dtype(what, target, {torch.int64})
     if target.numel != 1 if not shape else not same_shape(target.shape, shape):
-        raise ShapeMismatch(f"{what}: {target} are no targets for {x}")
+        raise ShapeMismatch(f"{what}: shape of targets {target} does not match {x}")
 
 
 @rule("multi_margin_loss")
 def multi_margin_loss(
-    x: TensorSpec, target: TensorSpec, p: object = 1, margin: object = 1, weight: Maybe = None, reduction: int = 1
+    x: TensorSpec,
+    target: TensorSpec,
+    p: object = 1,
+    margin: object = 1,
+    weight: Maybe = None,
+    reduction: int = 1,
 ) -> TensorSpec:
     shape = _margin_shape("multi_margin_loss", x, reduction)
     if p not in (1, 2):
-        raise ArgumentError(f"multi_margin_loss: p is 1 or 2, not {p}")
+        raise ArgumentError(f"multi_margin_loss: expected p 1 or 2, got {p}")
     _check_margin_target("multi_margin_loss", x, target, x.shape[:-1])
     if weight is not None and (weight.ndim != 1 or weight.shape[0] != (x.shape[-1] if x.ndim else 1)):
-        raise ShapeMismatch(f"multi_margin_loss: {weight} are no weights for the classes of {x}")
+        raise ShapeMismatch(f"multi_margin_loss: expected one weight for each class of {x}, got {weight}")
     return x.like(shape)
 
 
@@ -391,16 +346,17 @@ def ctc_losses(
         raise ShapeMismatch(f"ctc_loss: expected (time, batch, classes), and elements, got {log_probs}")
     time, batch, classes = log_probs.shape
     if any(count != batch for count in counts):
-        raise ArgumentError(f"ctc_loss: not one length of input and target for each of {batch} sequences")
+        raise ArgumentError(f"ctc_loss: expected {batch} input lengths and {batch} target lengths")
     if not 0 <= blank < classes:
-        raise ArgumentError(f"ctc_loss: the blank {blank} is none of {classes} classes")
+        raise ArgumentError(f"ctc_loss: blank {blank} is out of range for {classes} classes")
     if any(length < 0 for length in (*input_lengths, *target_lengths)) or any(
         length > time for length in input_lengths
     ):
-        raise ArgumentError(f"ctc_loss: lengths of inputs have to be 0 to {time}, those of targets 0 or more")
+        raise ArgumentError(
+            f"ctc_loss: expected input lengths from 0 to {time} and target lengths of at least 0"
+        )
     longest = max(target_lengths, default=0)
     _check_ctc_targets(targets, batch, longest, sum(target_lengths))
-    check_cpu_dtype("ctc_loss", log_probs, WIDE)
     return log_probs.like((batch,)), log_probs.like((batch, time, 2 * longest + 1))
 
 
@@ -423,81 +379,35 @@ def ctc_loss_backward(
     grad: TensorSpec, log_probs: TensorSpec, targets: TensorSpec, input_lengths: object, target_lengths: object,
     neg_log_likelihood: TensorSpec, log_alpha: TensorSpec, blank: int, zero_infinity: bool = False,
 ) -> TensorSpec:  # fmt: skip
-    check_cpu_dtype("ctc_loss backward", log_probs, WIDE)
     return log_probs.like()
 
 
-# --- `torch.nn.functional.linear_cross_entropy` of symbolic sizes -------------------------------------------
-# torch compares the shapes of targets and logits to tell class probabilities from class indices. Python compares them
-# size by size, which adds guards even if the ranks differ. Comparing the ranks gives the same answer.
-
-Tensor = torch.Tensor
-IGNORED = -100
-"""The default of `ignore_index`."""
-REDUCTIONS = ("mean", "sum", "none")
-UNCHUNKED = (
-    "linear_cross_entropy: all logits are computed at once, whatever `options` say. Chunks are only for targets of dtype "
-    "int64, a weight of two dimensions, no label smoothing, and a reduction of 'mean', 'sum' or 'none'."
+@rule(
+    "torch_nn::_linear_cross_entropy_batch_chunked",
+    "torch_nn::_linear_cross_entropy_batch_chunked_no_reduction",
 )
-
-
-def linear_cross_entropy_of_classes(
-    x: Any, linear_weight: Any, target: Any, *, linear_bias: Tensor | None = None, weight: Tensor | None = None,
-    reduction: str = "mean", ignore_index: int | None = None, label_smoothing: float = 0.0, options: object = None,
-) -> Any:  # fmt: skip
-    """The loss, if the targets are class indices; NotImplemented for calls that are left to torch."""
-    specs = [spec_of(tensor) for tensor in (x, linear_weight, target)]
-    if None in specs or not any(spec.is_symbolic for spec in specs if spec is not None):
-        return NotImplemented
-    batch, classes = x.dim() - 1, linear_weight.dim() - 1
-    is_sound = batch in (0, 1) and classes >= 1 and (batch == 1 or classes == 1)
-    if not is_sound or target.dim() == batch + classes:
-        return NotImplemented
-    if x.shape[-1] != linear_weight.shape[-1]:
-        return NotImplemented
-    if linear_bias is not None and (linear_bias.dim() != classes or linear_bias.shape != linear_weight.shape[:-1]):
-        return NotImplemented
-    ignored = IGNORED if ignore_index is None else ignore_index
-    is_plain = classes == 1 and label_smoothing == 0 and target.dtype == torch.int64 and reduction in REDUCTIONS
-    if options is None or not is_plain or torch.jit.is_tracing():
-        if options is not None:
-            warnings.warn(UNCHUNKED, stacklevel=4)
-        return functional.cross_entropy(
-            _logits(x, linear_weight, linear_bias), target, weight=weight, reduction=reduction, ignore_index=ignored,
-            label_smoothing=label_smoothing,
-        )  # fmt: skip
-    if batch:
-        return _torch.chunked_cross_entropy(x, linear_weight, target, linear_bias, weight, reduction, ignored, options)
-    rows = x.unsqueeze(0), linear_weight, target.unsqueeze(0)
-    return _torch.chunked_cross_entropy(*rows, linear_bias, weight, reduction, ignored, options).squeeze(0)
-
-
-@rule("torch_nn::_linear_cross_entropy_batch_chunked", "torch_nn::_linear_cross_entropy_batch_chunked_no_reduction")
 def check_targets_of_chunks(
     x: TensorSpec, linear_weight: TensorSpec, target: TensorSpec, linear_bias: object, weight: TensorSpec | None,
     *options: object,
 ) -> Any:  # fmt: skip
     """The registered fake knows the rest."""
-    is_cast = x.device.type == "cpu" and any(isinstance(each, torch.dtype) and each is not x.dtype for each in options)
+    is_cast = x.device.type == "cpu" and any(
+        isinstance(each, torch.dtype) and each is not x.dtype for each in options
+    )
     if linear_weight.dtype is not x.dtype and not is_cast:  # to the dtype of accumulation
         raise ShapeMismatch(f"linear_cross_entropy: {x} and {linear_weight} differ in dtype")
     if x.shape[0] != 0 and (target.ndim != 1 or target.shape[0] < x.shape[0]):
-        raise ShapeMismatch(f"linear_cross_entropy: {target} has not a class for each row of {x}")
+        raise ShapeMismatch(f"linear_cross_entropy: expected one target for each row of {x}, got {target}")
     if linear_weight.shape[0] == 0 and x.shape[0] != 0:
-        raise DimensionError(f"linear_cross_entropy: no class is left to choose by {linear_weight}")
-    if weight is not None and weight.ndim == 1 and weight.shape[0] == 0 and any(size != 0 for size in target.shape):
-        raise DimensionError(f"linear_cross_entropy: no class has a weight in {weight}")
+        raise DimensionError(f"linear_cross_entropy: expected at least one class, got {linear_weight}")
+    if (
+        weight is not None
+        and weight.ndim == 1
+        and weight.shape[0] == 0
+        and any(size != 0 for size in target.shape)
+    ):
+        raise DimensionError(f"linear_cross_entropy: expected weights with elements, got {weight}")
     return NotImplemented
-
-
-def _logits(x: Tensor, linear_weight: Tensor, linear_bias: Tensor | None) -> Tensor:
-    count, *others, features = linear_weight.shape
-    shape = (*x.shape[:-1], count, *others)
-    if others:
-        total = math.prod(others, start=count)
-        linear_weight = linear_weight.reshape((total, features))
-        linear_bias = None if linear_bias is None else linear_bias.reshape(total)
-    return functional.linear(x, linear_weight, linear_bias).reshape(shape)
 
 
 # --- decompositions for symbolic sizes ----------------------------------------------------------------------
@@ -505,8 +415,8 @@ def _logits(x: Tensor, linear_weight: Tensor, linear_bias: Tensor | None) -> Ten
 
 @decomposition("cross_entropy_loss")
 def decompose_cross_entropy_loss(
-    x: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = MEAN, ignore_index: Any = -100,
-    label_smoothing: float = 0.0,
+    x: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None = None, reduction: int = MEAN,
+    ignore_index: Any = -100, label_smoothing: float = 0.0,
 ) -> Any:  # fmt: skip
     """For class probabilities with weights: C++ reads the number of weights as an integer."""
     if weight is None or weight.dim() != 1 or not target.is_floating_point() or x.dim() != target.dim():

@@ -5,26 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from understudy import _torch
 from understudy.errors import ArgumentError, ShapeMismatch
+from understudy.ops.kernel_tables.table import holds
 from understudy.ops.registry import Rule, rule
 from understudy.ops.shared.dims import replace_size
 from understudy.ops.shared.dtypes import (
-    BOOL,
-    COMPLEX,
-    FLOATS,
-    NUMBERS,
     can_store,
     check_can_store,
-    check_cpu_dtype,
 )
 from understudy.ops.shared.layouts import is_provably_row_major, suggested_strides
 from understudy.ops.views.basic import narrow_spec
 from understudy.shapes.node import Scalar, Shape, Size, Sizes
 from understudy.shapes.sizes import is_any_positive, is_provably_less, larger
 from understudy.spec import TensorSpec, preserved_copy, product, same_shape
-
-BLOCK_DTYPES = FLOATS | COMPLEX | BOOL
 
 
 @rule("constant_pad_nd")
@@ -50,7 +43,7 @@ def pad_spec(spec: TensorSpec, pad: Sequence[Any]) -> TensorSpec:
         before, after = pad[position], pad[position + 1]
         shape[dim] = shape[dim] + before + after
         if shape[dim] < 0:
-            raise ShapeMismatch(f"pad: {list(pad)} cuts more from dimension {dim} of {spec} than it has")
+            raise ShapeMismatch(f"pad: {list(pad)} leaves a negative size in dimension {dim} of {spec}")
         cut = _cut(cut, dim, before, after)
     if cut is spec and is_provably_row_major(spec):  # the result is row-major whether it is padded or copied
         return spec.like(shape)
@@ -89,7 +82,7 @@ def _cut(spec: TensorSpec, dim: int, before: Any, after: Any) -> TensorSpec:
     if _takes_away(after):
         length = length + after
     if length < 0:
-        raise ShapeMismatch(f"pad: ({before}, {after}) cuts more from dimension {dim} of {spec} than it has")
+        raise ShapeMismatch(f"pad: ({before}, {after}) leaves a negative size in dimension {dim} of {spec}")
     if length is spec.shape[dim]:
         return spec
     return narrow_spec(spec, dim, start, length)
@@ -120,16 +113,15 @@ def padded_shape(kind: str, dims: int, spec: TensorSpec, padding: Sizes) -> Shap
                 f"of dimension {dim} of {spec}"
             )
         shape = replace_size(shape, dim, size + before + after)
-    least = 0 if _torch.padding_may_leave_nothing_of_a_dim(f"{kind}_pad{dims}d", dims) else 1
+    least = 0 if holds(f"{kind}_pad{dims}d_may_leave_nothing") else 1
     if any(size < least for size in shape[-dims:]) or all(size < 1 for size in shape[-dims:]):
-        raise ShapeMismatch(f"{kind}_pad{dims}d: padding {list(padding)} leaves nothing of {spec}")
+        raise ShapeMismatch(f"{kind}_pad{dims}d: padding {list(padding)} leaves no elements of {spec}")
     return shape
 
 
 def _pad_rules(kind: str, dims: int) -> tuple[Rule, Rule]:
     def pad(spec: TensorSpec, padding: Sizes) -> TensorSpec:
         shape = padded_shape(kind, dims, spec, padding)
-        check_cpu_dtype(f"{kind}_pad{dims}d", spec, NUMBERS)
         return spec.like(shape, stride=suggested_strides(shape, spec))
 
     def pad_backward(grad_output: TensorSpec, spec: TensorSpec, padding: Sizes) -> TensorSpec:
@@ -138,7 +130,6 @@ def _pad_rules(kind: str, dims: int) -> tuple[Rule, Rule]:
             raise ShapeMismatch(
                 f"{kind}_pad{dims}d_backward: expected a gradient of shape {list(shape)}, got {grad_output}"
             )
-        check_cpu_dtype(f"{kind}_pad{dims}d_backward", spec, FLOATS | COMPLEX)
         return spec.like(stride=suggested_strides(spec.shape, spec))
 
     return pad, pad_backward
@@ -159,7 +150,11 @@ def _pair(name: str, values: Sequence[Any], least: int) -> tuple[Any, Any]:
 
 
 def _blocks(
-    size: Sequence[object], kernel: Sequence[Any], dilation: Sequence[object], padding: Sequence[Any], stride: Sequence[Any]
+    size: Sequence[object],
+    kernel: Sequence[Any],
+    dilation: Sequence[object],
+    padding: Sequence[Any],
+    stride: Sequence[Any],
 ) -> tuple[Any, Any, Any]:
     """Elements of one block, and how many blocks there are along each of the two dimensions."""
     kernel, dilation = _pair("kernel_size", kernel, 1), _pair("dilation", dilation, 1)
@@ -168,7 +163,9 @@ def _blocks(
     for length, k, d, p, s in zip(size, kernel, dilation, padding, stride, strict=True):
         count = (length + 2 * p - (d * (k - 1) + 1)) // s + 1
         if count < 1:
-            raise ShapeMismatch(f"blocks of {list(kernel)} with dilation {list(dilation)} do not fit into {list(size)}")
+            raise ShapeMismatch(
+                f"blocks of {list(kernel)} with dilation {list(dilation)} do not fit into {list(size)}"
+            )
         counts.append(count)
     return kernel[0] * kernel[1], counts[0], counts[1]
 
@@ -182,8 +179,9 @@ def im2col(
     stride: Sequence[int],
 ) -> TensorSpec:
     if spec.ndim not in (3, 4) or any(size == 0 for size in spec.shape[-3:]):
-        raise ShapeMismatch(f"im2col: expected images of 3 or 4 dimensions, only the batch may be empty, got {spec}")
-    check_cpu_dtype("im2col", spec, BLOCK_DTYPES)
+        raise ShapeMismatch(
+            f"im2col: expected images of 3 or 4 dimensions, only the batch may be empty, got {spec}"
+        )
     block, rows, columns = _blocks(spec.shape[-2:], kernel_size, dilation, padding, stride)
     return spec.like((*spec.shape[:-3], spec.shape[-3] * block, rows * columns))
 
@@ -198,8 +196,9 @@ def col2im(
     stride: Sequence[int],
 ) -> TensorSpec:
     if spec.ndim not in (2, 3) or any(size == 0 for size in spec.shape[-2:]):
-        raise ShapeMismatch(f"col2im: expected columns of 2 or 3 dimensions, only the batch may be empty, got {spec}")
-    check_cpu_dtype("col2im", spec, BLOCK_DTYPES)
+        raise ShapeMismatch(
+            f"col2im: expected columns of 2 or 3 dimensions, only the batch may be empty, got {spec}"
+        )
     height, width = _pair("output_size", output_size, 1)
     block, rows, columns = _blocks((height, width), kernel_size, dilation, padding, stride)
     if spec.shape[-2] % block != 0:
@@ -207,5 +206,7 @@ def col2im(
             f"col2im: size {spec.shape[-2]} of {spec} is not divisible by the {block} elements of a block"
         )
     if spec.shape[-1] != product((rows, columns)):
-        raise ShapeMismatch(f"col2im: {spec} has {spec.shape[-1]} blocks, {list(output_size)} takes {rows} × {columns}")
+        raise ShapeMismatch(
+            f"col2im: expected {rows} × {columns} blocks for {list(output_size)}, got {spec.shape[-1]} in {spec}"
+        )
     return spec.like((*spec.shape[:-2], spec.shape[-2] // block, height, width))

@@ -13,7 +13,7 @@ from understudy.errors import DtypeError, ShapeMismatch
 from understudy.ops.registry import rule
 from understudy.ops.shared.dtypes import refuse_cpu
 from understudy.ops.traits.caching import uncacheable
-from understudy.ops.traits.host_kernels import steps_of
+from understudy.ops.traits.scratch import host_scratch
 from understudy.shapes.node import Size
 from understudy.spec import TensorSpec, spec_of
 from understudy.spec.call import flat
@@ -40,7 +40,7 @@ def mkldnn_layer(
     alike = x.dtype in ONEDNN_DTYPES and x.dtype is weight0.dtype is weight1.dtype is hx.dtype
     if not alike or not {bias_dtype, cx.dtype} <= {x.dtype, torch.float32}:
         shown = ", ".join(map(str, (x, weight0, weight1, weight2, weight3, hx, cx)))
-        raise DtypeError(f"mkldnn_rnn_layer: oneDNN does not take operands of these dtypes together: {shown}")
+        raise DtypeError(f"mkldnn_rnn_layer: oneDNN does not support this combination of dtypes: {shown}")
     result = x.like((x.shape[0], x.shape[1], hidden_size))
     workspace = None
     if torch.is_grad_enabled():
@@ -84,39 +84,26 @@ def mkldnn_layer_backward(
     return tuple(spec.like(dtype=torch.float32) for spec in (x, weight1, weight2, weight3, weight4, hx, cx))
 
 
-@steps_of("mkldnn_rnn_layer")
-def _of_layer(
+@host_scratch("mkldnn_rnn_layer")
+def layer_scratch(
     results: Sequence[TensorSpec], x: TensorSpec, weight1: TensorSpec, weight2: TensorSpec, *rest: object,
     **out: object,
-) -> tuple[int, ...]:  # fmt: skip
-    """The sum of the biases; weights in another order; gates of all steps, states of one, and what points to them."""
+) -> int:  # fmt: skip
+    """Copies of the weights with aligned rows, and the gates of all steps."""
     length, batch, features = map(int, x.shape)
     gates, hidden = map(int, weight2.shape)
-    row = _align_row(gates)
-    state = batch * _align_row(hidden)
-    return 4 * gates, 4 * (features + hidden) * row, _count_page_bytes(length * batch * row, state, state, gates) + POINTERS
+    return 4 * (features + hidden + length * batch) * _align_row(gates)
 
 
-POINTERS = 568
-
-
-@steps_of("mkldnn_rnn_layer_backward")
-def _of_layer_backward(
-    results: Sequence[TensorSpec], x: TensorSpec, weight1: TensorSpec, weight2: TensorSpec, weight3: TensorSpec,
-    weight4: TensorSpec, hx: TensorSpec, cx: TensorSpec, output: Maybe, hy: Maybe, cy: Maybe, grad: Maybe, grad_hy: Maybe,
-    grad_cy: Maybe, *rest: object, **out: object,
-) -> tuple[int, ...]:  # fmt: skip
-    """As forward, for gradients of weights; gradients of results, laid out by rows, or zeros; weights whose rows are not
-    aligned."""
-    given = ((grad, output), (grad_hy, hy), (grad_cy, cy))
-    made = [
-        like.numel * like.itemsize
-        for spec, like in given
-        if like is not None and (spec is None or not spec.is_contiguous)
-    ]
-    rows = [tuple(map(int, weight.shape)) for weight in (weight1, weight2)]
-    aligned = [4 * count * _align_row(width) for count, width in rows if _align_row(width) != width]
-    return (*made, *aligned, *_of_layer(results, x, weight1, weight2))
+@host_scratch("mkldnn_rnn_layer_backward")
+def layer_backward_scratch(
+    results: Sequence[TensorSpec], x: TensorSpec, weight1: TensorSpec, weight2: TensorSpec, *rest: object,
+    **out: object,
+) -> int:  # fmt: skip
+    """As forward, for the gradients of the weights; copies of weights whose rows are not aligned."""
+    shapes = [tuple(map(int, weight.shape)) for weight in (weight1, weight2)]
+    aligned = sum(4 * count * _align_row(width) for count, width in shapes if _align_row(width) != width)
+    return aligned + layer_scratch(results, x, weight1, weight2)
 
 
 @rule("_thnn_fused_lstm_cell")
@@ -245,7 +232,10 @@ def pad_packed(
 
 
 def pad_sequence(
-    sequences: Sequence[torch.Tensor], batch_first: bool = False, padding_value: float = 0.0, padding_side: str = "right"
+    sequences: Sequence[torch.Tensor],
+    batch_first: bool = False,
+    padding_value: float = 0.0,
+    padding_side: str = "right",
 ) -> torch.Tensor:
     if not sequences:
         raise RuntimeError("received an empty list of sequences")

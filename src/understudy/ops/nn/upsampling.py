@@ -12,10 +12,11 @@ from torch import Tensor
 from understudy import _torch
 from understudy.errors import ArgumentError, OperatorError, ShapeMismatch
 from understudy.ops.factories import symbolic_linspace
+from understudy.ops.kernel_tables.table import holds
 from understudy.ops.registry import rule
 from understudy.ops.shared.decompositions import decomposition
 from understudy.ops.shared.dims import MOST_INT64
-from understudy.ops.shared.dtypes import COMPLEX, FLOATS, REAL_NUMBERS, check_cpu_dtype, check_one_dtype
+from understudy.ops.shared.dtypes import FLOATS, check_one_dtype
 from understudy.ops.shared.layouts import suggested_strides
 from understudy.shapes.node import Sizes
 from understudy.shapes.sizes import from_torch, has_unbacked, hint_of
@@ -51,9 +52,9 @@ RESAMPLINGS = [
 
 def _check_sizes(how: Resampling, sizes: Sizes, name: str) -> None:
     if len(sizes) != how.spatial:
-        raise ArgumentError(f"{how.name}: {name} {list(sizes)} has not {how.spatial} numbers")
+        raise ArgumentError(f"{how.name}: expected {how.spatial} numbers as {name}, got {list(sizes)}")
     if any(size <= 0 for size in sizes):
-        raise ShapeMismatch(f"{how.name}: {name} {list(sizes)} is not positive")
+        raise ShapeMismatch(f"{how.name}: expected positive {name}, got {list(sizes)}")
 
 
 def _resample(how: Resampling, x: TensorSpec, sizes: Sizes) -> TensorSpec:
@@ -62,7 +63,6 @@ def _resample(how: Resampling, x: TensorSpec, sizes: Sizes) -> TensorSpec:
         raise ShapeMismatch(f"{how.name}: expected {how.spatial + 2} dimensions, got {x}")
     if any(size == 0 for size in x.shape[1:]):
         raise ShapeMismatch(f"{how.name}: {x} has an empty dimension other than the batch")
-    check_cpu_dtype(how.name, x, how.dtypes)
     shape = (*x.shape[:2], *sizes)
     return x.like(shape, stride=suggested_strides(shape, x))
 
@@ -72,15 +72,15 @@ def _gradient(how: Resampling, grad: TensorSpec, sizes: Sizes, input_size: Sizes
     shape = tuple(input_size)
     if len(shape) != how.spatial + 2:
         raise ArgumentError(
-            f"{how.name} backward: input_size {list(shape)} has not {how.spatial + 2} numbers"
+            f"{how.name} backward: expected {how.spatial + 2} numbers as input_size, got {list(shape)}"
         )
     if not same_shape(grad.shape, (*shape[:2], *sizes)):
         raise ShapeMismatch(
-            f"{how.name} backward: {grad} is no gradient for {list(shape)} made {list(sizes)}"
+            f"{how.name} backward: gradient shape {grad} does not match input_size {list(shape)} and "
+            f"output_size {list(sizes)}"
         )
     if any(size <= 0 for size in shape[2:]):
-        raise ShapeMismatch(f"{how.name} backward: input_size {list(shape)} is not positive")
-    check_cpu_dtype(how.name, grad, how.gradient_dtypes)
+        raise ShapeMismatch(f"{how.name} backward: expected positive input_size, got {list(shape)}")
     return grad.like(shape, stride=suggested_strides(shape, grad) if how.gradient_keeps_format else None)
 
 
@@ -113,13 +113,12 @@ def _check_grid(x: TensorSpec, grid: TensorSpec, spatial: int, mode: int) -> Non
     if x.shape[0] != grid.shape[0]:
         raise ShapeMismatch(f"{what}: {x} and {grid} differ in batch size")
     if grid.shape[-1] != spatial:
-        raise ShapeMismatch(f"{what}: the last dimension of {grid} has not {spatial} coordinates")
+        raise ShapeMismatch(f"{what}: expected {spatial} coordinates in the last dimension, got {grid}")
     if any(size == 0 for size in x.shape[2:]):
-        raise ShapeMismatch(f"{what}: {x} has an empty dimension to sample from")
+        raise ShapeMismatch(f"{what}: expected spatial sizes of at least 1, got {x}")
     check_one_dtype(what, x, grid)
-    check_cpu_dtype(what, x, FLOATS)
-    if spatial == 3 and mode == BICUBIC and not _torch.grid_sampler_takes_bicubic_volumes():
-        raise ArgumentError("grid_sampler_3d: there is no bicubic sampling of volumes")
+    if spatial == 3 and mode == BICUBIC and not holds("grid_sampler_takes_bicubic_volumes"):
+        raise ArgumentError("grid_sampler_3d: bicubic mode is not supported for 5-D input")
 
 
 def _register_grid(spatial: int) -> None:
@@ -147,12 +146,11 @@ for _spatial in (2, 3):
 def affine_grid(theta: TensorSpec, size: Sizes, align_corners: bool) -> Any:
     spatial = len(size) - 2
     if spatial not in (2, 3):
-        raise ArgumentError(f"affine_grid_generator: size {list(size)} has 4 or 5 numbers")
+        raise ArgumentError(f"affine_grid_generator: expected 4 or 5 numbers as size, got {list(size)}")
     if not same_shape(theta.shape, (size[0], spatial, spatial + 1)):
         raise ShapeMismatch(
-            f"affine_grid_generator: {theta} is not of shape {[size[0], spatial, spatial + 1]}"
+            f"affine_grid_generator: expected theta of shape {[size[0], spatial, spatial + 1]}, got {theta}"
         )
-    check_cpu_dtype("affine_grid_generator", theta, REAL_NUMBERS | COMPLEX)
     return theta.like((size[0], *size[2:], spatial))
 
 
@@ -184,7 +182,10 @@ def upsample_to_symbols(name: str, args: Any, kwargs: object) -> Any:
 def _scaled_sizes(name: str, lengths: Any, factors: Any) -> list[Any]:
     if len(lengths) != len(factors):
         raise OperatorError(f"{name}: {len(factors)} factors for {len(lengths)} dimensions")
-    sizes = [torch.sym_int(torch.sym_float(length) * factor) for length, factor in zip(lengths, factors, strict=True)]
+    sizes = [
+        torch.sym_int(torch.sym_float(length) * factor)
+        for length, factor in zip(lengths, factors, strict=True)
+    ]
     if any(hint_of(from_torch(size)) > MOST_INT64 for size in sizes if not has_unbacked(from_torch(size))):
         raise OperatorError(f"{name}: sizes {list(lengths)} times {list(factors)} are beyond 64 bits")
     return sizes

@@ -82,7 +82,7 @@ def check_lists(name: str, first: Specs, *others: Sequence[object]) -> None:
         raise ArgumentError(f"{name}: the list of tensors is empty")
     for other in others:
         if len(other) != len(first):
-            raise ArgumentError(f"{name}: lists of {len(first)} and {len(other)} do not go together")
+            raise ArgumentError(f"{name}: expected lists of equal length, got {len(first)} and {len(other)}")
 
 
 def written(name: str, function: Callable[..., TensorSpec]) -> Rule:
@@ -113,7 +113,7 @@ def _in_place_variant(of: str) -> Callable[..., TensorSpec]:
         return cast("Callable[..., TensorSpec]", rule.by_name(of))
 
     def absolute_in_place(a: TensorSpec) -> TensorSpec:
-        check_dtype("abs_", a.dtype, "if", a.device)
+        check_dtype("abs_", a.dtype, "if")
         return a
 
     return absolute_in_place
@@ -142,7 +142,7 @@ def with_tensor(name: str, one: Rule) -> Rule:
     def list_rule(tensors: Specs, other: TensorSpec, **kwargs: object) -> list[object]:
         check_lists(name, tensors)
         if other.shape:
-            raise ShapeMismatch(f"{name}: the tensor that goes with all must be 0-dim, not {other}")
+            raise ShapeMismatch(f"{name}: expected a 0-dim tensor as other, got {other}")
         return each(lambda a: one(a, other, **kwargs), tensors)
 
     return list_rule
@@ -152,9 +152,7 @@ def ternary_with_tensor(name: str, one: Rule) -> Rule:
     def list_rule(tensors: Specs, first: Specs, second: Specs, values: TensorSpec) -> list[Any]:
         check_lists(name, tensors, first, second)
         if values.ndim != 1 or values.shape[0] != len(tensors) or not values.is_contiguous:
-            raise ShapeMismatch(
-                f"{name}: {values} does not hold one number for each of {len(tensors)} tensors"
-            )
+            raise ShapeMismatch(f"{name}: expected {len(tensors)} numbers, got {values}")
         return each(one, tensors, first, second)
 
     return list_rule
@@ -224,16 +222,16 @@ def foreach_clone(tensors: Specs, *, memory_format: torch.memory_format | None =
 def foreach_norm(tensors: Specs, ord: Scalar = 2, dtype: torch.dtype | None = None) -> list[object]:
     check_lists("_foreach_norm", tensors)
     if isinstance(ord, (bool, complex)):
-        raise ArgumentError(f"_foreach_norm: ord is an integer or a float, not {ord!r}")
+        raise ArgumentError(f"_foreach_norm: expected an int or a float as ord, got {ord!r}")
     check_number_fits("_foreach_norm", ord, default_dtype())
     wants_elements = ord < 0 or ord == math.inf
 
     def norm(a: TensorSpec) -> TensorSpec:
         if wants_elements and a.is_empty:
             raise ArgumentError(f"_foreach_norm: {a} without elements has no norm of order {ord}")
-        check_dtype("_foreach_norm", a.dtype, "fc", a.device)
+        check_dtype("_foreach_norm", a.dtype, "fc")
         if dtype is not None:
-            check_dtype("_foreach_norm", dtype, "c" if a.is_complex else "f", a.device)
+            check_dtype("_foreach_norm", dtype, "c" if a.is_complex else "f")
         return a.like((), dtype=real_type(dtype or a.dtype))
 
     return each(norm, tensors)
@@ -251,8 +249,8 @@ def foreach_max(tensors: Specs) -> list[Any]:
 
     def greatest(a: TensorSpec) -> TensorSpec:
         if a.is_empty:
-            raise ShapeMismatch(f"_foreach_max: {a} has no greatest element")
-        check_dtype("_foreach_max", a.dtype, "bif", a.device)
+            raise ShapeMismatch(f"_foreach_max: expected tensors with elements, got {a}")
+        check_dtype("_foreach_max", a.dtype, "bif")
         return a.like(())
 
     return each(greatest, tensors)
@@ -273,7 +271,7 @@ def check_step(name: str, parameters: Specs, grads: Specs, *states: Specs) -> No
 
 def _check_same_shape(name: str, a: TensorSpec, b: TensorSpec) -> None:
     if not same_shape(a.shape, b.shape):
-        raise ShapeMismatch(f"{name}: {b} does not go with the parameter {a}")
+        raise ShapeMismatch(f"{name}: {b} does not match the parameter {a}")
 
 
 @rule("_fused_adam_", "_fused_adam_.tensor_lr", "_fused_adamw_", "_fused_adamw_.tensor_lr")

@@ -1,6 +1,6 @@
 """Operators that combine elements along dimensions.
 
-    reductions  sum, mean, max, any, …
-    along_dim   cumulative sums, softmax, sorting, numerical gradients
-    statistics  cov, corrcoef, histograms
+reductions  sum, mean, max, any, …
+along_dim   cumulative sums, softmax, sorting, numerical gradients
+statistics  cov, corrcoef, histograms
 """

@@ -7,21 +7,11 @@ from typing import Any
 
 import torch
 
-from understudy import _torch
 from understudy.errors import ArgumentError, DtypeError, ShapeMismatch
+from understudy.ops.kernel_tables.table import holds
 from understudy.ops.registry import rule
-from understudy.ops.shared.decompositions import decomposition, decomposition_at_any_level
+from understudy.ops.shared.decompositions import decomposition
 from understudy.ops.shared.dims import replace_size, size_at, wrap_dim, wrap_dims
-from understudy.ops.shared.dtypes import (
-    BOOL,
-    COMPLEX,
-    FLOATS,
-    INTEGERS,
-    NUMBERS,
-    REAL_NUMBERS,
-    UNSIGNED,
-    check_cpu_dtype,
-)
 from understudy.spec import TensorSpec, Value, is_integral, preserved_copy, same_shape
 
 
@@ -31,29 +21,13 @@ def running_total(spec: TensorSpec, dim: int, *, dtype: torch.dtype | None = Non
     wrap_dim(dim, spec.ndim)
     if dtype is None:
         dtype = torch.int64 if is_integral(spec.dtype, include_bool=True) else spec.dtype
-    result = spec.like(dtype=dtype)
-    check_cpu_dtype("cumsum and cumprod", result, NUMBERS)
-    return result
-
-
-@rule("segment_reduce")
-def check_segments(
-    spec: TensorSpec, reduce: str, *, lengths: TensorSpec | None = None, offsets: TensorSpec | None = None, **_: object
-) -> Any:
-    """C++ knows the rest."""
-    check_cpu_dtype("segment_reduce", spec, FLOATS)
-    for index in (lengths, offsets):
-        if index is not None:
-            check_cpu_dtype("segment_reduce: lengths and offsets", index, {torch.int32, torch.int64})
-    return NotImplemented
+    return spec.like(dtype=dtype)
 
 
 @rule("cummax", "cummin")
 def running_extreme(spec: TensorSpec, dim: int) -> tuple[TensorSpec, TensorSpec]:
-    if not (spec.is_empty and _torch.cummax_takes_any_dim_of_empty()):
+    if not (spec.is_empty and holds("cummax_takes_any_dim_of_empty")):
         wrap_dim(dim, spec.ndim)
-    if spec.shape:  # a 0-dimensional tensor of any dtype is copied
-        check_cpu_dtype("cummax and cummin", spec, REAL_NUMBERS | BOOL)
     return spec.like(), spec.like(dtype=torch.int64)
 
 
@@ -66,7 +40,6 @@ def running_extreme_into(spec: TensorSpec, values: TensorSpec, indices: TensorSp
 @rule("logcumsumexp", "_logcumsumexp")
 def logcumsumexp(spec: TensorSpec, dim: int) -> TensorSpec:
     wrap_dim(dim, spec.ndim)
-    check_cpu_dtype("logcumsumexp", spec, FLOATS | COMPLEX)
     return spec.like()
 
 
@@ -80,29 +53,19 @@ def softmax(x: TensorSpec, dim: int, half_to_float: bool) -> TensorSpec:
     wrap_dim(dim, x.ndim)
     if half_to_float:
         if x.device.type == "cpu":
-            raise ArgumentError(f"softmax: the CPU kernel does not widen {x.dtype} on the way")
+            raise ArgumentError(f"softmax: half_to_float is not supported on CPU, got {x.dtype}")
         return x.like(dtype=torch.float32)
-    _check_dtype(x)
     return x.like()
 
 
 @rule("softmax.int", "log_softmax.int")
 def softmax_in_dtype(x: TensorSpec, dim: int, dtype: Dtype = None) -> TensorSpec:
     wrap_dim(dim, x.ndim)
-    converted = x.like(dtype=dtype)
-    _check_dtype(converted)
-    return converted
-
-
-def _check_dtype(x: TensorSpec) -> None:
-    """Not for empty tensors, for which no kernel is called."""
-    if x.dtype not in FLOATS and not x.is_empty:
-        check_cpu_dtype("softmax", x, FLOATS)
+    return x.like(dtype=dtype)
 
 
 @rule("_safe_softmax")
 def safe_softmax(x: TensorSpec, dim: int, dtype: Dtype = None) -> TensorSpec:
-    check_cpu_dtype("_safe_softmax", x, FLOATS | INTEGERS | UNSIGNED | BOOL)
     return softmax_in_dtype(x, dim, dtype)
 
 
@@ -111,16 +74,13 @@ def softmax_backward(grad: TensorSpec, output: TensorSpec, dim: int, input_dtype
     wrap_dim(dim, grad.ndim)
     if not same_shape(grad.shape, output.shape):
         raise ShapeMismatch(f"softmax backward: {grad} and {output} differ in shape")
-    check_cpu_dtype("softmax backward", grad, FLOATS)
     narrowed = grad.dtype is torch.float32 and input_dtype is torch.float16
     if grad.device.type == "cpu" and (narrowed or grad.dtype is not output.dtype):
-        raise DtypeError(f"softmax backward: no CPU kernel for {grad} and {output} to {input_dtype}")
+        raise DtypeError(f"softmax backward: not implemented on CPU for {grad} and {output} to {input_dtype}")
     return grad.like(dtype=torch.float16 if narrowed else grad.dtype)
 
 
 # --- Sorting: values and indices ----------------------------------------------------------
-
-SORTED_DTYPES = REAL_NUMBERS | UNSIGNED | BOOL
 
 
 @rule("sort", "sort.stable")
@@ -129,7 +89,6 @@ def sort(
 ) -> tuple[TensorSpec, TensorSpec]:
     """Both results keep the order of dimensions in memory."""
     wrap_dim(dim, spec.ndim)
-    check_cpu_dtype("sort", spec, SORTED_DTYPES)
     values = preserved_copy(spec)
     return values, values.like(stride=values.stride, dtype=torch.int64)
 
@@ -141,8 +100,9 @@ def topk(
     dim = wrap_dim(dim, spec.ndim)
     size = size_at(spec, dim)
     if k < 0 or k > size:
-        raise ArgumentError(f"topk: k is {k}, but dimension {dim} of {spec} has {size} elements to choose from")
-    check_cpu_dtype("topk", spec, REAL_NUMBERS)
+        raise ArgumentError(
+            f"topk: expected k between 0 and {size}, the size of dimension {dim} of {spec}, got {k}"
+        )
     values = spec.like(replace_size(spec.shape, dim, k) if spec.shape else ())
     return values, values.like(dtype=torch.int64)
 
@@ -169,7 +129,7 @@ def decompose_cumprod_backward(grad: Tensor, x: Tensor, dim: int, output: Tensor
     conjugate, output_conjugate = x.conj(), output.conj()
     products = output_conjugate * grad
     zeros = aten.eq.Scalar(x, 0)
-    scatters = _torch.cumprod_backward_scatters()
+    scatters = holds("cumprod_backward_scatters")
     if scatters:
         result = aten.zeros.default(list(x.shape), dtype=grad.dtype, layout=grad.layout, device=grad.device)
     else:
@@ -211,11 +171,13 @@ def decompose_vander(x: Tensor, N: int | None = None, increasing: bool = False) 
     return powers if increasing else powers.flip((1,))
 
 
-@decomposition_at_any_level(
+@decomposition(
     "gradient.scalarint", "gradient.scalararray", "gradient.array", "gradient.scalarrayint", "gradient.scalarrayarray",
     "gradient.tensorarrayint", "gradient.tensorarray",
 )  # fmt: skip
-def decompose_gradient(x: Tensor, *, spacing: Any = None, dim: Any = None, edge_order: int = 1) -> list[Tensor]:
+def decompose_gradient(
+    x: Tensor, *, spacing: Any = None, dim: Any = None, edge_order: int = 1
+) -> list[Tensor]:
     """`spacing` is one number for all dimensions, or a list of numbers or of tensors of places."""
     dims = range(x.dim()) if dim is None else (dim,) if isinstance(dim, int) else dim
     if not isinstance(spacing, (list, tuple)):
@@ -225,15 +187,15 @@ def decompose_gradient(x: Tensor, *, spacing: Any = None, dim: Any = None, edge_
 
 def _gradients(x: Tensor, spacing: Sequence[object], dims: Sequence[int], edge_order: int) -> list[Tensor]:
     if x.dtype is torch.uint8:
-        raise DtypeError("gradient: uint8 has no differences")
+        raise DtypeError("gradient: uint8 is not supported")
     if len(spacing) != len(dims):
         raise ArgumentError(f"gradient: {len(dims)} dimensions need as many spacings, got {len(spacing)}")
     if edge_order not in (1, 2):
-        raise ArgumentError(f"gradient: edge_order is 1 or 2, not {edge_order}")
+        raise ArgumentError(f"gradient: expected edge_order 1 or 2, got {edge_order}")
     wrapped = wrap_dims(dims, x.dim())
     for spaces in spacing:
         if isinstance(spaces, Tensor) and spaces.dim() != 1:
-            raise ShapeMismatch(f"gradient: the places along a dimension are a vector, not of shape {list(spaces.shape)}")
+            raise ShapeMismatch(f"gradient: expected a vector as spacing, got shape {list(spaces.shape)}")
     for dim in wrapped:
         if x.shape[dim] < edge_order + 1:
             raise ShapeMismatch(

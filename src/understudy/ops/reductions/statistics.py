@@ -11,8 +11,8 @@ import torch
 
 from understudy.errors import ArgumentError, ShapeMismatch
 from understudy.ops.registry import rule
-from understudy.ops.shared.decompositions import decomposition_at_any_level
-from understudy.ops.shared.dtypes import FLOATS, NUMBERS, check_cpu_dtype, check_one_dtype
+from understudy.ops.shared.decompositions import decomposition
+from understudy.ops.shared.dtypes import check_one_dtype
 from understudy.spec import TensorSpec, same_shape
 
 Tensor = torch.Tensor
@@ -20,7 +20,7 @@ Tensor = torch.Tensor
 # --- covariance ---------------------------------------------------------------------------------------------------
 
 
-@decomposition_at_any_level("cov")
+@decomposition("cov")
 def decompose_cov(
     x: Tensor, *, correction: int = 1, fweights: Tensor | None = None, aweights: Tensor | None = None
 ) -> Tensor:
@@ -57,7 +57,7 @@ def decompose_cov(
 
 def _check_cov_weights(weights: Tensor, count: object) -> None:
     if weights.dim() > 1 or weights.numel() != count:
-        raise ShapeMismatch(f"cov: {count} observations need as many weights, got the shape {list(weights.shape)}")
+        raise ShapeMismatch(f"cov: expected {count} weights, got shape {list(weights.shape)}")
     if count != 0:
         _check_true(weights.min().ge(0), "cov: a weight is negative")
 
@@ -71,7 +71,7 @@ def _is_true(condition: Tensor) -> bool:
     return torch.equal(condition, condition.new_ones(()))
 
 
-@decomposition_at_any_level("corrcoef")
+@decomposition("corrcoef")
 def decompose_corrcoef(x: Tensor) -> Tensor:
     if x.dim() > 2:
         raise ShapeMismatch(f"corrcoef: expected at most two dimensions, got {x.dim()}")
@@ -83,15 +83,17 @@ def decompose_corrcoef(x: Tensor) -> Tensor:
         deviation = torch.real(deviation)
     c = c / deviation.view(-1, 1)
     c = c / deviation.view(1, -1)
-    return torch.complex(torch.real(c).clip(-1, 1), torch.imag(c).clip(-1, 1)) if c.is_complex() else c.clip(-1, 1)
+    return (
+        torch.complex(torch.real(c).clip(-1, 1), torch.imag(c).clip(-1, 1))
+        if c.is_complex()
+        else c.clip(-1, 1)
+    )
 
 
 # --- Histograms: how many values fall into which bin, in one dimension and in several -----------------------
 
 Maybe = TensorSpec | None
 Range = Sequence[float] | None
-SEARCHED = frozenset({torch.float32, torch.float64})
-"""Dtypes for which minimum and maximum can be computed where no range is given."""
 
 
 # --- one dimension
@@ -104,7 +106,7 @@ def histogram(
     _check_edges(spec, [bins])
     _check_values("histogram", spec, weight)
     if weight is not None and weight.numel != spec.numel:
-        raise ShapeMismatch(f"histogram: {spec} needs as many weights, got {weight}")
+        raise ShapeMismatch(f"histogram: expected weights of the shape of {spec}, got {weight}")
     return spec.like((bins.shape[0] - 1,)), bins.like()
 
 
@@ -116,7 +118,7 @@ def histogram_in(
     _check_range(spec, range, 1)
     _check_values("histogram", spec, weight)
     if weight is not None and weight.numel != spec.numel:
-        raise ShapeMismatch(f"histogram: {spec} needs as many weights, got {weight}")
+        raise ShapeMismatch(f"histogram: expected weights of the shape of {spec}, got {weight}")
     return spec.like((bins,)), spec.like((bins + 1,))
 
 
@@ -127,7 +129,6 @@ def histogram_in(
 def histogramdd_edges(
     spec: TensorSpec, bins: Sequence[Any], *, range: Range = None, weight: Maybe = None, density: bool = False
 ) -> list[TensorSpec]:
-    check_cpu_dtype("histogramdd", spec, NUMBERS)
     _check_points(spec, len(bins))
     _check_range(spec, range, len(bins))
     return [spec.like((count + 1,)) for count in bins]
@@ -135,7 +136,12 @@ def histogramdd_edges(
 
 @rule("_histogramdd_from_bin_cts")
 def histogramdd_in(
-    spec: TensorSpec, bins: Sequence[object], *, range: Range = None, weight: Maybe = None, density: bool = False
+    spec: TensorSpec,
+    bins: Sequence[object],
+    *,
+    range: Range = None,
+    weight: Maybe = None,
+    density: bool = False,
 ) -> TensorSpec:
     _check_points(spec, len(bins))
     _check_counts(bins)
@@ -163,39 +169,34 @@ def _check_points(spec: TensorSpec, count: int) -> None:
     if spec.ndim < 2:
         raise ShapeMismatch(f"histogramdd: expected at least two dimensions, got {spec}")
     if spec.shape[-1] != count:
-        raise ShapeMismatch(
-            f"histogramdd: the last dimension of {spec} needs as many bins, got {count} of them"
-        )
+        raise ShapeMismatch(f"histogramdd: expected bins for each column of {spec}, got {count}")
 
 
 def _check_edges(spec: TensorSpec, bins: Sequence[TensorSpec]) -> None:
     for edges in bins:
         check_one_dtype("histogram", spec, edges)
         if edges.ndim != 1 or edges.shape[0] < 2:
-            raise ShapeMismatch(f"histogram: the edges must be a vector of two or more, got {edges}")
+            raise ShapeMismatch(f"histogram: expected a vector of at least two edges, got {edges}")
 
 
 def _check_counts(bins: Sequence[Any]) -> None:
     if any(count <= 0 for count in bins):
-        raise ArgumentError(f"histogram: there must be at least one bin, got {list(bins)}")
+        raise ArgumentError(f"histogram: expected at least one bin, got {list(bins)}")
 
 
 def _check_range(spec: TensorSpec, range: Range, dims: int) -> None:
     if range is None:
-        if spec.dtype not in SEARCHED and not spec.is_empty:
-            check_cpu_dtype("histogram without a range", spec, SEARCHED)
         return
     if len(range) != 2 * dims:
         raise ArgumentError(
-            f"histogram: the range of {dims} dimensions has {2 * dims} numbers, got {len(range)}"
+            f"histogram: expected a range of {2 * dims} numbers for {dims} dimensions, got {len(range)}"
         )
     for low, high in zip(range[::2], range[1::2], strict=True):
         if not (math.isfinite(low) and math.isfinite(high) and low <= high):
-            raise ArgumentError(f"histogram: [{low}, {high}] is no range")
+            raise ArgumentError(f"histogram: expected a finite range with min <= max, got [{low}, {high}]")
 
 
 def _check_values(what: str, spec: TensorSpec, weight: Maybe) -> None:
-    check_cpu_dtype(what, spec, FLOATS)
     check_one_dtype(what, spec, weight)
 
 

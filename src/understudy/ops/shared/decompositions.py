@@ -12,30 +12,13 @@ from typing import Any
 import torch
 
 from understudy import _torch
-from understudy.ops.registry import Registered, Trait
+from understudy.ops.registry import OpFacts, record_of
 from understudy.shapes.sizes import from_torch, to_torch
 from understudy.spec import TensorSpec, broadcast_shapes
 from understudy.spec.call import flat
 
 Function = Callable[..., object]
-decomposition: Trait[Function] = Trait("decomposition for symbolic sizes")
-"""A function may return `NotImplemented` to leave a call to C++."""
-
-under_transforms: Trait[Function] = Trait("decomposition for symbolic sizes under a transform of torch.func")
-on_meta_tensors: Trait[Function] = Trait("kernel for meta tensors with symbolic sizes")
-"""C++'s functionalisation tries each write on meta tensors first; torch's functions for these call further operators."""
-
-
-def describe_meta_tensor(x: torch.Tensor) -> TensorSpec:
-    shape, stride = tuple(map(from_torch, x.shape)), tuple(map(from_torch, x.stride()))
-    return TensorSpec(shape, stride, dtype=x.dtype, device=x.device)
-
-
-def decomposition_at_any_level(*ops: str) -> Callable[[Registered], Registered]:
-    """Registers a function as both: outside of transforms and under them."""
-    return lambda function: under_transforms(*ops)(decomposition(*ops)(function))
-
-
+decomposition = OpFacts.decomposition
 
 _contiguity: list[Callable[[TensorSpec], None]] = []
 
@@ -48,7 +31,9 @@ def decomposed_kernel(op: Any, function: Function | None) -> Function:
         if function is not None:
             is_observed = _torch.composites_are_observed()
             if is_observed and _torch.only_autocast_observes_composites():
-                casting = _torch.casting_key(op, _torch.inner_device(flat(torch.Tensor, args, kwargs)[0]).type)
+                casting = _torch.casting_key(
+                    op, _torch.inner_device(flat(torch.Tensor, args, kwargs)[0]).type
+                )
                 if casting is not None:
                     return op.redispatch(casting, *args, **kwargs)
                 is_observed = False
@@ -63,7 +48,7 @@ def decomposed_kernel(op: Any, function: Function | None) -> Function:
 
 def decompose(op: Any, args: Any, kwargs: Any) -> Any:
     """Break up a composite operator: by its decomposition for symbolic sizes where there are such, or as C++ does."""
-    function = decomposition.of(op)
+    function = record_of(op).decomposition
     if function is not None and any(map(has_symbolic_sizes, flat(torch.Tensor, args, kwargs))):
         result = function(*args, **kwargs)
         if result is not NotImplemented:

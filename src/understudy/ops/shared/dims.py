@@ -19,7 +19,7 @@ MOST_INT64 = 2**63 - 1
 def divide_up(size: Any, by: Any) -> Any:
     """The quotient, rounded up. C++ adds both numbers first: a sum beyond 64 bits wraps around there, and is refused."""
     if type(by) is int and by > MOST_INT64 // 2 and size > MOST_INT64 - by + 1:
-        raise OperatorError(f"{size} + {by} - 1, of which a size is computed, is beyond 64 bits")
+        raise OperatorError(f"{size} + {by} - 1 overflows a 64-bit integer")
     return (size + by - 1) // by
 
 
@@ -35,7 +35,7 @@ def wrap_dims(dims: Sequence[int], ndim: int) -> list[int]:
     """All of these counted from the front. Raises if one is named twice."""
     wrapped = [wrap_dim(dim, ndim) for dim in dims]
     if len(set(wrapped)) != len(wrapped):
-        raise OperatorError(f"dimensions {list(dims)} name one of {ndim} dimensions twice")
+        raise OperatorError(f"expected each of {ndim} dimensions at most once, got {list(dims)}")
     return wrapped
 
 
@@ -44,9 +44,7 @@ def reduced_shape(shape: Shape, dims: Sequence[int], keepdim: bool) -> Shape:
     if not shape:
         return shape
     if len(shape) > MOST_DIMS and len(dims) < len(shape):
-        raise OperatorError(
-            f"a reduction over some dimensions takes tensors of up to {MOST_DIMS} dimensions, not {len(shape)}"
-        )
+        raise OperatorError(f"reductions support tensors of up to {MOST_DIMS} dimensions, got {len(shape)}")
     if keepdim:
         return tuple(1 if dim in dims else size for dim, size in enumerate(shape))
     return tuple(size for dim, size in enumerate(shape) if dim not in dims)
@@ -63,7 +61,7 @@ def check_not_empty(what: str, spec: TensorSpec, dims: Sequence[int]) -> None:
     """Raise if a reduced dimension has no elements: a maximum would have no value."""
     for dim in dims:
         if spec.shape and spec.shape[dim] == 0:
-            raise DimensionError(f"{what}: dimension {dim} of {spec} has no elements to choose from")
+            raise DimensionError(f"{what}: dimension {dim} of {spec} is empty")
 
 
 def size_at(spec: TensorSpec, dim: int) -> Size:
@@ -95,7 +93,7 @@ def complete_shape(spec: TensorSpec, shape: Sequence[Any]) -> tuple[Any, ...]:
     for dim, size in enumerate(shape):
         if size == -1:
             if unknown >= 0:
-                raise ArgumentError(f"shape {list(shape)} leaves more than one size (-1) to be inferred")
+                raise ArgumentError(f"shape {list(shape)} has more than one -1")
             unknown = dim
         elif size < 0:
             raise ArgumentError(f"shape {list(shape)} has a negative size")
@@ -106,7 +104,7 @@ def complete_shape(spec: TensorSpec, shape: Sequence[Any]) -> tuple[Any, ...]:
             raise ShapeMismatch(f"shape {list(shape)} holds {known} elements, {spec} has {spec.numel}")
         return tuple(shape)
     if known == 0:
-        raise ShapeMismatch(f"the -1 in shape {list(shape)} can't be inferred beside a size of 0, for {spec}")
+        raise ShapeMismatch(f"the -1 in shape {list(shape)} is ambiguous with a size of 0, for {spec}")
     if spec.numel % known != 0:
         raise ShapeMismatch(
             f"shape {list(shape)} does not fit {spec}: {spec.numel} elements are not divisible by {known}"
@@ -120,5 +118,5 @@ def for_each(numbers: object, spatial: int, what: str) -> Shape:
     if len(given) == 1:
         return given * spatial
     if len(given) != spatial:
-        raise ArgumentError(f"{what}: {list(given)} has not one number for each of {spatial} dimensions")
+        raise ArgumentError(f"{what}: expected {spatial} numbers, got {list(given)}")
     return given

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container
 from typing import Any
 
 import torch
 
-from understudy import _torch
 from understudy.errors import ArgumentError, DtypeError, OperatorError
+from understudy.ops.kernel_tables.table import holds
 from understudy.shapes.node import Scalar, Sizes
 from understudy.spec import TensorSpec, product
 
@@ -27,7 +27,6 @@ HALVES = frozenset({torch.float16, torch.bfloat16})
 COMPLEX_HALF = frozenset({torch.complex32})
 COMPLEX_BFLOAT = frozenset({torch.bfloat16.to_complex()}) - COMPLEX
 """Empty where torch has no complex dtype whose parts are bfloat16. The CPU copies and compares it, and little else."""
-SMALL_COMPLEX = COMPLEX_HALF | COMPLEX_BFLOAT
 FLOAT8 = frozenset(
     dtype
     for name, dtype in vars(torch).items()
@@ -35,12 +34,6 @@ FLOAT8 = frozenset(
 )
 REAL_NUMBERS = FLOATS | INTEGERS
 NUMBERS = REAL_NUMBERS | COMPLEX
-
-
-def check_cpu_dtype(what: str, spec: TensorSpec, accepted: Container[torch.dtype]) -> None:
-    """Raise if there is no CPU kernel for the dtype; other devices have kernels for other dtypes."""
-    if spec.dtype not in accepted and spec.device.type == "cpu":
-        raise DtypeError(f"{what}: no CPU kernel for {spec.dtype}, given as {spec}")
 
 
 def unless_empty(shape: Sizes, check: Check, *args: object) -> None:
@@ -55,25 +48,23 @@ def unless_empty(shape: Sizes, check: Check, *args: object) -> None:
 def check_any_dtype(what: str, spec: TensorSpec, accepted: Container[torch.dtype]) -> None:
     """Raise for a dtype that the operator does not support on any device."""
     if spec.dtype not in accepted:
-        raise DtypeError(f"{what}: {spec.dtype} is not taken, given as {spec}")
+        raise DtypeError(f"{what}: {spec.dtype} is not supported, given as {spec}")
 
 
 def check_one_dtype(what: str, first: TensorSpec, *others: TensorSpec | None) -> None:
     for other in others:
         if other is not None and other.dtype is not first.dtype:
-            raise DtypeError(f"{what}: {first} and {other} differ in dtype")
+            raise DtypeError(f"{what}: expected tensors of one dtype, got {first} and {other}")
 
 
 def refuse_cpu(what: str, spec: TensorSpec) -> None:
     if spec.device.type == "cpu":
-        raise ArgumentError(f"{what}: there is no CPU kernel")
+        raise ArgumentError(f"{what}: not implemented on CPU")
 
 
-# --- Which dtypes operators take: by kind on every device, by single dtypes where only a CPU kernel is missing ---
+# --- Which kinds of dtypes operators take, on every device ---
 
-HALF = (torch.float16,)
 REDUCED = (torch.float16, torch.bfloat16)
-NONE: tuple[torch.dtype, ...] = ()
 KIND_NAMES = {"b": "bool", "i": "integers", "f": "floats", "c": "complex numbers"}
 
 
@@ -86,26 +77,21 @@ def kind(dtype: torch.dtype) -> str:
     return "b" if dtype is torch.bool else "i"
 
 
-def check_dtype(
-    name: str,
-    dtype: torch.dtype,
-    kinds: str,
-    device: torch.device,
-    without_cpu_kernel: Iterable[torch.dtype] = COMPLEX_BFLOAT,
-) -> None:
-    """Raise for a dtype of another kind, and on CPU for one without a kernel."""
+def check_dtype(name: str, dtype: torch.dtype, kinds: str) -> None:
+    """Raise for a dtype of another kind. Which dtypes CPU kernels lack is in `kernel_tables`."""
     if kind(dtype) not in kinds:
-        takes = ", ".join(KIND_NAMES[one] for one in kinds)
-        raise DtypeError(f"{name}: takes {takes}, not {dtype}")
-    if dtype in without_cpu_kernel and device.type == "cpu":
-        raise DtypeError(f"{name}: not implemented on CPU for {dtype}")
+        expected = ", ".join(KIND_NAMES[one] for one in kinds)
+        raise DtypeError(f"{name}: expected {expected}, got {dtype}")
 
 
 # --- Which Python numbers a dtype can represent: kernels that store a number raise for others ------------
 
 PLAIN_NUMBERS = frozenset({int, float, complex})
 WITHOUT_INFINITY = FLOAT8 - {torch.float8_e5m2}
-HOLDS_ALL = {torch.bool: "all that is not 0 is true", torch.float8_e8m0fnu: "eager rounds numbers that it does not have"}
+HOLDS_ALL = {
+    torch.bool: "all that is not 0 is true",
+    torch.float8_e8m0fnu: "eager rounds numbers that it does not have",
+}
 
 
 def check_can_store(what: str, number: object, dtype: torch.dtype, device: torch.device) -> None:
@@ -119,17 +105,21 @@ def can_store(number: object, dtype: torch.dtype, device: torch.device) -> bool:
 
 
 def check_bounds(
-    what: str, low: Scalar | complex | None, high: Scalar | complex | None, dtype: torch.dtype, device: torch.device
+    what: str,
+    low: Scalar | complex | None,
+    high: Scalar | complex | None,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> None:
     """Raise for bounds of a clamp that this dtype can't represent."""
-    if kind(dtype) != "i" or not _torch.clamp_saturates():
+    if kind(dtype) != "i" or not holds("clamp_saturates"):
         for bound in (low, high):
             check_can_store(what, bound, dtype, device)
         return
     limits = torch.iinfo(dtype)
     is_above = isinstance(low, (int, float)) and low > limits.max
     if is_above or (isinstance(high, (int, float)) and high < limits.min):
-        raise ArgumentError(f"{what}: {low if is_above else high} is outside of what {dtype} can hold")
+        raise ArgumentError(f"{what}: {low if is_above else high} is out of range for {dtype}")
 
 
 def check_made_tensor(what: str, number: Scalar | complex, dtype: torch.dtype, device: torch.device) -> None:
@@ -151,7 +141,7 @@ def can_represent(number: Any, dtype: torch.dtype) -> bool:
     limits = torch.iinfo(dtype)
     if isinstance(number, float):
         if number == float(limits.max) > limits.max:
-            return _torch.int64_takes_float_of_its_maximum()
+            return holds("int64_takes_float_of_its_maximum")
         return float(limits.min) <= number <= float(limits.max)  # false for NaN
     if dtype.is_signed:
         return limits.min <= number <= limits.max

@@ -26,7 +26,6 @@ from understudy.shapes.sizes import (
     is_provably_less,
 )
 from understudy.spec import TensorSpec, channels_last_strides, contiguous_strides, same_shape
-from understudy.spec.alternatives import with_weakest_guard
 from understudy.spec.strides import CHANNELS_LAST_ORDER
 from understudy.spec.tensor_spec import product
 
@@ -84,14 +83,13 @@ def suggested_strides(shape: Sequence[Any], model: TensorSpec) -> tuple[object, 
 # --- Strides of views of another shape -------------------------------------------
 
 
-
 def view_strides(spec: TensorSpec, shape: Shape) -> Shape | None:
     """Strides of `spec` viewed as `shape` (with the same number of elements), or None where a copy is necessary."""
     if not spec.shape:
         return (1,) * len(shape)
     if not spec.is_symbolic:
         return _strides_by_hints(spec, shape)
-    return _plain_strides(spec, shape) or with_weakest_guard(_strides_of_symbolic, spec, shape)
+    return _plain_strides(spec, shape) or _strides_of_symbolic(spec, shape)
 
 
 def _strides_of_symbolic(spec: TensorSpec, shape: Shape) -> Shape | None:
@@ -124,7 +122,7 @@ def _plain_strides(spec: TensorSpec, shape: Shape) -> Shape | None:
 
 
 def _unchanged_strides(old: Shape, stride: Shape, shape: Shape) -> Shape | None:
-    """The strides of a view of the same shape, if there is no dimension of size 1 with a gap.
+    """The strides of a view of the same shape, unless a dimension of size 1 has a gap.
 
     For such a dimension eager recomputes the stride, unless the tensor is empty.
     """
@@ -138,7 +136,11 @@ def _unchanged_strides(old: Shape, stride: Shape, shape: Shape) -> Shape | None:
                 return None
             asked.append((size, step, packed))
         packed = step * size
-    return stride if all(is_not_one_unless(*each) for each in asked if not is_provably_different(each[0], 1)) else None
+    return (
+        stride
+        if all(is_not_one_unless(*each) for each in asked if not is_provably_different(each[0], 1))
+        else None
+    )
 
 
 def _strides_of_kept_dimensions(old: Shape, stride: Shape, shape: Shape) -> Shape | None:
@@ -262,13 +264,14 @@ def expand_strides(spec: TensorSpec, sizes: Sequence[Any]) -> tuple[Shape, Shape
         if target == -1:
             if dim < 0:
                 raise ArgumentError(
-                    f"expand: -1 in {list(sizes)} stands for a dimension that {spec} does not have, "
-                    f"so there is no size to keep"
+                    f"expand: -1 in {list(sizes)} stands for a new dimension of {spec}; give its size"
                 )
             target = size
         elif type(target) is not int and _is_expanded_anyhow(size, stride, target):
             stride = 0
-        elif (type(target) is not int and has_unbacked(target) and is_provably_equal(size, 1)) or target != size:
+        elif (
+            type(target) is not int and has_unbacked(target) and is_provably_equal(size, 1)
+        ) or target != size:
             if size != 1 and not expect_equal(size, 1):
                 raise ShapeMismatch(
                     f"expand: {spec} has size {size} in dimension {dim}, which can't become {target} in "
@@ -318,7 +321,9 @@ def _large_numbers(spec: TensorSpec) -> list[Any]:
     """The sizes and strides that may be large, and the numbers of elements and bytes if they may be. What is expanded is in
     the storage once."""
     factors = [_largest_factor(size) for size in spec.shape]
-    sizes = [size for size, step in zip(spec.shape, spec.stride, strict=True) if type(step) is not int or step != 0]
+    sizes = [
+        size for size, step in zip(spec.shape, spec.stride, strict=True) if type(step) is not int or step != 0
+    ]
     large: list[Any] = [size for size, factor in zip(spec.shape, factors, strict=True) if factor > LARGE]
     if math.prod(factors) * spec.itemsize > LARGE:
         large += [product(sizes) * spec.itemsize, *([] if len(sizes) == spec.ndim else [product(spec.shape)])]

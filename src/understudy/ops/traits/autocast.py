@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from enum import Enum, auto
 from typing import Any
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from understudy import _torch
 from understudy._torch import OpOverload
-from understudy.ops.registry import Trait
+from understudy.ops.registry import OpFacts, record_of
 
 
 class Casting(Enum):
@@ -29,34 +29,33 @@ class Casting(Enum):
     """The operator is unsafe in lower precision."""
 
 
-casting: Trait[Casting] = Trait("autocast")
-"""As registered for CUDA. `cat` and `stack` are not: they promote without a copy (those of the CPU are C++'s own)."""
+casting = OpFacts.casting
 
 for _casting, _names in {
     Casting.LOWER: (
-    "_convolution.deprecated _convolution conv1d conv2d conv3d conv_tbc conv_transpose1d "
-    "conv_transpose2d.input conv_transpose3d.input convolution prelu addmm addmv addr matmul einsum mm mv "
-    "linalg_vecdot linear addbmm baddbmm bmm chain_matmul linalg_multi_dot lstm_cell gru_cell "
-    "rnn_tanh_cell rnn_relu_cell scaled_dot_product_attention _scaled_dot_product_flash_attention _thnn_fused_lstm_cell "
-    "_thnn_fused_gru_cell cudnn_convolution cudnn_convolution_transpose"
+        "_convolution.deprecated _convolution conv1d conv2d conv3d conv_tbc conv_transpose1d "
+        "conv_transpose2d.input conv_transpose3d.input convolution prelu addmm addmv addr matmul einsum mm mv "
+        "linalg_vecdot linear addbmm baddbmm bmm chain_matmul linalg_multi_dot lstm_cell gru_cell "
+        "rnn_tanh_cell rnn_relu_cell scaled_dot_product_attention _scaled_dot_product_flash_attention _thnn_fused_lstm_cell "
+        "_thnn_fused_gru_cell cudnn_convolution cudnn_convolution_transpose"
     ),
     Casting.FLOAT32: (
-    "acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow.Tensor_Scalar "
-    "pow.Tensor_Tensor pow.Scalar softplus layer_norm native_layer_norm rms_norm group_norm "
-    "frobenius_norm.dim norm.Scalar norm.ScalarOpt_dim nuclear_norm nuclear_norm.dim cosine_similarity poisson_nll_loss "
-    "cosine_embedding_loss nll_loss nll_loss2d hinge_embedding_loss kl_div l1_loss smooth_l1_loss "
-    "huber_loss mse_loss margin_ranking_loss multilabel_margin_loss soft_margin_loss triplet_margin_loss "
-    "multi_margin_loss binary_cross_entropy_with_logits dist pdist cdist renorm logsumexp "
-    "upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d upsample_bilinear2d "
-    "upsample_trilinear3d upsample_bicubic2d _upsample_nearest_exact1d _upsample_nearest_exact2d "
-    "_upsample_nearest_exact3d _upsample_bilinear2d_aa _upsample_bicubic2d_aa"
+        "acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow.Tensor_Scalar "
+        "pow.Tensor_Tensor pow.Scalar softplus layer_norm native_layer_norm rms_norm group_norm "
+        "frobenius_norm.dim norm.Scalar norm.ScalarOpt_dim nuclear_norm nuclear_norm.dim cosine_similarity poisson_nll_loss "
+        "cosine_embedding_loss nll_loss nll_loss2d hinge_embedding_loss kl_div l1_loss smooth_l1_loss "
+        "huber_loss mse_loss margin_ranking_loss multilabel_margin_loss soft_margin_loss triplet_margin_loss "
+        "multi_margin_loss binary_cross_entropy_with_logits dist pdist cdist renorm logsumexp "
+        "upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d upsample_bilinear2d "
+        "upsample_trilinear3d upsample_bicubic2d _upsample_nearest_exact1d _upsample_nearest_exact2d "
+        "_upsample_nearest_exact3d _upsample_bilinear2d_aa _upsample_bicubic2d_aa"
     ),
     Casting.FLOAT32_BY_DTYPE: (
-    "prod prod.dim_int softmax.int log_softmax.int cumprod cumsum linalg_vector_norm linalg_matrix_norm "
-    "linalg_matrix_norm.str_ord sum sum.dim_IntList"
+        "prod prod.dim_int softmax.int log_softmax.int cumprod cumsum linalg_vector_norm linalg_matrix_norm "
+        "linalg_matrix_norm.str_ord sum sum.dim_IntList"
     ),
     Casting.WIDEST: (
-    "addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add"
+        "addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add"
     ),
     Casting.REFUSED: "binary_cross_entropy",
 }.items():
@@ -64,18 +63,19 @@ for _casting, _names in {
 if _torch.has_operator("linalg_matrix_sqrth"):  # since torch 2.14
     casting.register(Casting.FLOAT32, "linalg_matrix_sqrth")
 
-caller_in_kernel: Trait[str] = Trait("the composite operator that calls it; its kernel calls others")
-"""Where autocast does not cast the whole composite operator, it is enabled inside of the kernel."""
+caller_in_kernel = OpFacts.caller_in_kernel
 caller_in_kernel.register("linalg_pinv", "linalg_pinv.atol_rtol_tensor")
 caller_in_kernel.register("bilinear", "_trilinear")
 
 
 def is_cast_in_kernel(op: OpOverload, device_types: Iterable[str]) -> bool:
     """Whether autocast, if enabled, casts the operators that the kernel of `op` calls."""
-    caller = caller_in_kernel.of(op)
+    caller = record_of(op).caller_in_kernel
     if caller is None:
         return False
-    return not any(_torch.has_autocast_kernel(_torch.operator_named(caller), device_type) for device_type in device_types)
+    return not any(
+        _torch.has_autocast_kernel(_torch.operator_named(caller), device_type) for device_type in device_types
+    )
 
 
 WITHOUT_AUTOCAST = {"ipu": "what switches its autocast on is what switches these kernels on"}
@@ -87,7 +87,7 @@ WITHOUT_AUTOCAST = {"ipu": "what switches its autocast on is what switches these
 # is the right one. The kernels of `fake/kernels/autocast.py` call them, because those are first in the dispatch of such
 # tensors. The one of attention is in `ops/nn/attention_cuda.py`.
 
-accelerator_path: Trait[Callable[..., Any]] = Trait("the way it goes on an accelerator")
+accelerator_path = OpFacts.accelerator_path
 aten = torch.ops.aten
 FUSED_DROPOUT = frozenset({"cuda", "xpu"})
 CHANNELS_LAST = (torch.channels_last, torch.channels_last_3d)
@@ -133,10 +133,16 @@ def ctc_loss(
 
 
 @accelerator_path("rms_norm")
-def rms_norm(x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None) -> Any:
+def rms_norm(
+    x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None
+) -> Any:
     """Only where memory is observed: the operator is a composite to C++, which sees a meta device, and has no formula of a
     gradient there."""
-    if _torch.inner_device(x).type != "cuda" or x.is_complex() or (weight is not None and weight.dtype is not x.dtype):
+    if (
+        _torch.inner_device(x).type != "cuda"
+        or x.is_complex()
+        or (weight is not None and weight.dtype is not x.dtype)
+    ):
         return NotImplemented
     if not _is_observed(x) or torch.is_inference_mode_enabled() or _has_channels_last(x):
         return NotImplemented
@@ -149,10 +155,14 @@ def _is_observed(x: Tensor) -> bool:
 
 
 def _has_channels_last(x: Tensor) -> bool:
-    return x.dim() in (4, 5) and not x.is_contiguous() and x.is_contiguous(memory_format=CHANNELS_LAST[x.dim() - 4])
+    return (
+        x.dim() in (4, 5)
+        and not x.is_contiguous()
+        and x.is_contiguous(memory_format=CHANNELS_LAST[x.dim() - 4])
+    )
 
 
-has_cuda_kernel: Trait[bool] = Trait("composite in builds for the CPU only")
+has_cuda_kernel = OpFacts.has_cuda_kernel
 has_cuda_kernel.mark("_fused_rms_norm", "mish_backward")
 
 
@@ -167,7 +177,9 @@ def mish_backward(grad: Tensor, x: Tensor) -> Any:
 
 class FusedRMSNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, normalized_shape: tuple[int, ...], weight: Tensor | None, eps: float | None) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, normalized_shape: tuple[int, ...], weight: Tensor | None, eps: float | None
+    ) -> Tensor:
         with _torch.below_autograd():
             result, rstd = aten._fused_rms_norm(x, normalized_shape, weight, eps)
         ctx.save_for_backward(x, weight, rstd)
@@ -181,10 +193,14 @@ class FusedRMSNorm(torch.autograd.Function):
             result = _in_steps(x, ctx.normalized_shape, weight, ctx.eps)
             inputs = [tensor for tensor in (x, weight) if tensor is not None and tensor.requires_grad]
             found = iter(torch.autograd.grad(result, inputs, grad, create_graph=True))
-            for_x, for_weight = (next(found) if t is not None and t.requires_grad else None for t in (x, weight))
+            for_x, for_weight = (
+                next(found) if t is not None and t.requires_grad else None for t in (x, weight)
+            )
         else:
             wanted = [ctx.needs_input_grad[0], ctx.needs_input_grad[2]]
-            for_x, for_weight = aten._fused_rms_norm_backward(grad, x, ctx.normalized_shape, rstd, weight, wanted)
+            for_x, for_weight = aten._fused_rms_norm_backward(
+                grad, x, ctx.normalized_shape, rstd, weight, wanted
+            )
         return for_x, None, for_weight, None
 
 

@@ -3,31 +3,27 @@ appears in a recorded graph, where that is not as it was called."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
-from understudy._torch import OpOverload
-from understudy.ops.registry import Trait, record_of
+from understudy.ops.registry import OpFacts, derives
 from understudy.shapes.node import Shape
 from understudy.spec import TensorSpec
 
-uncacheable: Trait[str] = Trait("why its plans are not kept", of_packets=True)
+uncacheable = OpFacts.uncacheable
 uncacheable.register(
     "depends on the size of the storage", "as_strided", "as_strided_", "as_strided_copy", "as_strided_scatter"
 )
 
-pure: Trait[bool] = Trait("a custom operator whose answers depend on nothing but its arguments")
-"""Marked by users: see `understudy.mark_pure`."""
+pure = OpFacts.pure
 
-ignores_floats: Trait[bool] = Trait("its outcomes do not depend on the values of plain floats", of_packets=True)
-"""Optimizers give such operators other numbers at each step."""
+ignores_floats = OpFacts.ignores_floats
 for name in ("add", "sub", "mul", "div", "lerp", "addcmul", "addcdiv"):
     ignores_floats.mark(name, f"{name}_", f"_foreach_{name}", f"_foreach_{name}_")
 ignores_floats.mark("_fused_sgd_", "_fused_adagrad_", "_fused_adam_", "_fused_adamw_")
 
-has_recipe_if_static: Trait[bool] = Trait("composite of several operators, which are remembered for plain sizes")
+has_recipe_if_static = OpFacts.has_recipe_if_static
 has_recipe_if_static.mark(
     "linear", "matmul", "scaled_dot_product_attention", "einsum", "tensordot", "repeat_interleave.self_int", "dropout",
     "batch_norm",
@@ -41,43 +37,35 @@ class ViewOfNew(NamedTuple):
     shape: Shape
 
 
-whole_result: Trait[Callable[..., Any]] = Trait("result for ordinary operands, where nobody hears the operators inside it")
-"""A function of specs that returns the spec of the new tensor, a `ViewOfNew`, or `NotImplemented`. It has to tell what C++
-makes of tensors of one floating-point dtype, and masks, on one device, with plain sizes of at least 1."""
+whole_result = OpFacts.whole_result
 
-has_recipe: Trait[bool] = Trait("composite whose operators are remembered for symbolic sizes")
-"""C++ decomposes them on every device, depending only on their arguments (and on the enabled backends of attention)."""
+has_recipe = OpFacts.has_recipe
 has_recipe.mark(
     "linear", "matmul", "scaled_dot_product_attention", "einsum", "tensordot", "repeat_interleave.self_int", "dropout",
     "layer_norm", "group_norm", "batch_norm", "cross_entropy_loss",
 )  # fmt: skip
 
-has_recipe_if_strided: Trait[bool] = Trait("the same, for tensors that are not contiguous only")
-"""For contiguous tensors, C++ asks nothing about the sizes."""
+has_recipe_if_strided = OpFacts.has_recipe_if_strided
 has_recipe_if_strided.mark("reshape")
 
-needs_recipe: Trait[bool] = Trait("composite that asks so much of sizes that replaying it through the dispatcher is quicker")
+needs_recipe = OpFacts.needs_recipe
 needs_recipe.mark("matmul", "scaled_dot_product_attention", "einsum", "tensordot", "reshape")
 
 
-def _why_not_cached(op: OpOverload) -> str | None:
-    if not record_of(op).is_builtin and pure.of(op) is None:
+@derives(OpFacts.uncached)
+def _why_not_cached(record: OpFacts) -> str | None:
+    if not record.is_builtin and not record.pure:
         return "custom operator not marked pure"
-    if torch.Tag.inplace_view in op.tags:
+    if record.changes_metadata:
         return "inplace view"  # the reason that torch's own cache reports
-    return uncacheable.of(op)
-
-
-uncached: Trait[str] = Trait(
-    "why its plans are not kept, for any reason", derive=_why_not_cached, derived_from=(pure, uncacheable)
-)
+    return record.uncacheable
 
 
 # --- recorded graphs
 
 aten = torch.ops.aten
 
-unrecorded: Trait[str] = Trait("why its calls are no nodes")
+unrecorded = OpFacts.unrecorded
 unrecorded.register(
     "asks for metadata: what it answers is known, and is recorded where it is used",
     "prim::device", "prim::layout", "sym_size.int", "sym_size", "sym_stride.int", "sym_stride", "sym_numel",
@@ -88,5 +76,5 @@ unrecorded.register(
     "profiler::_record_function_enter_new", "profiler::_record_function_exit._RecordFunction",
 )  # fmt: skip
 
-recorded_as: Trait[OpOverload] = Trait("the operator that its nodes call instead")
+recorded_as = OpFacts.recorded_as
 recorded_as.register(aten.lift_fresh_copy.default, "lift_fresh")  # copied at each run: no write changes it

@@ -49,7 +49,9 @@ def of_flash(
     tasks = batch * heads * divide_up(rows, 64)
     splits = _count_splits(tasks, 2 * facts.multiprocessors, divide_up(columns, block))
     results = 4 * splits * batch * heads * rows
-    return Scratch((results, results * align(width, 32 if width <= 192 else 256))) if splits > 1 else NO_SCRATCH
+    return (
+        Scratch((results, results * align(width, 32 if width <= 192 else 256))) if splits > 1 else NO_SCRATCH
+    )
 
 
 def _count_splits(tasks: int, processors: int, blocks: int) -> int:
@@ -79,7 +81,10 @@ def _is_laid_out_by_rows(spec: TensorSpec) -> bool:
     """Whether the heads of one position lie side by side."""
     _, heads, rows, width = spec.numbers.shape
     expected = (rows * heads * width, width, heads * width, 1)
-    return all(size == 1 or step == wanted for size, step, wanted in zip(spec.shape, spec.stride, expected, strict=True))
+    return all(
+        size == 1 or step == wanted
+        for size, step, wanted in zip(spec.shape, spec.stride, expected, strict=True)
+    )
 
 
 @scratch("_scaled_dot_product_flash_attention_backward")
@@ -96,6 +101,15 @@ def of_flash_backward(
     return Scratch(tuple(sizes))
 
 
+@scratch("understudy::flex_attention_backward")
+def of_flex_backward(
+    facts: DeviceFacts, made: Results, grad: TensorSpec, query: TensorSpec, key: TensorSpec, value: TensorSpec,
+    out: TensorSpec, logsumexp: TensorSpec,
+) -> Scratch:  # fmt: skip
+    """The sums of gradient times result, in float32."""
+    return Scratch((4 * int(logsumexp.numel),))
+
+
 @scratch("_scaled_dot_product_efficient_attention_backward")
 def of_efficient_backward(
     facts: DeviceFacts, made: Results, grad: TensorSpec, query: TensorSpec, key: TensorSpec, value: TensorSpec,
@@ -107,7 +121,9 @@ def of_efficient_backward(
     value, too."""
     batch, heads, rows, width = query.numbers.shape
     columns, value_width = key.numbers.shape[2], value.numbers.shape[3]
-    block_rows, block_columns = _efficient_block(max(width, value_width), query.dtype in HALF, dropout_p > 0, facts)
+    block_rows, block_columns = _efficient_block(
+        max(width, value_width), query.dtype in HALF, dropout_p > 0, facts
+    )
     tile = 16 + 4 * block_rows * block_columns if facts.capability >= (7, 0) or query.dtype in HALF else 0
     elements = divide_up(rows, block_rows) * divide_up(width, block_columns) * tile // 4
     if query.dtype in HALF and max(width, value_width) > block_rows:
@@ -166,7 +182,13 @@ def of_native_attention(
 
 @scratch("_transformer_encoder_layer_fwd")
 def of_encoder_layer(
-    facts: DeviceFacts, made: Results, x: TensorSpec, width: int, heads: int, *rest: object, **settings: object
+    facts: DeviceFacts,
+    made: Results,
+    x: TensorSpec,
+    width: int,
+    heads: int,
+    *rest: object,
+    **settings: object,
 ) -> Scratch:
     """Attention, a norm with its mean and deviation for each row, and the wide layer."""
     one, rows = byte_count(x), int(x.numel) // max(1, width)
@@ -189,7 +211,7 @@ FEW_ROWS, LONG_ROWS = 128, 1_000_000
 
 def _cub(elements: int, key: int = 8, value: int = 8, bits: int | None = None, tile: int = 0) -> int:
     """Temporary storage of cub's radix sort of pairs: second buffers of keys and values if there are several rounds of 8
-    bits, counts of digits, and what blocks tell each other. Each part is aligned."""
+    bits, counts of digits, and messages between blocks. Each part is aligned."""
     if elements <= ONE_TILE:
         return 1
     rounds = divide_up(8 * key if bits is None else max(1, bits), 8)
@@ -205,7 +227,12 @@ def _scan(elements: int, size: int, tile: int) -> int:
 
 @scratch("sort")
 def of_sort(
-    facts: DeviceFacts, made: Results, x: TensorSpec, *rest: object, dim: int | None = None, **settings: object
+    facts: DeviceFacts,
+    made: Results,
+    x: TensorSpec,
+    *rest: object,
+    dim: int | None = None,
+    **settings: object,
 ) -> Scratch:
     """Short rows are sorted in shared memory. Of long ones, some rows are sorted all at once, and back by their row; many
     rows, or very long ones, one by one. Other dimensions than the last are moved there."""
@@ -226,9 +253,13 @@ def of_sort(
 
 @scratch("median", "nanmedian")
 def of_median(facts: DeviceFacts, made: Results, x: TensorSpec, *rest: object, **settings: object) -> Scratch:
-    """Of all elements: they are sorted. Of rows: none is."""
+    """All elements are sorted; rows are not."""
     n = int(x.numel)
-    return NO_SCRATCH if len(made) > 1 else Scratch((x.itemsize * n, 8 * n, *of_sort(facts, made, x.like((n,))).sizes))
+    return (
+        NO_SCRATCH
+        if len(made) > 1
+        else Scratch((x.itemsize * n, 8 * n, *of_sort(facts, made, x.like((n,))).sizes))
+    )
 
 
 @scratch("_unique2")
@@ -238,12 +269,16 @@ def of_unique(
 ) -> Scratch:  # fmt: skip
     """Sorted elements, with their order if it is asked for, and as many different ones as there may be."""
     n, key = int(x.numel), x.itemsize
-    order = (8 * n, *for_a_while(8 * n, _cub(n, key)), 8 * n) if with_inverse else for_a_while(_cub(n, key, 0))
+    order = (
+        (8 * n, *for_a_while(8 * n, _cub(n, key)), 8 * n) if with_inverse else for_a_while(_cub(n, key, 0))
+    )
     return Scratch((key * n, *order, key * n), is_exact=False)
 
 
 @scratch("unique_dim", "unique_consecutive")
-def of_unique_rows(facts: DeviceFacts, made: Results, x: TensorSpec, *rest: object, **settings: object) -> Scratch:
+def of_unique_rows(
+    facts: DeviceFacts, made: Results, x: TensorSpec, *rest: object, **settings: object
+) -> Scratch:
     return Scratch((byte_count(x),), is_exact=False)
 
 
@@ -279,9 +314,21 @@ def of_topk(
     threads = max(1, facts.multiprocessors) * BLOCKS_PER_MULTIPROCESSOR * BLOCK
     items = BLOCK * min(MOST_ITEMS, max(LEAST_ITEMS, divide_up(n, threads)))
     blocks = rows * divide_up(length, items)
-    found = (x.itemsize * rows, 8 * rows, 8 * rows, 2 * BLOCK * blocks, 4 * BLOCK * rows, 4 * blocks, 4 * blocks)
+    found = (
+        x.itemsize * rows,
+        8 * rows,
+        8 * rows,
+        2 * BLOCK * blocks,
+        4 * BLOCK * rows,
+        4 * blocks,
+        4 * blocks,
+    )
     many = x.like((rows, k))
-    sort = (8 * rows * k, byte_count(many), *of_sort(facts, made, many).sizes) if k > MOST_IN_SHARED_MEMORY else ()
+    sort = (
+        (8 * rows * k, byte_count(many), *of_sort(facts, made, many).sizes)
+        if k > MOST_IN_SHARED_MEMORY
+        else ()
+    )
     return Scratch((*copy_if(not x.is_contiguous, x), *for_a_while(*found, SCAN_BY_KEY), *sort))
 
 
@@ -297,7 +344,9 @@ def of_scan(facts: DeviceFacts, made: Results, x: TensorSpec, *rest: object, **s
 
 
 @scratch("nonzero", "masked_select")
-def of_nonzero(facts: DeviceFacts, made: Results, x: TensorSpec, *rest: object, **settings: object) -> Scratch:
+def of_nonzero(
+    facts: DeviceFacts, made: Results, x: TensorSpec, *rest: object, **settings: object
+) -> Scratch:
     """Elements are counted, by several blocks if they are many; then their positions are found."""
     n = int(x.numel)
     counts = align(4 * 5 * 8 * facts.multiprocessors, 256) + 255 if n > 8192 else 1
@@ -306,7 +355,12 @@ def of_nonzero(facts: DeviceFacts, made: Results, x: TensorSpec, *rest: object, 
 
 @scratch("embedding")
 def of_embedding(
-    facts: DeviceFacts, made: Results, weight: TensorSpec, indices: TensorSpec, *rest: object, **settings: object
+    facts: DeviceFacts,
+    made: Results,
+    weight: TensorSpec,
+    indices: TensorSpec,
+    *rest: object,
+    **settings: object,
 ) -> Scratch:
     """Indices of several dimensions are seen as one first, by a copy if need be."""
     is_copied = indices.ndim > 1 and view_strides(indices, (indices.numel,)) is None
@@ -314,9 +368,15 @@ def of_embedding(
 
 
 @scratch("pow")
-def of_power(facts: DeviceFacts, made: Results, base: TensorSpec | complex, *rest: object, **settings: object) -> Scratch:
+def of_power(
+    facts: DeviceFacts, made: Results, base: TensorSpec | complex, *rest: object, **settings: object
+) -> Scratch:
     """A number becomes a tensor, unless it is 1."""
-    return NO_SCRATCH if isinstance(base, TensorSpec) or base == 1 else Scratch((NUMBER_DTYPES[type(base)].itemsize,))
+    return (
+        NO_SCRATCH
+        if isinstance(base, TensorSpec) or base == 1
+        else Scratch((NUMBER_DTYPES[type(base)].itemsize,))
+    )
 
 
 @scratch("index", "_unsafe_index")
@@ -351,10 +411,18 @@ def of_index_put(
     written = n * (int(x.numel) // max(1, indexed))
     is_copied = not values.is_contiguous or int(values.numel) != written
     converted = [8 * int(index.numel) for index in used if index.dtype is torch.int32]
-    linear = 8 * n, 8 * n, -8 * n, *(len(used) - 1) * for_a_while(8 * n, 8 * n), *(-size for size in converted)
+    linear = (
+        8 * n,
+        8 * n,
+        -8 * n,
+        *(len(used) - 1) * for_a_while(8 * n, 8 * n),
+        *(-size for size in converted),
+    )
     copied = (*copy_if(is_apart, x), *((written * x.itemsize,) if is_copied else ()))
     sort = 8 * n, 8 * n, 8 * n, _cub(n, bits=indexed.bit_length())
-    return Scratch((*converted, *linear, *copied, *sort), is_exact=not any(i.dtype is torch.bool for i in used))
+    return Scratch(
+        (*converted, *linear, *copied, *sort), is_exact=not any(i.dtype is torch.bool for i in used)
+    )
 
 
 def _count_broadcast(indices: Sequence[TensorSpec]) -> int:
@@ -401,11 +469,18 @@ def of_any_bags_backward(
 ) -> Scratch:  # fmt: skip
     if sparse:
         return Scratch(is_exact=False)
-    return of_bags_backward(facts, made, grad, indices, bags, sizes, largest, num_weights, scale_grad_by_freq, mode)
+    return of_bags_backward(
+        facts, made, grad, indices, bags, sizes, largest, num_weights, scale_grad_by_freq, mode
+    )
 
 
 def _sum_by_index(
-    facts: DeviceFacts, grad: TensorSpec, indices: TensorSpec, num_weights: int, is_scaled: bool, copied: tuple[int, ...]
+    facts: DeviceFacts,
+    grad: TensorSpec,
+    indices: TensorSpec,
+    num_weights: int,
+    is_scaled: bool,
+    copied: tuple[int, ...],
 ) -> Scratch:
     n = int(indices.numel)
     width = grad.numbers.shape[-1] if grad.ndim else 1

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from understudy._torch import has_cpu_kernel
 from understudy.errors import DtypeError, FakeTensorDeviceMismatchError
-from understudy.ops.registry import Trait, record_of
+from understudy.ops.registry import OpFacts, record_of
 from understudy.ops.traits.writes import LISTS_OF_TENSORS
 from understudy.spec.call import Call
 
-may_mix: Trait[str] = Trait("why its inputs may be on several devices", of_packets=True)
+may_mix = OpFacts.may_mix
 may_mix.register(
     "copies across devices",
     "copy_", "copy", "_foreach_copy_", "_foreach_copy", "slice_scatter", "select_scatter", "diagonal_scatter",
@@ -18,7 +17,12 @@ may_mix.register(
 )  # fmt: skip
 may_mix.register("takes over the other tensor's storage", "set_", "set_data")
 may_mix.register(
-    "reads the other tensor's size only", "resize_as_", "resize_as_sparse_", "expand_as", "view_as", "reshape_as"
+    "reads the other tensor's size only",
+    "resize_as_",
+    "resize_as_sparse_",
+    "expand_as",
+    "view_as",
+    "reshape_as",
 )
 may_mix.register("step counters may be elsewhere", "_fused_adam_", "_fused_adamw_", "_fused_adagrad_")
 may_mix.register("sizes are kept on the CPU", "_nested_view_from_buffer", "tensor_split")
@@ -33,14 +37,13 @@ may_mix.register_all(
     }
 )
 
-reads_by_index: Trait[bool] = Trait("indices that are read by may be on the CPU: eager moves them", of_packets=True)
+reads_by_index = OpFacts.reads_by_index
 reads_by_index.mark("index", "_unsafe_index")
 
-writes_by_index: Trait[bool] = Trait("indices that are written by may be anywhere: eager moves them", of_packets=True)
-"""The written values come last, and must be on the device of the tensor."""
+writes_by_index = OpFacts.writes_by_index
 writes_by_index.mark("index_put", "index_put_", "_index_put_impl_", "_unsafe_index_put")
 
-takes_no_cpu_scalar: Trait[str] = Trait("why a 0-d CPU tensor does not go with tensors of other devices", of_packets=True)
+takes_no_cpu_scalar = OpFacts.takes_no_cpu_scalar
 takes_no_cpu_scalar.register("its kernel takes none", "nextafter")
 
 
@@ -56,7 +59,7 @@ def device_of(call: Call) -> torch.device | None:
             if deciding < 0 and spec.shape:
                 deciding = position
             continue
-        if takes_no_cpu_scalar.of(call.op) is not None:
+        if record_of(call.op).takes_no_cpu_scalar is not None:
             raise _mismatch(call, 0, position)
         if _joins_any(spec.device, spec.shape):
             continue
@@ -73,11 +76,9 @@ def device_of(call: Call) -> torch.device | None:
 
 
 def refuse_without_kernel(call: Call) -> None:
-    """Raise for CPU tensors if an operator has no CPU kernel."""
+    """Raise for CPU tensors: the operator has no CPU kernel."""
     inputs = call.inputs
-    if not inputs or not _is_ours(call) or has_cpu_kernel(call.op):
-        return
-    if all(spec.device.type == "cpu" and spec.layout is torch.strided for spec in inputs):
+    if inputs and all(spec.device.type == "cpu" and spec.layout is torch.strided for spec in inputs):
         raise DtypeError(f"Could not run '{call.op.name()}' with arguments from the 'CPU' backend")
 
 
@@ -93,14 +94,18 @@ def _is_elementwise_in_place(call: Call) -> bool:
 def _is_index(call: Call, deciding: int, position: int) -> bool:
     """Whether this input is an index that eager moves to the device of the tensor, which comes first. Since torch 2.15, C++
     makes the index of a list, as in `x[[0, 1]]`, on the native device of a stand-in, which is meta."""
-    if reads_by_index.of(call.op) is not None:
+    if record_of(call.op).reads_by_index:
         return call.inputs[position].device.type in ("cpu", "meta")
-    return writes_by_index.of(call.op) is not None and deciding == 0 and 0 < position < len(call.inputs) - 1
+    return (
+        record_of(call.op).writes_by_index is not None
+        and deciding == 0
+        and 0 < position < len(call.inputs) - 1
+    )
 
 
 def _may_mix(call: Call) -> bool:
     is_of_lists = record_of(call.op).packet.startswith(LISTS_OF_TENSORS)
-    return may_mix.of(call.op) is not None or is_of_lists or not _is_ours(call)
+    return record_of(call.op).may_mix is not None or is_of_lists or not _is_ours(call)
 
 
 def _is_ours(call: Call) -> bool:

@@ -1,6 +1,6 @@
 """The work of a call, from its specs: multiply-adds, elementwise operations, bytes moved.
 
-    work = work_of(call, results)        results: the specs of what the call returned
+    work = work_of(call, results)        results: the specs of the returned tensors
     work.macs, work.flops, work.operations, work.bytes_moved, work.kind
 
 Conventions, stated where figures are shown:
@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import torch
 
 from understudy._torch import OpOverload
-from understudy.ops.registry import Trait, record_of
+from understudy.ops.registry import OpFacts, record_of
 from understudy.spec import TensorSpec
 from understudy.spec.call import Call, flat
 from understudy.spec.sparse import count_bytes, count_values
@@ -48,46 +48,29 @@ class Work(NamedTuple):
         return 2 * self.macs
 
 
-def _of_functional_variant(trait: Trait[Any]) -> Callable[[OpOverload], Any]:
-    """The fact of `addmm` also holds for `addmm_`."""
-
-    def derive(op: OpOverload) -> Any:
-        name = f"{op.namespace}::{record_of(op).packet.removesuffix('_')}"
-        return trait.by_name(name) if name in trait else None
-
-    return derive
-
-
-class _PacketTrait(Trait[Any]):
-    """A trait of all overloads of a name and of its in-place form."""
-
-    def __init__(self, title: str) -> None:
-        super().__init__(title, of_packets=True, derive=_of_functional_variant(self))
-
-
-macs: Trait[Formula] = _PacketTrait("multiply-adds")
-operations: Trait[int] = _PacketTrait("operations for each element of the largest operand")
-moves: Trait[bool] = _PacketTrait("computes nothing: moves or makes elements, or, where it is False, not even that")
-reads_part: Trait[bool] = _PacketTrait("reads no more elements of its first tensors than it gives or is given")
+macs = OpFacts.macs
+operations = OpFacts.operations
+moves = OpFacts.moves
+reads_part = OpFacts.reads_part
 
 
 def work_of(call: Call, results: Iterable[TensorSpec]) -> Work:
     """The work of one call with plain sizes."""
     made = tuple(results)
-    formula = macs.of(call.op)
+    record = record_of(call.op)
+    formula = record.macs
     if formula is not None:
         count = int(formula(made, *call.args, **call.kwargs)) * (4 if made and made[0].is_complex else 1)
         for spec in call.inputs:
             if spec.sparse is not None:  # only what is stored is multiplied
                 count = count * count_values(spec) // max(1, spec.numel)
         return Work(PRODUCTS, count, 0, _bytes_moved(call, made))
-    record = record_of(call.op)
-    if call.op.is_view or record.changes_metadata or not (record.is_mutable or made):
+    is_move = record.moves
+    if call.op.is_view or record.changes_metadata or not (record.is_mutable or made or is_move):
         return Work(VIEWS)
-    is_move = moves.of(call.op)
     if is_move is not None or (record.is_random and not call.inputs):
         return Work(MOVES, 0, 0, 0 if is_move is False else _bytes_moved(call, made))
-    cost = operations.of(call.op)
+    cost = record.operations
     if cost is None and _is_elementwise(call.op):
         cost = 1
     if cost is not None:
@@ -122,13 +105,13 @@ def _count_elements(spec: TensorSpec) -> int:
 def _bytes_moved(call: Call, made: Results) -> int:
     written = sum(spec.numel * spec.itemsize if spec.sparse is None else count_bytes(spec) for spec in made)
     read = call.inputs
-    if reads_part.of(call.op) is not None:
+    if record_of(call.op).reads_part:
         most = max((spec.numel for spec in made), default=0)
         return 2 * written + sum(spec.numel * spec.itemsize for spec in read if spec.numel <= most)
-    return written + sum(map(_bytes_stored, read))
+    return written + sum(map(bytes_stored, read))
 
 
-def _bytes_stored(spec: TensorSpec) -> int:
+def bytes_stored(spec: TensorSpec) -> int:
     """Expanded dimensions are read once; of a sparse tensor, what is stored."""
     if spec.sparse is not None:
         return count_bytes(spec)
@@ -146,12 +129,16 @@ def count_product(made: Results, a: TensorSpec, b: TensorSpec, *rest: object, **
 
 
 @macs("addmm", "baddbmm", "_addmm_activation", "addmv")
-def count_product_with_bias(made: Results, bias: TensorSpec, a: TensorSpec, *rest: object, **settings: object) -> int:
+def count_product_with_bias(
+    made: Results, bias: TensorSpec, a: TensorSpec, *rest: object, **settings: object
+) -> int:
     return made[0].numel * a.shape[-1]
 
 
 @macs("addbmm")
-def count_sum_of_products(made: Results, bias: TensorSpec, a: TensorSpec, *rest: object, **settings: object) -> int:
+def count_sum_of_products(
+    made: Results, bias: TensorSpec, a: TensorSpec, *rest: object, **settings: object
+) -> int:
     return made[0].numel * a.shape[-1] * a.shape[0]
 
 
@@ -207,13 +194,17 @@ def count_convolution(
 @macs("conv1d", "conv2d", "conv3d", "mkldnn_convolution", "cudnn_convolution", "_conv_depthwise2d", "conv_depthwise3d",
       "slow_conv3d", "slow_conv_dilated2d", "slow_conv_dilated3d", "thnn_conv2d", "_slow_conv2d_forward",
       "cudnn_convolution_relu", "cudnn_convolution_add_relu", "miopen_convolution")  # fmt: skip
-def count_plain_convolution(made: Results, x: TensorSpec, weight: TensorSpec, *rest: object, **settings: object) -> int:
+def count_plain_convolution(
+    made: Results, x: TensorSpec, weight: TensorSpec, *rest: object, **settings: object
+) -> int:
     return made[0].numel * prod(weight.shape[1:])
 
 
 @macs("conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "cudnn_convolution_transpose", "slow_conv_transpose2d",
       "slow_conv_transpose3d")  # fmt: skip
-def count_transposed_convolution(made: Results, x: TensorSpec, weight: TensorSpec, *rest: object, **settings: object) -> int:
+def count_transposed_convolution(
+    made: Results, x: TensorSpec, weight: TensorSpec, *rest: object, **settings: object
+) -> int:
     return x.numel * prod(weight.shape[1:])
 
 
@@ -239,6 +230,7 @@ def _count_scores(query: TensorSpec, key: TensorSpec) -> int:
     "scaled_dot_product_attention", "_scaled_dot_product_attention_math", "_scaled_dot_product_flash_attention",
     "_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_efficient_attention",
     "_scaled_dot_product_cudnn_attention", "_scaled_dot_product_fused_attention_overrideable",
+    "understudy::flex_attention",
 )  # fmt: skip
 def count_attention(
     made: Results, query: TensorSpec, key: TensorSpec, value: TensorSpec, *rest: object, **settings: object
@@ -249,10 +241,16 @@ def count_attention(
 @macs(
     "_scaled_dot_product_flash_attention_backward", "_scaled_dot_product_flash_attention_for_cpu_backward",
     "_scaled_dot_product_efficient_attention_backward", "_scaled_dot_product_cudnn_attention_backward",
-    "_scaled_dot_product_fused_attention_overrideable_backward",
+    "_scaled_dot_product_fused_attention_overrideable_backward", "understudy::flex_attention_backward",
 )  # fmt: skip
 def count_attention_backward(
-    made: Results, grad: TensorSpec, query: TensorSpec, key: TensorSpec, value: TensorSpec, *rest: object, **settings: object
+    made: Results,
+    grad: TensorSpec,
+    query: TensorSpec,
+    key: TensorSpec,
+    value: TensorSpec,
+    *rest: object,
+    **settings: object,
 ) -> int:
     """The scores again, then the gradients of query and key (of their width), of weights and value (of its width)."""
     return _count_scores(query, key) * (3 * query.shape[-1] + 2 * value.shape[-1])
@@ -293,12 +291,20 @@ def count_efficient_backward(
     made: Results, grad: TensorSpec, query: TensorSpec, key: TensorSpec, value: TensorSpec, bias: object, out: object,
     cu_seqlens_q: object, cu_seqlens_k: Any, max_seqlen_q: object, max_seqlen_k: object, *rest: Any, **settings: Any,
 ) -> int:  # fmt: skip
-    return _count_scores_of_rows(query, key, cu_seqlens_k, max_seqlen_k) * (3 * query.shape[-1] + 2 * value.shape[-1])
+    return _count_scores_of_rows(query, key, cu_seqlens_k, max_seqlen_k) * (
+        3 * query.shape[-1] + 2 * value.shape[-1]
+    )
 
 
 @macs("_native_multi_head_attention")
 def count_multi_head(
-    made: Results, query: TensorSpec, key: TensorSpec, value: TensorSpec, embed_dim: int, *rest: object, **settings: object
+    made: Results,
+    query: TensorSpec,
+    key: TensorSpec,
+    value: TensorSpec,
+    embed_dim: int,
+    *rest: object,
+    **settings: object,
 ) -> int:
     batch, rows, _ = query.shape
     projections = 4 * embed_dim * embed_dim * batch * rows
@@ -427,4 +433,6 @@ _MOVES_NOTHING = """
     _assert_tensor_metadata _print
 """.split()
 moves.register(False, *_MOVES_NOTHING)
-reads_part.mark("embedding", "index", "index_select", "gather", "take", "masked_select", "embedding_dense_backward")
+reads_part.mark(
+    "embedding", "index", "index_select", "gather", "take", "masked_select", "embedding_dense_backward"
+)

@@ -3,7 +3,7 @@
     @value_range("abs")
     def _abs(x: Operand) -> ValueRange: ...
 
-A rule gets an `Operand` in the place of each tensor. The range must hold for every element, whatever the data; only
+A rule gets an `Operand` for each tensor. The range must hold for every element, whatever the data; only
 `likely` is a guess, for policies that answer reads of missing data. It returns one range, for the last of the tensors
 that the call returns or writes to, or a tuple with one for each of them.
 """
@@ -17,10 +17,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from understudy.ops.registry import Trait, record_of
-from understudy.ops.traits.values import specs_in
-from understudy.spec import Outcomes, TensorSpec
-from understudy.spec.call import Call
+from understudy.ops.registry import OpFacts
+from understudy.spec import TensorSpec
 
 INFINITE = math.inf
 
@@ -67,32 +65,14 @@ class Operand(NamedTuple):
 
 
 Rule = Callable[..., ValueRange | tuple[ValueRange, ...] | None]
-value_range: Trait[Rule] = Trait("range of the values of its results", of_packets=True)
-followed_through: Trait[bool] = Trait("the ranges of few floats are followed through it", of_packets=True)
-"""Of operators that select or rearrange elements. Arithmetic on small tensors is left to the hot path."""
+value_range = OpFacts.value_range
+followed_through = OpFacts.followed_through
 followed_through.mark("cat", "stack", "sort", "flip", "where", "masked_fill", "masked_fill_", "amax", "amin")
-followed_at_any_size: Trait[bool] = Trait("range of the values of its results is followed at any size", of_packets=True)
+followed_at_any_size = OpFacts.followed_at_any_size
 
 LARGEST = 128
 """Elements up to which ranges of integers are followed; of floats, single ones are. Masks are at any size, and what is made
 of them alone; so are positions, what is selected by them, and probabilities."""
-
-
-def has_ranges(call: Call, outcomes: Outcomes, written: tuple[int, ...]) -> bool:
-    """Whether the ranges of a call's results, or of what it writes to, are tracked: masks, few numbers, random numbers."""
-    op, inputs = call.op, call.inputs
-    if value_range.of(op) is None or record_of(op).has_out:
-        return False
-    made = [inputs[position] for position in written] or specs_in(outcomes)
-    is_tracked = record_of(op).is_random or followed_at_any_size.of(op) is not None
-    if not is_tracked and inputs and inputs[0].dtype is torch.bool:
-        is_tracked = all(spec.dtype is torch.bool for spec in inputs)
-    most_floats = 1 if followed_through.of(op) is None else LARGEST
-    return any(not spec.is_symbolic and (is_tracked or _is_of_interest(spec, most_floats)) for spec in made)
-
-
-def _is_of_interest(spec: TensorSpec, most_floats: int) -> bool:
-    return spec.dtype is torch.bool or spec.numel <= (most_floats if spec.dtype.is_floating_point else LARGEST)
 
 
 def range_of_dtype(dtype: torch.dtype) -> ValueRange:
@@ -143,7 +123,7 @@ def _eq(a: Operand, b: object) -> ValueRange:
     if x.value is not None and x.value == y.value:
         return TRUE
     if a.is_single or a.spec.dtype.is_floating_point:
-        is_none = not a.is_float and y.value == 0 == _likely_number(a)  # a count of what is rare
+        is_none = not a.is_float and y.value == 0 == _likely_number(a)  # a count of rare elements
         return truth(float(is_none))  # two unknown numbers are rarely equal
     count = x.high - x.low + 1
     return truth(1 / count if count <= 1 << 16 else 0.5)
@@ -195,7 +175,7 @@ def _likely_number(x: object) -> float | None:
 
 
 def _share_below(a: object, b: object, is_strict: bool) -> float | None:
-    """Of elements that are spread evenly over a known range, how many are below a number, or above it."""
+    """The share of elements below or above a number, if they are spread evenly over a known range."""
     if isinstance(a, Operand) and of(b).value is not None:
         limit, elements, is_above = of(b).low, a, False
     elif isinstance(b, Operand) and of(a).value is not None:
@@ -245,7 +225,9 @@ def _isfinite(x: Operand) -> ValueRange:
 
 
 @value_range("isin")
-def _isin(elements: object, tests: object, *, assume_unique: bool = False, invert: bool = False) -> ValueRange:
+def _isin(
+    elements: object, tests: object, *, assume_unique: bool = False, invert: bool = False
+) -> ValueRange:
     found = truth(0)
     return _negate(found) if invert else found
 
@@ -319,7 +301,9 @@ def positions_in(x: Operand, dim: int | None) -> ValueRange:
     return ValueRange(0, max(count - 1, 0), False)
 
 
-followed_at_any_size.mark("argmax", "argmin", "topk", "gather", "index", "index_select", "scatter", "scatter_", "one_hot")
+followed_at_any_size.mark(
+    "argmax", "argmin", "topk", "gather", "index", "index_select", "scatter", "scatter_", "one_hot"
+)
 
 
 @value_range("gather", "index", "index_select", "flip", "roll", "repeat")
@@ -328,7 +312,9 @@ def _select(x: Operand, *args: object, **kwargs: object) -> ValueRange:
 
 
 @value_range("topk")
-def _topk(x: Operand, k: object, dim: int = -1, *args: object, **kwargs: object) -> tuple[ValueRange, ValueRange] | None:
+def _topk(
+    x: Operand, k: object, dim: int = -1, *args: object, **kwargs: object
+) -> tuple[ValueRange, ValueRange] | None:
     return None if x.spec.is_symbolic else (x.range, positions_in(x, dim))
 
 
@@ -374,9 +360,11 @@ def _join(parts: Any, *args: object) -> ValueRange | None:
 
 
 def _unite(ranges: list[ValueRange], weights: list[float]) -> ValueRange:
-    """Of elements from several tensors. What is likely of one of them is so by how many there are of each."""
+    """The range of elements from several tensors. Probabilities are weighted by the number of elements."""
     low, high = min(each.low for each in ranges), max(each.high for each in ranges)
-    known = [(each.likely, weight) for each, weight in zip(ranges, weights, strict=True) if each.likely is not None]
+    known = [
+        (each.likely, weight) for each, weight in zip(ranges, weights, strict=True) if each.likely is not None
+    ]
     is_guessed = len(known) == len(ranges) and sum(weights) > 0
     likely = sum(guess * weight for guess, weight in known) / sum(weights) if is_guessed else None
     return ValueRange(low, high, any(each.may_be_nan for each in ranges), likely)
@@ -384,7 +372,7 @@ def _unite(ranges: list[ValueRange], weights: list[float]) -> ValueRange:
 
 @value_range("where")
 def _where(condition: Operand, *choices: Any) -> ValueRange | None:
-    if len(choices) != 2:  # the positions of what is true
+    if len(choices) != 2:  # the positions of true elements
         return None
     share = condition.range.likely
     if share in (0, 1):
@@ -400,7 +388,9 @@ def _masked_fill(x: Operand, mask: Operand, value: object) -> ValueRange | None:
 # --- arithmetic: exact in the reals; results of floating point are widened by its rounding ----------------------------
 
 
-def round_outwards(low: float, high: float, may_be_nan: bool, likely: float | None, is_float: bool) -> ValueRange:
+def round_outwards(
+    low: float, high: float, may_be_nan: bool, likely: float | None, is_float: bool
+) -> ValueRange:
     if math.isnan(low) or math.isnan(high):
         return ValueRange(likely=likely)
     if is_float:
@@ -434,7 +424,9 @@ def _combine(function: Callable[[float, float], float], a: object, b: object) ->
     if not is_float:
         return found
     # Rounding is monotonic: an end that every dtype can represent is not passed.
-    return replace(found, low=low if _is_exact(low) else found.low, high=high if _is_exact(high) else found.high)
+    return replace(
+        found, low=low if _is_exact(low) else found.low, high=high if _is_exact(high) else found.high
+    )
 
 
 def _is_exact(end: float) -> bool:
@@ -516,15 +508,19 @@ builtin_min, builtin_max = min, max
 def _copy(x: Operand, *args: object, dtype: torch.dtype | None = None, **kwargs: object) -> ValueRange | None:
     if dtype is torch.bool:
         found = as_truth(x.range)
-        return found.expect(1 if found.likely is None else found.likely)  # numbers that nobody knows are rarely zero
+        return found.expect(1 if found.likely is None else found.likely)  # unknown numbers are rarely zero
     if dtype == x.spec.dtype:
         return x.range
     if dtype is None:
-        return ValueRange(math_floor(x.range.low), math_ceil(x.range.high), x.range.may_be_nan, x.range.likely)
+        return ValueRange(
+            math_floor(x.range.low), math_ceil(x.range.high), x.range.may_be_nan, x.range.likely
+        )
     if not is_finite(x.range):
         return ValueRange(likely=x.range.likely) if dtype.is_floating_point else None
     if dtype.is_floating_point:
-        if _is_exact_in(x.range.low, dtype) and _is_exact_in(x.range.high, dtype):  # rounding keeps the order of numbers
+        if _is_exact_in(x.range.low, dtype) and _is_exact_in(
+            x.range.high, dtype
+        ):  # rounding keeps the order of numbers
             return ValueRange(x.range.low, x.range.high, False, x.range.likely)
         return round_outwards(x.range.low, x.range.high, False, x.range.likely, True)
     limits = range_of_dtype(dtype)
@@ -567,8 +563,7 @@ def _update_scale(scale: Operand, *args: object, **kwargs: object) -> tuple[Valu
 
 # --- values that occur ------------------------------------------------------------------------------------------
 
-extremes: Trait[Callable[..., tuple[Any, Any] | None]] = Trait("the least and the greatest of its values", of_packets=True)
-"""Of tensors that are filled with one number, or count: if they have elements, these occur. They may be symbols."""
+extremes = OpFacts.extremes
 
 
 @extremes("arange")

@@ -6,7 +6,7 @@
     scratch.is_exact   whether the sizes are those of the kernel, or an estimate
     scratch.first      how many of the sizes come before the results, of operators that `makes_results_late` names
 
-Beside it: which operators have a workspace of cuBLAS (`uses_blas`).
+Also here: which operators have a workspace of cuBLAS (`uses_blas`); large scratch memory of CPU kernels (`host_scratch`).
 
 A formula is called with the device's facts, the specs of the results, then the arguments of the call. Those of attention and
 of sorts are in `cuda_kernels`.
@@ -21,7 +21,7 @@ from typing import NamedTuple, TypeVar
 import torch
 
 from understudy._torch import OpOverload
-from understudy.ops.registry import Trait, record_of
+from understudy.ops.registry import OpFacts, record_of
 from understudy.spec import TensorSpec, preserved_copy
 from understudy.spec.call import Call, flat
 from understudy.spec.device_facts import DeviceFacts
@@ -42,13 +42,15 @@ Result = TypeVar("Result")
 Formula = Callable[..., Scratch]
 Maybe = TensorSpec | None
 
-scratch: Trait[Formula] = Trait("memory of a CUDA kernel besides its results", of_packets=True)
+scratch = OpFacts.scratch
+
+host_scratch = OpFacts.host_scratch
 
 
 def scratch_of(call: Call, results: Iterable[TensorSpec], facts: DeviceFacts) -> Scratch:
     if any(spec.sparse is not None for spec in call.inputs):
         return Scratch(is_exact=False)  # other kernels, of cuSPARSE
-    formula = scratch.of(call.op)
+    formula = record_of(call.op).scratch
     if formula is not None:
         return formula(facts, tuple(results), *call.args, **call.kwargs)
     if torch.Tag.reduction in call.op.tags and call.inputs:
@@ -57,7 +59,7 @@ def scratch_of(call: Call, results: Iterable[TensorSpec], facts: DeviceFacts) ->
 
 
 def may_need_scratch(op: OpOverload) -> bool:
-    return scratch.of(op) is not None or torch.Tag.reduction in op.tags
+    return record_of(op).scratch is not None or torch.Tag.reduction in op.tags
 
 
 def align(size: int, step: int) -> int:
@@ -185,7 +187,9 @@ def coalesce(dims: Sequence[ReducedDim]) -> list[ReducedDim]:
             joined.append(dim)
             continue
         last = joined[-1]
-        follows = last.size * last.stride == dim.stride and last.size * last.result_stride == dim.result_stride
+        follows = (
+            last.size * last.stride == dim.stride and last.size * last.result_stride == dim.result_stride
+        )
         if last.size == 1:
             joined[-1] = dim
         elif dim.size == 1:
@@ -208,7 +212,7 @@ def _count_results_at_once(x: TensorSpec, inner: Sequence[ReducedDim], outer: Se
 
 NORMS = ("linalg_vector_norm", "norm")
 
-accumulator: Trait[Callable[[TensorSpec], int]] = Trait("bytes of one partial result of a reduction", of_packets=True)
+accumulator = OpFacts.accumulator
 
 
 @accumulator("max", "min", "argmax", "argmin")
@@ -242,7 +246,7 @@ def _reduce(call: Call, results: Results, facts: DeviceFacts) -> Scratch:
     packet = record_of(call.op).packet
     if packet in ("max", "min") and len(results) == 1:  # of all elements, without an index
         return Scratch(reduction_sizes(x, kept, x.itemsize, facts))
-    find_size = accumulator.of(call.op)
+    find_size = record_of(call.op).accumulator
     if find_size is not None:
         return Scratch(reduction_sizes(x, kept, find_size(x), facts))
     summed = _as_summed(x, results[0].dtype)
@@ -287,12 +291,20 @@ def is_awkward(spec: TensorSpec) -> bool:
 def of_product(
     facts: DeviceFacts, made: Results, a: TensorSpec, b: TensorSpec, *rest: object, **settings: object
 ) -> Scratch:
-    return Scratch(tuple(size for spec in (a, b) for size in copy_if(spec.numel > 0 and is_awkward(spec), spec)))
+    return Scratch(
+        tuple(size for spec in (a, b) for size in copy_if(spec.numel > 0 and is_awkward(spec), spec))
+    )
 
 
 @scratch("addmm", "baddbmm", "_addmm_activation", "addmm_", "baddbmm_")
 def of_product_with_bias(
-    facts: DeviceFacts, made: Results, bias: TensorSpec, a: TensorSpec, b: TensorSpec, *rest: object, **settings: object
+    facts: DeviceFacts,
+    made: Results,
+    bias: TensorSpec,
+    a: TensorSpec,
+    b: TensorSpec,
+    *rest: object,
+    **settings: object,
 ) -> Scratch:
     return of_product(facts, made, a, b)
 
@@ -323,7 +335,11 @@ def of_layer_norm_backward(
     facts: DeviceFacts, made: Results, grad: TensorSpec, x: TensorSpec, normalized_shape: Sequence[int], mean: TensorSpec,
     rstd: TensorSpec, weight: Maybe, bias: Maybe, wanted: Sequence[bool] = (True, True, True), **settings: object,
 ) -> Scratch:  # fmt: skip
-    parameters = [spec for spec, is_wanted in zip((weight, bias), wanted[1:], strict=True) if spec is not None and is_wanted]
+    parameters = [
+        spec
+        for spec, is_wanted in zip((weight, bias), wanted[1:], strict=True)
+        if spec is not None and is_wanted
+    ]
     return _norm_backward(facts, grad, x, normalized_shape, parameters)
 
 
@@ -332,11 +348,17 @@ def of_rms_norm_backward(
     facts: DeviceFacts, made: Results, grad: TensorSpec, x: TensorSpec, normalized_shape: Sequence[int], rstd: TensorSpec,
     weight: Maybe, wanted: Sequence[bool] = (True, True), **settings: object,
 ) -> Scratch:  # fmt: skip
-    return _norm_backward(facts, grad, x, normalized_shape, [weight] if weight is not None and wanted[1] else [])
+    return _norm_backward(
+        facts, grad, x, normalized_shape, [weight] if weight is not None and wanted[1] else []
+    )
 
 
 def _norm_backward(
-    facts: DeviceFacts, grad: TensorSpec, x: TensorSpec, normalized_shape: Sequence[int], parameters: Sequence[TensorSpec]
+    facts: DeviceFacts,
+    grad: TensorSpec,
+    x: TensorSpec,
+    normalized_shape: Sequence[int],
+    parameters: Sequence[TensorSpec],
 ) -> Scratch:
     """Partial sums for weight and bias, where there are many rows of few columns; they are summed into new tensors."""
     first = copy_if(not x.is_contiguous, x)
@@ -348,7 +370,9 @@ def _norm_backward(
     blocks = min(divide_up(rows, WARP), MOST_BLOCKS // divide_up(columns, WARP))
     partial = [spec.like((blocks, columns)) for spec in parameters]
     sums = [for_a_while(columns * spec.itemsize, *reduction_sizes(spec, (1,), 4, facts)) for spec in partial]
-    return Scratch((*copied, *map(byte_count, partial), *(size for taken in sums for size in taken)), first=len(first))
+    return Scratch(
+        (*copied, *map(byte_count, partial), *(size for taken in sums for size in taken)), first=len(first)
+    )
 
 
 @scratch("native_group_norm")
@@ -377,7 +401,9 @@ def of_group_norm_backward(
 
 
 @scratch("_softmax", "_log_softmax")
-def of_softmax(facts: DeviceFacts, made: Results, x: TensorSpec, *rest: object, **settings: object) -> Scratch:
+def of_softmax(
+    facts: DeviceFacts, made: Results, x: TensorSpec, *rest: object, **settings: object
+) -> Scratch:
     return Scratch(copy_if(not x.is_contiguous, x))
 
 
@@ -397,10 +423,12 @@ def of_softmax_backward(
     if grad.is_contiguous and output.is_contiguous:
         return Scratch(product)
     first = output if grad.numel and 0 in grad.stride else grad
-    return Scratch(product + copy_if(not first.is_contiguous, grad) + copy_if(not output.is_contiguous, output))
+    return Scratch(
+        product + copy_if(not first.is_contiguous, grad) + copy_if(not output.is_contiguous, output)
+    )
 
 
-keeps_whole: Trait[bool] = Trait("its result, if it is summed up, keeps the memory of the unreduced one", of_packets=True)
+keeps_whole = OpFacts.keeps_whole
 keeps_whole.mark("mse_loss", "smooth_l1_loss", "soft_margin_loss", "binary_cross_entropy")
 
 
@@ -416,14 +444,20 @@ def of_loss(
     facts: DeviceFacts, made: Results, x: TensorSpec, target: TensorSpec, *rest: object, **settings: object
 ) -> Scratch:
     """What is summed up is a tensor first."""
-    return Scratch((byte_count(x), *_sum_of_all(x, facts))) if made and made[0].ndim == 0 and x.ndim else NO_SCRATCH
+    return (
+        Scratch((byte_count(x), *_sum_of_all(x, facts)))
+        if made and made[0].ndim == 0 and x.ndim
+        else NO_SCRATCH
+    )
 
 
 @scratch("binary_cross_entropy", "soft_margin_loss")
 def of_loss_in_place(
     facts: DeviceFacts, made: Results, x: TensorSpec, target: TensorSpec, *rest: object, **settings: object
 ) -> Scratch:
-    return Scratch((x.itemsize, *_sum_of_all(x, facts))) if made and made[0].ndim == 0 and x.ndim else NO_SCRATCH
+    return (
+        Scratch((x.itemsize, *_sum_of_all(x, facts))) if made and made[0].ndim == 0 and x.ndim else NO_SCRATCH
+    )
 
 
 def _sum_of_all(x: TensorSpec, facts: DeviceFacts) -> tuple[int, ...]:
@@ -443,7 +477,9 @@ def of_loss_of_logits(
 
 
 @scratch("logsumexp")
-def of_logsumexp(facts: DeviceFacts, made: Results, x: TensorSpec, *rest: object, **settings: object) -> Scratch:
+def of_logsumexp(
+    facts: DeviceFacts, made: Results, x: TensorSpec, *rest: object, **settings: object
+) -> Scratch:
     """The largest element of each row, whether it is infinite, the exponentials; then they are summed up."""
     row, flags = byte_count(made[0]), int(made[0].numel)
     return Scratch((row, *for_a_while(row, flags), byte_count(x)), first=6)
@@ -459,7 +495,12 @@ def of_safe_softmax(
 
 @scratch("roll")
 def of_roll(
-    facts: DeviceFacts, made: Results, x: TensorSpec, shifts: Sequence[int], dims: Sequence[int] = (), **settings: object
+    facts: DeviceFacts,
+    made: Results,
+    x: TensorSpec,
+    shifts: Sequence[int],
+    dims: Sequence[int] = (),
+    **settings: object,
 ) -> Scratch:
     """Several dimensions are rolled one after the other."""
     before = max(0, len(dims) - 1)
@@ -467,7 +508,9 @@ def of_roll(
 
 
 @scratch("isinf", "dist", "multinomial")
-def of_one_more(facts: DeviceFacts, made: Results, x: TensorSpec, *rest: object, **settings: object) -> Scratch:
+def of_one_more(
+    facts: DeviceFacts, made: Results, x: TensorSpec, *rest: object, **settings: object
+) -> Scratch:
     """A tensor like the argument on the way: absolute values, differences, random numbers."""
     return Scratch((byte_count(x),), first=1) if x.is_floating_point else NO_SCRATCH
 
@@ -483,36 +526,40 @@ def of_foreach_norm(
 ) -> Scratch:
     """A partial norm for each chunk of the longest tensor, for every tensor."""
     chunks = max((-(-int(spec.numel) // CHUNK) for spec in tensors), default=0)
-    return Scratch((len(tensors) * chunks * max(4, tensors[0].itemsize),), first=1) if tensors and chunks else NO_SCRATCH
+    return (
+        Scratch((len(tensors) * chunks * max(4, tensors[0].itemsize),), first=1)
+        if tensors and chunks
+        else NO_SCRATCH
+    )
 
 
 # --- the order of requests
 
-makes_results_late: Trait[bool] = Trait("its results get their memory after some of its scratch memory", of_packets=True)
+makes_results_late = OpFacts.makes_results_late
 makes_results_late.mark(
     "_foreach_norm", "isinf", "logsumexp", "binary_cross_entropy_with_logits", "embedding_dense_backward", "embedding",
     "_embedding_bag_backward", "_embedding_bag_dense_backward", "index", "_unsafe_index", "huber_loss",
     "native_layer_norm", "native_layer_norm_backward", "_fused_rms_norm", "_fused_rms_norm_backward", "roll",
 )  # fmt: skip
 
-result_order: Trait[tuple[int, ...]] = Trait("its results in the order in which they get their memory")
+result_order = OpFacts.result_order
 result_order.register((1, 0), "native_dropout")
 result_order.register((2, 1, 0, 3), "_embedding_bag", "_embedding_bag_forward_only")
 
 
 def has_other_order(op: OpOverload) -> bool:
     """Whether its results do not get their memory first, or not in the order in which they are returned."""
-    return makes_results_late.of(op) or result_order.of(op) is not None
+    return record_of(op).makes_results_late or record_of(op).result_order is not None
 
 
 def put_in_order(op: OpOverload, results: list[Result]) -> list[Result]:
-    order = result_order.of(op)
+    order = record_of(op).result_order
     return results if order is None or len(order) != len(results) else [results[place] for place in order]
 
 
 # --- libraries
 
-uses_blas: Trait[bool] = Trait("is computed by cuBLAS on CUDA devices", of_packets=True)
+uses_blas = OpFacts.uses_blas
 uses_blas.mark(
     "mm", "addmm", "addmm_", "bmm", "baddbmm", "baddbmm_", "mv", "addmv", "addmv_", "dot", "vdot", "addbmm", "addbmm_",
     "_addmm_activation", "_scaled_mm", "_int_mm", "_grouped_mm", "_native_multi_head_attention",

@@ -7,45 +7,27 @@ from dataclasses import dataclass
 from typing import Any
 
 from understudy import _torch
-from understudy._torch import OpOverload
 from understudy.errors import DimensionError, OperatorError
-from understudy.ops.registry import Trait, record_of
+from understudy.ops.registry import OpFacts, record_of
 from understudy.ops.shared.dtypes import MASKS, WHOLE
-from understudy.spec import New, Outcomes, Same, TensorSpec, View
+from understudy.spec import New, Same, TensorSpec, View
 from understudy.spec.call import Call, flat
+from understudy.spec.error_context import OperatorLinAlgError
 
 LARGEST = 1 << 20
 """Determined values are tracked for tensors up to this many elements."""
 
-undetermined: Trait[str] = Trait("why the values of its results do not follow from its inputs", of_packets=True)
+undetermined = OpFacts.undetermined
 undetermined.register(
     "memory as it was found",
     "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted", "resize_", "resize_as_",
 )  # fmt: skip
 undetermined.register("concerns streams", "record_stream")
 
-unread_inputs: Trait[int] = Trait("how many of its first inputs it does not read the values of", of_packets=True)
+unread_inputs = OpFacts.unread_inputs
 unread_inputs.register(
     1, "zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full", "zero_", "fill_", "copy_"
 )
-
-
-@_torch.memoise_by_operator
-def follows_from_inputs(op: OpOverload) -> bool:
-    """Whether the values of its results follow from those of its inputs."""
-    return op.namespace in ("aten", "prims") and not record_of(op).is_random and undetermined.of(op) is None
-
-
-def is_determined(call: Call, outcomes: Outcomes, made: list[TensorSpec]) -> bool:
-    """Whether the values of a call's results are determined by those of its inputs, and few enough to be tracked. `made`:
-    the specs in the outcomes."""
-    if not follows_from_inputs(call.op):
-        return False
-    for spec in (*call.inputs, *made):
-        # A sparse tensor shares memory with the tensors that it is made of: what is written to them is not followed.
-        if spec.is_symbolic or spec.sparse is not None:
-            return False
-    return bool(_count_elements(outcomes, call.inputs) <= LARGEST)
 
 
 def specs_in(outcomes: Any) -> list[TensorSpec]:
@@ -58,13 +40,14 @@ def specs_in(outcomes: Any) -> list[TensorSpec]:
     return []
 
 
-def _count_elements(outcomes: Any, inputs: tuple[TensorSpec, ...]) -> Any:
+def count_elements(outcomes: Any, inputs: tuple[TensorSpec, ...]) -> Any:
+    """The elements of all results."""
     kind = type(outcomes)
     if kind is New or kind is View:
         return outcomes.spec.numel
     if kind is Same:
         return inputs[outcomes.of].numel
-    return sum(_count_elements(part, inputs) for part in outcomes) if kind is tuple or kind is list else 0
+    return sum(count_elements(part, inputs) for part in outcomes) if kind is tuple or kind is list else 0
 
 
 # --- indices: determined ones can be checked ---------------------------------------------------
@@ -107,11 +90,13 @@ class IndexArgument:
         index = arguments.get(self.name)
         if isinstance(index, TensorSpec) and isinstance(dim, int):
             position = position_of(call, self.name)
-            yield IndexBound(position, 0, dim, self.wraps, self.error, is_checked_if_empty=self.is_checked_if_empty)
+            yield IndexBound(
+                position, 0, dim, self.wraps, self.error, is_checked_if_empty=self.is_checked_if_empty
+            )
 
 
 Bounds = Callable[[Call], Iterator[IndexBound]]
-index_bounds: Trait[Bounds] = Trait("arguments that are indices", of_packets=True)
+index_bounds = OpFacts.index_bounds
 
 index_bounds.register(IndexArgument(is_checked_if_empty=True), "index_select")
 for _name in ("index_add", "index_copy", "index_reduce"):
@@ -176,47 +161,88 @@ def position_of(call: Call, name: str) -> int:
 
 
 def bounds_of(call: Call) -> tuple[IndexBound, ...]:
-    bounds = index_bounds.of(call.op)
+    bounds = record_of(call.op).index_bounds
     return () if bounds is None else tuple(bounds(call))
 
 
-# --- other values that operators refuse: determined ones can be tried -------------------------------------------------
-
-Names = Callable[[Call], tuple[str, ...] | None]
-refused_values: Trait[Names] = Trait("arguments whose values decide whether the call is refused", of_packets=True)
+# --- other values that operators refuse -------------------------------------------------------------------------------
 
 
-def _always(*names: str) -> Names:
-    return lambda call: names
+@dataclass(frozen=True, slots=True)
+class RefusedValues:
+    """Values of an argument for which eager raises. `includes` gets the argument as a real tensor."""
+
+    argument: str
+    includes: Callable[[Any], bool]
+    reason: str
+    error: type[OperatorError] = OperatorError
 
 
-refused_values.register(_always("self"), "_assert_async", "multinomial", "bernoulli", "poisson", "binary_cross_entropy")
-refused_values.register(_always("info"), "_linalg_check_errors")
-refused_values.register(_always("mask"), "masked_scatter", "masked_scatter_")
-refused_values.register(lambda call: ("p",) if len(call.inputs) > 1 else None, "bernoulli_")  # numbers: by its rule
-refused_values.register(_always("sorter"), "searchsorted")
-refused_values.register(_always("std"), "normal")
-refused_values.register(_always("target"), "multilabel_margin_loss_forward")
-refused_values.register(_always("zero_point"), "fake_quantize_per_channel_affine_cachemask")
+refused_values = OpFacts.refused_values
 
 
-@refused_values("div", "div_", "floor_divide", "floor_divide_", "fmod", "fmod_", "remainder", "remainder_")
-def _of_whole_divisors(call: Call) -> tuple[str, ...] | None:
-    """Integers can't be divided by 0."""
-    divisor = named_arguments(call).get("other")
-    is_true_division = record_of(call.op).packet.startswith("div") and call.kwargs.get("rounding_mode") is None
-    if is_true_division or not all(spec.dtype in WHOLE for spec in call.inputs) or isinstance(divisor, float):
+def _is_outside_of_unit(value: Any) -> bool:
+    return not bool(((value >= 0) & (value <= 1)).all())
+
+
+def _is_false(value: Any) -> bool:
+    return not bool(value)
+
+
+def _has_negative(value: Any) -> bool:
+    return bool((value < 0).any())
+
+
+def _are_weights_unusable(value: Any) -> bool:
+    return not bool(((value >= 0) & (value < float("inf"))).all()) or not bool((value.sum(-1) > 0).all())
+
+
+def _has_errors(value: Any) -> bool:
+    return bool((value != 0).any())
+
+
+def _has_zero(value: Any) -> bool:
+    return bool((value == 0).any())
+
+
+refused_values.register(RefusedValues("self", _is_false, "the assertion is false"), "_assert_async")
+refused_values.register(
+    RefusedValues("self", _is_outside_of_unit, "expected probabilities between 0 and 1"),
+    "bernoulli", "binary_cross_entropy",
+)  # fmt: skip
+refused_values.register(
+    RefusedValues("p", _is_outside_of_unit, "expected probabilities between 0 and 1"), "bernoulli_"
+)
+refused_values.register(
+    RefusedValues("self", _are_weights_unusable, "expected finite weights >= 0 with a positive sum"),
+    "multinomial",
+)
+refused_values.register(RefusedValues("self", _has_negative, "expected rates >= 0"), "poisson")
+refused_values.register(RefusedValues("std", _has_negative, "expected standard deviations >= 0"), "normal")
+refused_values.register(
+    RefusedValues(
+        "info", _has_errors, "the matrix is singular, or not positive definite", OperatorLinAlgError
+    ),
+    "_linalg_check_errors",
+)
+DIVISIONS = ("div", "div_", "floor_divide", "floor_divide_", "fmod", "fmod_", "remainder", "remainder_")
+refused_values.register(RefusedValues("other", _has_zero, "integers can't be divided by 0"), *DIVISIONS)
+
+
+def refused_values_of(call: Call) -> tuple[int, RefusedValues] | None:
+    """The position of the input whose determined values have to be checked, and the values that are refused."""
+    refused = record_of(call.op).refused_values
+    if refused is None or not isinstance(named_arguments(call).get(refused.argument), TensorSpec):
         return None
-    return ("other",) if isinstance(divisor, TensorSpec) or divisor == 0 else None
+    if any(spec.device.type != "cpu" for spec in call.inputs):
+        return None  # a GPU divides without complaint
+    if refused.includes is _has_zero and not _divides_integers(call):
+        return None
+    return position_of(call, refused.argument), refused
 
 
-def deciding_inputs(call: Call) -> tuple[int, ...] | None:
-    """The positions of the inputs whose values decide whether the call is refused; None if no value does."""
-    find_names = refused_values.of(call.op)
-    names = None if find_names is None else find_names(call)
-    if names is None:
-        return None
-    arguments = named_arguments(call)
-    if any(arguments.get(name) is None for name in names):
-        return None
-    return tuple(position_of(call, name) for name in names if isinstance(arguments[name], TensorSpec))
+def _divides_integers(call: Call) -> bool:
+    is_true_division = (
+        record_of(call.op).packet.startswith("div") and call.kwargs.get("rounding_mode") is None
+    )
+    return not is_true_division and all(spec.dtype in WHOLE for spec in call.inputs)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from enum import Enum, auto
 from typing import Any
 
@@ -10,26 +9,26 @@ import torch
 
 from understudy import _torch
 from understudy._torch import OpOverload
-from understudy.ops.registry import Trait, hidden_writes, record_of
+from understudy.ops.registry import OpFacts, record_of
 from understudy.shapes.sizes import is_provably_equal
 from understudy.spec import TensorSpec
 from understudy.spec.call import Call, flat
 
-kept_values: Trait[dict[str, str]] = Trait("written arguments whose values stay, with the reason", of_packets=True)
+kept_values = OpFacts.kept_values
 kept_values.register(
     {"found_inf": "gradients without data have no infinities"}, "_amp_foreach_non_finite_check_and_unscale_"
 )
 
-is_own_tensor: Trait[bool] = Trait("gives a view that C++ makes as a tensor of its own, for inference or not as the mode is")
+is_own_tensor = OpFacts.is_own_tensor
 is_own_tensor.mark("view.dtype")
 
-writes_apart: Trait[bool] = Trait("refuses to write into a tensor that shares memory with one that it reads")
+writes_apart = OpFacts.writes_apart
 writes_apart.mark(
     "cat.out", "gather.out", "take.out", "index_select.out", "kthvalue.values", "masked_select.out", "index_add_",
     "index_copy_", "index_put_", "index_reduce_", "scatter_.src", "scatter_.reduce", "scatter_add_", "scatter_reduce_.two",
 )  # fmt: skip
 
-reads_along: Trait[tuple[int, ...]] = Trait("inputs (by position) that it reads in step, and may write over")
+reads_along = OpFacts.reads_along
 reads_along.register((1,), "gather.out")
 
 
@@ -46,10 +45,15 @@ def fills_by_mask(call: Call) -> bool:
         return False
     _, indices, values, *accumulate = call.args
     given = [index for index in indices if index is not None]
-    return len(given) == 1 and given[0].dtype is torch.bool and is_provably_equal(values.numel, 1) and not any(accumulate)
+    return (
+        len(given) == 1
+        and given[0].dtype is torch.bool
+        and is_provably_equal(values.numel, 1)
+        and not any(accumulate)
+    )
 
 
-trusts_arguments: Trait[str] = Trait("why its kernel must not be run on arguments that may not fit", of_packets=True)
+trusts_arguments = OpFacts.trusts_arguments
 trusts_arguments.register(
     "it reads and writes beyond parameters that are too short",
     "native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training", "_batch_norm_with_update",
@@ -64,14 +68,14 @@ trusts_arguments.register(
     "it swaps the rows that pivots name", "lu_unpack", "linalg_lu_solve", "linalg_ldl_solve", "lu_solve"
 )
 trusts_arguments.register(
-    "it writes where indices tell it to",
+    "it writes to the positions of its indices",
     "max_unpool2d", "max_unpool3d", "max_pool2d_with_indices_backward", "max_pool3d_with_indices_backward",
     "fractional_max_pool2d_backward", "fractional_max_pool3d_backward", "adaptive_max_pool2d_backward",
     "adaptive_max_pool3d_backward",
 )  # fmt: skip
 
 
-checks_arguments: Trait[bool] = Trait("a private operator whose kernel checks what it is given", of_packets=True)
+checks_arguments = OpFacts.checks_arguments
 checks_arguments.mark(
     "_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "_assert_async", "_cdist_forward", "_chunk_cat",
     "_histogramdd_bin_edges", "_histogramdd_from_bin_cts", "_histogramdd_from_bin_tensors", "_trilinear",
@@ -86,14 +90,14 @@ checks_arguments.mark(
 def may_trust_arguments(op: OpOverload) -> bool:
     """Whether its kernel may access memory out of bounds on wrong arguments: known cases, and operators that only
     torch's own code calls (private operators, gradients), with arguments that fit."""
-    if checks_arguments.of(op) is not None:
+    if record_of(op).checks_arguments:
         return False
     name = op.name().partition("::")[2].partition(".")[0]
     is_private = name.startswith(("_", "mkldnn")) and not name.startswith("_foreach")
-    return is_private or "backward" in name or trusts_arguments.of(op) is not None
+    return is_private or "backward" in name or record_of(op).trusts_arguments is not None
 
 
-writes_in_order: Trait[bool] = Trait("refuses to write to memory that it reads in another order", of_packets=True)
+writes_in_order = OpFacts.writes_in_order
 for _name in (
     "add addcdiv addcmul addr atan2 bernoulli bitwise_and bitwise_left_shift bitwise_or bitwise_right_shift bitwise_xor "
     "clamp_max clamp_min copy copysign div eq floor_divide fmod gcd ge gt heaviside hypot igamma igammac lcm le lerp "
@@ -101,11 +105,9 @@ for _name in (
 ).split():
     writes_in_order.mark(_name, f"{_name}_")
 
-read_shape: Trait[Callable[[int, TensorSpec], TensorSpec]] = Trait(
-    "how its kernel sees an input (by position) when it compares the order of elements", of_packets=True
-)
+read_shape = OpFacts.read_shape
 
-reads_before: Trait[tuple[int, ...]] = Trait("inputs (by position) that it has read before it writes", of_packets=True)
+reads_before = OpFacts.reads_before
 reads_before.register((1,), "ldexp", "ldexp_")
 reads_before.register((0,), "mvlgamma")
 
@@ -113,8 +115,11 @@ reads_before.register((0,), "mvlgamma")
 @read_shape("addr", "addr_")
 def _see_column(position: int, spec: TensorSpec) -> TensorSpec:
     """The first vector is a column."""
-    return spec.as_view((*spec.shape, 1), spec.stride * 2, spec.offset) if position == 1 and spec.ndim == 1 else spec
-
+    return (
+        spec.as_view((*spec.shape, 1), spec.stride * 2, spec.offset)
+        if position == 1 and spec.ndim == 1
+        else spec
+    )
 
 
 class PlainWrite(Enum):
@@ -131,7 +136,7 @@ class PlainWrite(Enum):
     CONTINUES_FORMULA = auto()
 
 
-plain_write: Trait[PlainWrite] = Trait("where autograd writes in place with plain tensors")
+plain_write = OpFacts.plain_write
 plain_write.register(PlainWrite.ADDS_GRADIENT, "add.Tensor")
 plain_write.register(
     PlainWrite.FILLS_ZEROS,
@@ -143,7 +148,7 @@ plain_write.register(PlainWrite.JOINS_MASKS, "logical_and", "logical_or")
 plain_write.register(PlainWrite.STARTS_FORMULA, "sigmoid", "add.Scalar")
 plain_write.register(PlainWrite.CONTINUES_FORMULA, "sub.Tensor", "mul.Tensor", "div.Tensor")
 
-gives_zeros: Trait[bool] = Trait("makes a tensor of zeros", of_packets=True)
+gives_zeros = OpFacts.gives_zeros
 gives_zeros.mark("zeros", "new_zeros", "zeros_like")
 
 LISTS_OF_TENSORS = "_foreach_"
@@ -163,10 +168,12 @@ def written_values(op: Any, args: Any, kwargs: Any) -> list[Any]:
 def written_inputs(call: Call) -> tuple[int, ...]:
     """The positions of the inputs whose values a call changes."""
     written = _torch.written_arguments(call.op)
-    if not written and hidden_writes.of(call.op) is None:
+    if not written and record_of(call.op).hidden_writes is None:
         return ()
-    kept = kept_values.of(call.op) or {}
-    names = {name for _, name in written if name not in kept} | set(_hidden_names(call.op, call.args, call.kwargs))
+    kept = record_of(call.op).kept_values or {}
+    names = {name for _, name in written if name not in kept} | set(
+        _hidden_names(call.op, call.args, call.kwargs)
+    )
     positions: list[int] = []
     seen = 0
     for name, value in (*zip(_torch.argument_names(call.op), call.args, strict=False), *call.kwargs.items()):
@@ -178,7 +185,7 @@ def written_inputs(call: Call) -> tuple[int, ...]:
 
 
 def counts_own_writes(op: OpOverload) -> bool:
-    """Whether its kernel, not the dispatcher, bumps the version counters of what it writes to: operators on lists, and
+    """Whether its kernel, not the dispatcher, bumps the version counters of written tensors: operators on lists, and
     those of other libraries."""
     record = record_of(op)
     return record.packet.startswith(LISTS_OF_TENSORS) or not record.is_builtin
@@ -201,11 +208,14 @@ def draws_numbers(op: OpOverload, args: Any, kwargs: Any) -> bool:
     """Whether a call draws random numbers, and so affects later draws."""
     if not record_of(op).is_random:
         return False
-    return CHANCE not in _torch.argument_names(op) or _argument_named(op, CHANCE, args, kwargs) not in (None, 0)
+    return CHANCE not in _torch.argument_names(op) or _argument_named(op, CHANCE, args, kwargs) not in (
+        None,
+        0,
+    )
 
 
 def _hidden_names(op: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[str, ...]:
-    hidden = hidden_writes.of(op)
+    hidden = record_of(op).hidden_writes
     return hidden.written if hidden is not None and _argument_named(op, hidden.switch, args, kwargs) else ()
 
 

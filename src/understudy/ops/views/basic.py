@@ -9,7 +9,7 @@ import torch
 
 from understudy.errors import ArgumentError, DimensionError, DtypeError, ShapeMismatch
 from understudy.ops.registry import rule
-from understudy.ops.shared.decompositions import decomposition, describe_meta_tensor, on_meta_tensors
+from understudy.ops.shared.decompositions import decomposition
 from understudy.ops.shared.dims import (
     complete_shape,
     divide_up,
@@ -25,13 +25,11 @@ from understudy.ops.shared.layouts import expand_strides, view_strides
 from understudy.shapes.node import Shape, Size, Sizes
 from understudy.shapes.sizes import (
     expect_in_bounds,
-    from_torch,
     has_unbacked,
     is_provably_less,
     is_symbolic,
     larger,
     smaller,
-    to_torch,
     wrap_index,
 )
 from understudy.spec import TensorSpec, View, complex_type, real_type
@@ -46,8 +44,8 @@ def view_spec(spec: TensorSpec, shape: Shape) -> TensorSpec:
     stride = view_strides(spec, shape)
     if stride is None:
         raise ShapeMismatch(
-            f"view: {spec} can't be seen as {list(shape)} without a copy, because some of the new dimensions "
-            f"join old ones that do not lie next to each other in memory; use .reshape({list(shape)}) "
+            f"view: {spec} can't be viewed as {list(shape)} without a copy, because some of the new dimensions "
+            f"join old ones that are not adjacent in memory; use .reshape({list(shape)}) "
             f"or .contiguous() first"
         )
     return spec.as_view(shape, stride)
@@ -61,12 +59,6 @@ def reshape_alias(spec: TensorSpec, size: Sequence[object], stride: Sequence[obj
 @rule("expand", "broadcast_to")
 def expand(spec: TensorSpec, size: Sequence[object], *, implicit: bool = False) -> View:
     return View(0, spec.as_view(*expand_strides(spec, size)))
-
-
-@on_meta_tensors("expand")
-def expand_meta_tensor(x: torch.Tensor, size: Sequence[object], *, implicit: bool = False) -> torch.Tensor:
-    shape, stride = expand_strides(describe_meta_tensor(x), [*map(from_torch, size)])
-    return x.as_strided([*map(to_torch, shape)], [*map(to_torch, stride)])
 
 
 @rule("permute")
@@ -95,7 +87,9 @@ def transpose(spec: TensorSpec, dim0: int, dim1: int) -> View:
 @rule("t")
 def t(spec: TensorSpec) -> View:
     if spec.ndim > 2:
-        raise ShapeMismatch(f"t: expected at most 2 dimensions, {spec} has {spec.ndim}; use .mT or .transpose(...)")
+        raise ShapeMismatch(
+            f"t: expected at most 2 dimensions, {spec} has {spec.ndim}; use .mT or .transpose(...)"
+        )
     return View(0, transpose_spec(spec, 0, 1) if spec.ndim == 2 else spec)
 
 
@@ -134,7 +128,7 @@ def unsqueeze(spec: TensorSpec, dim: int) -> View:
 
 def select_spec(spec: TensorSpec, dim: int, index: Size) -> TensorSpec:
     if not spec.shape:
-        raise DimensionError(f"select: {spec} has no dimension to select from")
+        raise DimensionError(f"select: expected at least one dimension, got {spec}")
     dim = wrap_dim(dim, spec.ndim)
     size = spec.shape[dim]
     if not expect_in_bounds(size, index):
@@ -186,10 +180,10 @@ _TO_THE_END = 2**63 - 1
 def sliced_size(spec: TensorSpec, dim: int, start: object, end: Any, step: Size) -> tuple[int, Any, Any]:
     """The wrapped dimension, the first index and the number of indices of a slice."""
     if not spec.shape:
-        raise DimensionError(f"slice: {spec} has no dimension to slice")
+        raise DimensionError(f"slice: expected at least one dimension, got {spec}")
     dim = wrap_dim(dim, spec.ndim)
     if step <= 0:
-        raise ArgumentError(f"slice: the step must be positive, not {step}")
+        raise ArgumentError(f"slice: step must be positive, got {step}")
     start, end = clamped_range(spec.shape[dim], start, end)
     length = end - start
     return dim, start, length if step == 1 else divide_up(length, step)
@@ -206,19 +200,23 @@ def slice_spec(spec: TensorSpec, dim: int, start: Any, end: object, step: Any) -
 
 
 @rule("slice.Tensor")
-def slice_(spec: TensorSpec, dim: int = 0, start: object = None, end: object = None, step: object = 1) -> View:
+def slice_(
+    spec: TensorSpec, dim: int = 0, start: object = None, end: object = None, step: object = 1
+) -> View:
     return View(0, slice_spec(spec, dim, start, end, step))
 
 
 def narrow_spec(spec: TensorSpec, dim: int, start: Size, length: Size) -> TensorSpec:
     """A slice whose range is known to be in bounds."""
-    return spec.as_view(replace_size(spec.shape, dim, length), spec.stride, spec.offset + start * spec.stride[dim])
+    return spec.as_view(
+        replace_size(spec.shape, dim, length), spec.stride, spec.offset + start * spec.stride[dim]
+    )
 
 
 @rule("narrow")
 def narrow(spec: TensorSpec, dim: int, start: Any, length: Any) -> View:
     if not spec.shape:
-        raise DimensionError(f"narrow: {spec} has no dimension to narrow")
+        raise DimensionError(f"narrow: expected at least one dimension, got {spec}")
     if length < 0:
         raise ArgumentError(f"narrow: the length must not be negative, got {length}")
     dim = wrap_dim(dim, spec.ndim)
@@ -227,7 +225,7 @@ def narrow(spec: TensorSpec, dim: int, start: Any, length: Any) -> View:
         raise DimensionError(f"narrow: start {start} is out of range for dimension {dim} of {spec}")
     start = wrap_index(start, size)
     if start + length > size:
-        raise DimensionError(f"narrow: {start} + {length} passes the end of dimension {dim} of {spec}")
+        raise DimensionError(f"narrow: start {start} + length {length} exceeds dimension {dim} of {spec}")
     return View(0, narrow_spec(spec, dim, start, length))
 
 
@@ -235,7 +233,7 @@ def narrow(spec: TensorSpec, dim: int, start: Any, length: Any) -> View:
 def check_length(x: torch.Tensor, dim: int, start: object, length: Any) -> Any:
     """C++ compares the length with the start, which only data knows."""
     if -x.dim() <= dim < x.dim() and length > x.shape[dim]:
-        raise DimensionError(f"narrow: dimension {dim} of {list(x.shape)} has no {length} elements")
+        raise DimensionError(f"narrow: length {length} exceeds dimension {dim} of {list(x.shape)}")
     return NotImplemented
 
 
@@ -246,10 +244,10 @@ def diagonal(spec: TensorSpec, offset: int = 0, dim1: int = 0, dim2: int = 1) ->
 
 def diagonal_of(spec: TensorSpec, offset: int, dim1: int, dim2: int) -> TensorSpec:
     if not spec.shape:
-        raise DimensionError(f"diagonal: {spec} has no dimensions")
+        raise DimensionError(f"diagonal: expected at least two dimensions, got {spec}")
     first, second = wrap_dim(dim1, spec.ndim), wrap_dim(dim2, spec.ndim)
     if first == second:
-        raise ArgumentError(f"diagonal: both dimensions are {first}")
+        raise ArgumentError(f"diagonal: expected two different dimensions, got {first} twice")
     rows, columns = spec.shape[first], spec.shape[second]
     if offset >= 0:
         columns = columns - offset
@@ -268,11 +266,11 @@ def diagonal_of(spec: TensorSpec, offset: int, dim1: int, dim2: int) -> TensorSp
     )
 
 
-def restride_spec(
-    spec: TensorSpec, size: Sizes, stride: Sizes, offset: Size | None
-) -> TensorSpec:
+def restride_spec(spec: TensorSpec, size: Sizes, stride: Sizes, offset: Size | None) -> TensorSpec:
     if len(size) != len(stride):
-        raise ArgumentError(f"as_strided: {len(size)} sizes {list(size)} and {len(stride)} strides {list(stride)}")
+        raise ArgumentError(
+            f"as_strided: {len(size)} sizes {list(size)} and {len(stride)} strides {list(stride)}"
+        )
     if any(s < 0 for s in size) or any(s < 0 for s in stride) or (offset is not None and offset < 0):
         raise ArgumentError(
             f"as_strided: sizes {list(size)}, strides {list(stride)} and offset {offset} must not be negative"
@@ -282,7 +280,9 @@ def restride_spec(
 
 @rule("as_strided")
 def as_strided(
-    spec: TensorSpec, size: Sizes, stride: Sizes,
+    spec: TensorSpec,
+    size: Sizes,
+    stride: Sizes,
     storage_offset: Size | None = None,
 ) -> View:
     return View(0, restride_spec(spec, size, stride, storage_offset))
@@ -294,7 +294,7 @@ def unfold_spec(spec: TensorSpec, dimension: int, size: Any, step: Any) -> Tenso
     if size < 0 or step <= 0:
         raise ArgumentError(f"unfold: expected a size ≥ 0 and a step > 0, got {size} and {step}")
     if size > length:
-        raise ShapeMismatch(f"unfold: windows of {size} do not fit into {length} of dimension {dim} of {spec}")
+        raise ShapeMismatch(f"unfold: size {size} exceeds {length}, the size of dimension {dim} of {spec}")
     if not spec.shape:
         return spec.as_view((size,), (1,))
     return spec.as_view(
@@ -323,30 +323,38 @@ def reinterpret_spec(spec: TensorSpec, dtype: torch.dtype) -> TensorSpec:
     if spec.dtype is dtype and not spec.conj and not spec.neg:
         return spec
     if spec.conj or spec.neg:
-        raise DtypeError(f"view: {spec} is a lazy conjugate or negative; call .resolve_conj().resolve_neg() first")
+        raise DtypeError(
+            f"view: {spec} is a lazy conjugate or negative; call .resolve_conj().resolve_neg() first"
+        )
     old, new = spec.dtype.itemsize, dtype.itemsize
     if old == new:
         return spec.as_view(spec.shape, spec.stride, dtype=dtype)
     if not spec.shape:
-        raise DtypeError(f"view: {spec} has no last dimension to make {dtype} of")
+        raise DtypeError(f"view: expected at least one dimension to view {spec} as {dtype}")
     if spec.stride[-1] != 1:
         raise DtypeError(f"view: {spec} must have stride 1 in its last dimension to become {dtype}")
     if old > new:
         ratio = old // new
         stride = [step * ratio for step in spec.stride[:-1]]
-        return spec.as_view((*spec.shape[:-1], spec.shape[-1] * ratio), (*stride, 1), spec.offset * ratio, dtype=dtype)
+        return spec.as_view(
+            (*spec.shape[:-1], spec.shape[-1] * ratio), (*stride, 1), spec.offset * ratio, dtype=dtype
+        )
     ratio = new // old
     if any(part % ratio != 0 for part in (spec.shape[-1], spec.offset, *spec.stride[:-1])):
         raise DtypeError(
             f"view: the last size, the offset and the strides of {spec} must be divisible by {ratio} to become {dtype}"
         )
     stride = [step // ratio for step in spec.stride[:-1]]
-    return spec.as_view((*spec.shape[:-1], spec.shape[-1] // ratio), (*stride, 1), spec.offset // ratio, dtype=dtype)
+    return spec.as_view(
+        (*spec.shape[:-1], spec.shape[-1] // ratio), (*stride, 1), spec.offset // ratio, dtype=dtype
+    )
 
 
 def as_real(spec: TensorSpec, conj: bool = False) -> TensorSpec:
     stride = [step * 2 for step in spec.stride]
-    return spec.as_view((*spec.shape, 2), (*stride, 1), spec.offset * 2, dtype=real_type(spec.dtype), conj=conj)
+    return spec.as_view(
+        (*spec.shape, 2), (*stride, 1), spec.offset * 2, dtype=real_type(spec.dtype), conj=conj
+    )
 
 
 @rule("view_as_real")

@@ -8,7 +8,7 @@ from typing import Any
 from understudy.errors import ArgumentError, DimensionError, DynamicOutputShapeException, ShapeMismatch
 from understudy.ops.registry import rule
 from understudy.ops.shared.dims import replace_size, with_inserted, wrap_dim, wrap_dims
-from understudy.ops.shared.dtypes import BOOL, COMPLEX_HALF, FLOAT8, NUMBERS, check_cpu_dtype
+from understudy.ops.shared.dtypes import FLOAT8
 from understudy.ops.shared.layouts import is_provably_row_major, suggested_strides
 from understudy.ops.views.basic import narrow_spec, transpose_spec
 from understudy.ops.views.split_and_join import join_specs
@@ -20,7 +20,7 @@ from understudy.spec import TensorSpec, View, preserved_copy
 @rule("repeat")
 def repeat(spec: TensorSpec, repeats: Sizes) -> TensorSpec:
     if len(repeats) < spec.ndim:
-        raise ShapeMismatch(f"repeat: {list(repeats)} has fewer entries than {spec} has dimensions")
+        raise ShapeMismatch(f"repeat: expected at least {spec.ndim} entries for {spec}, got {list(repeats)}")
     return _repeat_spec(spec, repeats)
 
 
@@ -51,7 +51,7 @@ def repeat_interleave_tensor(
     at = wrap_dim(0 if dim is None else dim, flat.ndim)
     if repeats.ndim > 1 or (repeats.shape and repeats.shape[0] not in (1, flat.shape[at])):
         raise ShapeMismatch(
-            f"repeat_interleave: repeats must be one number or as many as dimension {at} of {flat} has, got {repeats}"
+            f"repeat_interleave: expected one number or one for each index of dimension {at} of {flat}, got {repeats}"
         )
     if output_size is None:
         raise DynamicOutputShapeException(
@@ -69,11 +69,13 @@ def roll(spec: TensorSpec, shifts: object, dims: object = ()) -> TensorSpec:
         raise ArgumentError("roll: shifts must not be empty")
     along_dims = bool(dim_list) or len(shift_list) != 1
     if along_dims and len(shift_list) != len(dim_list):
-        raise ArgumentError(f"roll: {len(shift_list)} shifts for {len(dim_list)} dimensions")
+        raise ArgumentError(
+            f"roll: expected as many shifts as dimensions, got {len(shift_list)} and {len(dim_list)}"
+        )
     if (along_dims or spec.ndim == 1) and spec.is_empty:
         return preserved_copy(spec)  # without checking the dimensions
     if along_dims and not spec.shape:
-        raise DimensionError(f"roll: {spec} has no dimension to roll along")
+        raise DimensionError(f"roll: expected at least one dimension, got {spec}")
     rolled = spec if along_dims else spec.like()
     for dim, shift in zip(dim_list, shift_list, strict=False):
         rolled = _roll_spec(rolled, wrap_dim(dim, spec.ndim), shift)
@@ -114,8 +116,7 @@ def rot90(spec: TensorSpec, k: int = 1, dims: Sequence[int] = (0, 1)) -> TensorS
 @rule("tril", "triu")
 def triangle(spec: TensorSpec, diagonal: object = 0) -> TensorSpec:
     if spec.ndim < 2:
-        raise ShapeMismatch(f"tril and triu take at least 2 dimensions, {spec} has {spec.ndim}")
-    check_cpu_dtype("tril and triu", spec, NUMBERS | BOOL | COMPLEX_HALF)
+        raise ShapeMismatch(f"tril and triu: expected at least 2 dimensions, got {spec}")
     return spec.like()
 
 
@@ -124,9 +125,9 @@ def diag_embed(spec: TensorSpec, offset: int = 0, dim1: int = -2, dim2: int = -1
     ndim = spec.ndim + 1
     first, second = wrap_dim(dim1, ndim), wrap_dim(dim2, ndim)
     if first == second:
-        raise ArgumentError(f"diag_embed: both dimensions are {first}")
+        raise ArgumentError(f"diag_embed: expected two different dimensions, got {first} twice")
     if not spec.shape:
-        raise DimensionError(f"diag_embed: {spec} has no dimension to put on a diagonal")
+        raise DimensionError(f"diag_embed: expected at least one dimension, got {spec}")
     length = spec.shape[-1] + abs(offset)
     low, high = min(first, second), max(first, second)
     return spec.like(with_inserted(with_inserted(spec.shape[:-1], low, length), high, length))
@@ -165,7 +166,6 @@ def _shuffle_spec(spec: TensorSpec, shape: tuple[object, ...]) -> TensorSpec:
     """The CPU kernel keeps a channels-last format; on other devices the shuffle is reshapes and a copy."""
     if spec.device.type != "cpu":
         return spec.like(shape)
-    check_cpu_dtype("shuffle", spec, NUMBERS | BOOL)
     return spec.like(shape, stride=suggested_strides(shape, spec))
 
 
@@ -174,7 +174,9 @@ def channel_shuffle(spec: TensorSpec, groups: Any) -> TensorSpec | View:
     if spec.ndim < 3:
         raise ShapeMismatch(f"channel_shuffle: expected at least 3 dimensions, got {spec}")
     if groups <= 0 or spec.shape[1] % groups != 0:
-        raise ShapeMismatch(f"channel_shuffle: {spec.shape[1]} channels of {spec} can't be put in {groups} groups")
+        raise ShapeMismatch(
+            f"channel_shuffle: {spec.shape[1]} channels of {spec} are not divisible by {groups} groups"
+        )
     if spec.is_empty:
         return View(0, spec)
     return _shuffle_spec(spec, spec.shape)

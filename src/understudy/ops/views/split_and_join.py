@@ -10,8 +10,7 @@ import torch
 
 from understudy.errors import ArgumentError, DimensionError, ShapeMismatch
 from understudy.ops.registry import rule
-from understudy.ops.shared.batching import BatchLevel, at_one_level, batching_rule, dim_behind_batch
-from understudy.ops.shared.decompositions import decomposition, decomposition_at_any_level
+from understudy.ops.shared.decompositions import decomposition
 from understudy.ops.shared.dims import divide_up, replace_size, with_inserted, wrap_dim
 from understudy.ops.shared.layouts import is_provably_row_major, looks_channels_last
 from understudy.ops.views.basic import (
@@ -44,6 +43,7 @@ from understudy.spec.strides import CHANNELS_LAST_ORDER
 Tensor = torch.Tensor
 aten = torch.ops.aten
 
+
 def pieces(spec: TensorSpec, dim: int, sizes: Sizes) -> list[View]:
     views, start = [], 0
     for size in sizes:
@@ -56,10 +56,10 @@ def equal_sizes(spec: TensorSpec, dim: int, split_size: Size) -> list[Size]:
     """The sizes of the pieces: `split_size` each, the last may be smaller."""
     length = spec.shape[dim]
     if split_size < 0:
-        raise ArgumentError(f"split: the size of a piece must not be negative, got {split_size}")
+        raise ArgumentError(f"split: split_size must be at least 0, got {split_size}")
     if split_size == 0:
         if length != 0:
-            raise ArgumentError(f"split: pieces of size 0 never use up dimension {dim} of {spec}")
+            raise ArgumentError(f"split: split_size must be positive for dimension {dim} of {spec}, got 0")
         return [0]
     # The number of pieces has to be a plain number: one guard, where the size is symbolic.
     full = _count(length, split_size) - 1
@@ -80,7 +80,7 @@ def _count(length: Any, split_size: object) -> int:
 @rule("split.Tensor", "unsafe_split.Tensor")
 def split(spec: TensorSpec, split_size: Size, dim: int = 0) -> list[View]:
     if not spec.shape:
-        raise ShapeMismatch(f"split: {spec} has no dimension to split")
+        raise ShapeMismatch(f"split: expected at least one dimension, got {spec}")
     dim = wrap_dim(dim, spec.ndim)
     return pieces(spec, dim, equal_sizes(spec, dim, split_size))
 
@@ -88,7 +88,7 @@ def split(spec: TensorSpec, split_size: Size, dim: int = 0) -> list[View]:
 @rule("split_with_sizes", "split.sizes", "unsafe_split_with_sizes")
 def split_with_sizes(spec: TensorSpec, split_sizes: Sizes, dim: int = 0) -> list[View]:
     if not spec.shape:
-        raise ShapeMismatch(f"split_with_sizes: {spec} has no dimension to split")
+        raise ShapeMismatch(f"split_with_sizes: expected at least one dimension, got {spec}")
     dim = wrap_dim(dim, spec.ndim)
     total: Any = 0
     for size in split_sizes:
@@ -106,7 +106,7 @@ def split_with_sizes(spec: TensorSpec, split_sizes: Sizes, dim: int = 0) -> list
 @rule("unbind.int")
 def unbind(spec: TensorSpec, dim: int = 0) -> list[View]:
     if not spec.shape:
-        raise DimensionError(f"unbind: {spec} has no dimension to take apart")
+        raise DimensionError(f"unbind: expected at least one dimension, got {spec}")
     dim = wrap_dim(dim, spec.ndim)
     return [View(0, select_spec(spec, dim, index)) for index in range(spec.shape[dim])]
 
@@ -167,7 +167,9 @@ def _joined_strides(tensors: Sequence[TensorSpec], shape: tuple[Any, ...]) -> tu
 
 
 def _has_to_be(shape: Sizes, wanted: Sizes) -> bool:
-    return has_unbacked(*shape, *wanted) and len(shape) == len(wanted) and all(map(expect_equal, shape, wanted))
+    return (
+        has_unbacked(*shape, *wanted) and len(shape) == len(wanted) and all(map(expect_equal, shape, wanted))
+    )
 
 
 @rule("stack", "_stack")
@@ -198,7 +200,9 @@ def block_diag(tensors: Sequence[TensorSpec]) -> Any:
     columns: Any = 0
     for position, tensor in enumerate(tensors):
         if tensor.ndim > 2:
-            raise ShapeMismatch(f"block_diag: tensor {position} of the list has more than 2 dimensions: {tensor}")
+            raise ShapeMismatch(
+                f"block_diag: tensor {position} of the list has more than 2 dimensions: {tensor}"
+            )
         height, width = (1,) * (2 - tensor.ndim) + tensor.shape
         rows, columns = rows + height, columns + width
     return tensors[0].like((rows, columns), dtype=result_type(*tensors))
@@ -216,7 +220,9 @@ def chunk_cat(tensors: Sequence[TensorSpec], dim: int, num_chunks: int) -> Any:
     if not any(spec.is_symbolic for spec in tensors):
         return NotImplemented
     first = tensors[0]
-    is_plain = num_chunks >= 1 and all((spec.dtype, spec.device) == (first.dtype, first.device) for spec in tensors)
+    is_plain = num_chunks >= 1 and all(
+        (spec.dtype, spec.device) == (first.dtype, first.device) for spec in tensors
+    )
     if dim < 0 and all(spec.ndim == first.ndim for spec in tensors):
         dim += first.ndim
     if not is_plain or dim < 0 or any(dim >= spec.ndim for spec in tensors):
@@ -224,7 +230,7 @@ def chunk_cat(tensors: Sequence[TensorSpec], dim: int, num_chunks: int) -> Any:
     width: Any = 0
     for spec in tensors:
         if spec.is_empty:
-            raise ShapeMismatch(f"_chunk_cat: {spec} has no elements")
+            raise ShapeMismatch(f"_chunk_cat: expected tensors with elements, got {spec}")
         if not same_shape(spec.shape[:dim], first.shape[:dim]):
             raise ShapeMismatch(f"_chunk_cat: {first} and {spec} differ before dimension {dim}")
         chunk = (spec.shape[dim] + num_chunks - 1) // num_chunks * product(spec.shape[dim + 1 :])
@@ -240,23 +246,6 @@ def _goes_row_major(spec: TensorSpec, shape: Shape) -> bool:
         return True
     is_contiguous = all(map(is_provably_equal, spec.stride, contiguous_strides(spec.shape)))
     return is_contiguous and is_provably_row_major(spec.like(shape))
-
-
-@batching_rule("cat")
-@at_one_level
-def batch_cat(level: BatchLevel, tensors: list[torch.Tensor], dim: int = 0) -> object:
-    rank = max(tensor.dim() for tensor in tensors)
-    dim = dim_behind_batch(dim, rank)
-    # An empty tensor may have another rank.
-    parts = [level.inside(tensor) for tensor in tensors if tensor.dim() == rank or tensor.numel() != 0]
-    return torch.cat(parts, dim)
-
-
-@batching_rule("chunk")
-@at_one_level
-def batch_chunk(level: BatchLevel, x: torch.Tensor, chunks: int, dim: int = 0) -> list[torch.Tensor]:
-    dim = dim_behind_batch(dim, x.dim())
-    return list(torch.chunk(level.inside(x), chunks, dim))
 
 
 # --- decompositions for symbolic sizes ----------------------------------------------------------------------
@@ -280,14 +269,16 @@ def check_chunks(x: Tensor, chunks: int, dim: int = 0) -> Any:
     return NotImplemented
 
 
-@decomposition_at_any_level("unsafe_chunk")
+@decomposition("unsafe_chunk")
 def decompose_unsafe_chunk(x: Tensor, chunks: int, dim: int = 0) -> Any:
     if chunks <= 0:
         return NotImplemented  # C++ says what is wrong
     length = x.shape[wrap_dim(dim, x.dim())]
     size = divide_up(length, chunks)
     if size == 0:
-        return torch.unsafe_split_with_sizes(x, [size] * (chunks - 1) + [size - (size * chunks - length)], dim)
+        return torch.unsafe_split_with_sizes(
+            x, [size] * (chunks - 1) + [size - (size * chunks - length)], dim
+        )
     return aten.unsafe_split.Tensor(x, size, dim)
 
 

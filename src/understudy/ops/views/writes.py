@@ -11,7 +11,6 @@ import torch
 from understudy.errors import ArgumentError, DtypeError, OperatorError, ShapeMismatch
 from understudy.ops.factories import clone, strides_in_format
 from understudy.ops.registry import Rule, rule
-from understudy.ops.shared.batching import BatchLevel, at_one_level, batching_rule, dim_behind_batch
 from understudy.ops.shared.decompositions import decomposition
 from understudy.ops.shared.layouts import suggested_format
 from understudy.ops.variants import check_no_overlap
@@ -44,10 +43,15 @@ from understudy.spec import (
 Function = Callable[..., object]
 aten = torch.ops.aten
 
+
 @rule("slice_backward")
 def slice_backward(
-    grad_output: TensorSpec, input_sizes: Sizes, dim: int, start: Size,
-    end: Size, step: Size,
+    grad_output: TensorSpec,
+    input_sizes: Sizes,
+    dim: int,
+    start: Size,
+    end: Size,
+    step: Size,
 ) -> TensorSpec:
     result = grad_output.like(input_sizes)
     check_expandable(grad_output.shape, slice_spec(result, dim, start, end, step).shape, "slice_backward")
@@ -55,9 +59,7 @@ def slice_backward(
 
 
 @rule("select_backward")
-def select_backward(
-    grad_output: TensorSpec, input_sizes: Sizes, dim: int, index: Size
-) -> TensorSpec:
+def select_backward(grad_output: TensorSpec, input_sizes: Sizes, dim: int, index: Size) -> TensorSpec:
     result = grad_output.like(input_sizes)
     check_expandable(grad_output.shape, select_spec(result, dim, index).shape, "select_backward")
     return result
@@ -73,7 +75,9 @@ def diagonal_backward(
 
 
 @rule("unfold_backward")
-def unfold_backward(grad_in: TensorSpec, input_sizes: Sequence[object], dim: int, size: object, step: object) -> TensorSpec:
+def unfold_backward(
+    grad_in: TensorSpec, input_sizes: Sequence[object], dim: int, size: object, step: object
+) -> TensorSpec:
     return grad_in.like(input_sizes)
 
 
@@ -87,12 +91,17 @@ def copy_whole_storage(spec: TensorSpec) -> TensorSpec:
 
 def _check_source(what: str, src: TensorSpec, part: TensorSpec) -> None:
     if not same_shape(src.shape, part.shape):
-        raise ShapeMismatch(f"{what}: the source {src} does not have the shape {list(part.shape)} of what it fills")
+        raise ShapeMismatch(f"{what}: expected a source of shape {list(part.shape)}, got {src}")
 
 
 @rule("slice_scatter")
 def slice_scatter(
-    spec: TensorSpec, src: TensorSpec, dim: int = 0, start: object = None, end: object = None, step: object = 1
+    spec: TensorSpec,
+    src: TensorSpec,
+    dim: int = 0,
+    start: object = None,
+    end: object = None,
+    step: object = 1,
 ) -> TensorSpec:
     _check_source("slice_scatter", src, slice_spec(spec, dim, start, end, step))
     return copy_whole_storage(spec)
@@ -180,7 +189,9 @@ def resize_(spec: TensorSpec, size: Sizes, *, memory_format: torch.memory_format
 
 
 @rule("resize")
-def resize(spec: TensorSpec, size: Sequence[Any], *, memory_format: torch.memory_format | None = None) -> TensorSpec:
+def resize(
+    spec: TensorSpec, size: Sequence[Any], *, memory_format: torch.memory_format | None = None
+) -> TensorSpec:
     return resize_spec(clone(spec), size, memory_format)
 
 
@@ -196,34 +207,8 @@ def resize_as_(
 @rule("set_.source_Tensor")
 def set_source(spec: TensorSpec, source: TensorSpec) -> Same:
     if spec.dtype is not source.dtype:
-        raise DtypeError(f"set_: {spec} can't take over the storage of {source}, which has another dtype")
+        raise DtypeError(f"set_: expected a source of dtype {spec.dtype}, got {source}")
     return change_in_place(spec, spec.as_view(source.shape, source.stride, source.offset))
-
-
-@batching_rule("slice_backward")
-@at_one_level
-def batch_slice_backward(
-    level: BatchLevel, gradient: torch.Tensor, sizes: list[int | torch.SymInt], dim: int, start: Size,
-    end: Size, step: Size,
-) -> object:
-    dim = dim_behind_batch(dim, len(sizes))
-    inside = level.inside(gradient)
-    return aten.slice_backward(inside, [inside.shape[0], *sizes], dim, start, end, step)
-
-
-def _make_write_rule(op: Any) -> Function:
-    """A batching rule for operators that write a part of a tensor along one dimension."""
-
-    @at_one_level
-    def rule(level: BatchLevel, x: torch.Tensor, part: torch.Tensor, dim: int = 0, *places: object) -> Any:
-        dim = dim_behind_batch(dim, x.dim())
-        return op(level.inside(x), level.inside(part), dim, *places)
-
-    return rule
-
-
-for _name in ("select_scatter", "slice_scatter"):
-    batching_rule(_name)(_make_write_rule(getattr(aten, _name)))
 
 
 # --- decompositions for symbolic sizes ----------------------------------------------------------------------
@@ -235,7 +220,9 @@ def decompose_fill_diagonal(x: torch.Tensor, fill_value: float, wrap: bool = Fal
         return NotImplemented  # C++ says what is wrong
     height, width = x.shape[:2]
     if x.dim() > 2 and any(size != height for size in x.shape):
-        raise ShapeMismatch(f"fill_diagonal_: all dimensions of a tensor must be of one length, got {list(x.shape)}")
+        raise ShapeMismatch(
+            f"fill_diagonal_: expected equal sizes for more than two dimensions, got {list(x.shape)}"
+        )
     step, offset, length = sum(x.stride()), x.storage_offset(), torch.sym_min(height, width)
     x.as_strided((length,), (step,), offset).fill_(fill_value)
     if wrap and x.dim() == 2 and height > width + 1:

@@ -40,7 +40,7 @@ class Condition:
     _text: str
 
     def __bool__(self) -> bool:
-        raise TypeError(f"whether {self} depends on the sizes: ask Facts.prove")
+        raise TypeError(f"the truth of {self} depends on the sizes; use Facts.prove")
 
     def __str__(self) -> str:
         if not self._text:
@@ -155,7 +155,9 @@ def _normal(kind: str, p: Integer) -> bool | Condition:
     # A factor that is never zero can be dropped; in an inequality it has to be positive.
     factor = polynomials.common_monomial(p.terms)
     if factor:
-        factor = tuple((atom, exponent) for atom, exponent in factor if _has_sign(kind, algebra.interval(atom)))
+        factor = tuple(
+            (atom, exponent) for atom, exponent in factor if _has_sign(kind, algebra.interval(atom))
+        )
         if factor:
             return relation(kind, algebra.normal(polynomials.divide_terms(p.terms, factor)))
     number = polynomials.variable_content(p.terms)
@@ -385,7 +387,9 @@ def _with_atoms(condition: bool | Condition, values: Mapping[Expr, int]) -> bool
         return join(condition.kind, [_with_atoms(part, values) for part in condition.parts])
     if all(atom not in values for atom in condition.expr.atoms):
         return condition
-    return relation(condition.kind, condition.algebra.map_atoms(condition.expr, lambda atom: values.get(atom, atom)))
+    return relation(
+        condition.kind, condition.algebra.map_atoms(condition.expr, lambda atom: values.get(atom, atom))
+    )
 
 
 def negate(a: bool | Condition) -> bool | Condition:

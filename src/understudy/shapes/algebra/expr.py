@@ -1,7 +1,7 @@
 """Integer expressions over symbolic sizes: interned polynomials over atoms.
 
 An atom is a symbol, a floor-division, a modulo, a minimum, a maximum, an absolute value, or a power
-that is no polynomial. Every other expression is a sum of coefficient × monomial of atoms. Equal
+that is not a polynomial. Every other expression is a sum of coefficient × monomial of atoms. Equal
 expressions are the same object, so `is` compares them and a repeated operation is one look-up.
 
 Division by zero (and a negative exponent) is taken not to happen: whatever is said of `a // b` holds at
@@ -159,7 +159,7 @@ OPERANDS = (int, Expr)
 
 def power(base: int, exponent: int) -> int:
     if exponent < 0:
-        raise ArithmeticError(f"{base} ** {exponent} is no integer")
+        raise ArithmeticError(f"{base} ** {exponent} is not an integer")
     return int(base**exponent)
 
 
@@ -197,7 +197,7 @@ class Algebra:
     def symbol(self, name: str, low: int | None = 0, high: int | None = None) -> Expr:
         """A new symbol for the sizes low..high; None is unbounded."""
         if name in self.symbols:
-            raise ValueError(f"there is a symbol {name} already")
+            raise ValueError(f"symbol {name} exists already")
         symbol = self.symbols[name] = self.free_symbol(name)
         symbol.low, symbol.high = low, high
         return symbol

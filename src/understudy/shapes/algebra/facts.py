@@ -59,15 +59,6 @@ class Facts:
         self._at_example: dict[Condition, bool] = {}
         self._has_example = True  # False once a fact is learned that may not hold there
 
-    def copy(self, example: Mapping[Expr, int]) -> Facts:
-        """An independent copy of the facts with another example."""
-        other = Facts(self.algebra, example)
-        other._store = self._store.copy()
-        other._learned, other._alternatives = dict(self._learned), list(self._alternatives)
-        other._decided = dict(self._decided)  # proofs do not depend on the example
-        other._has_example = all(map(other._agrees_with_example, self._learned))
-        return other
-
     @property
     def conditions(self) -> tuple[Condition, ...]:
         """The learned facts, in order."""
@@ -88,7 +79,7 @@ class Facts:
     def learn(self, condition: bool | Condition) -> None:
         if isinstance(condition, bool):
             if not condition:
-                raise ValueError("False can't be learned")
+                raise ValueError("expected a condition that can be true, got False")
             return
         if condition in self._learned:
             return
@@ -174,7 +165,9 @@ class Facts:
         """As `prove`, but without a search: memoised and learned results only."""
         found = self._decided.get(condition)
         if found is None:
-            found = YES if condition in self._learned else NO if condition._negation in self._learned else UNKNOWN
+            found = (
+                YES if condition in self._learned else NO if condition._negation in self._learned else UNKNOWN
+            )
         return found
 
     def _answer(self, condition: Condition) -> Proof:
@@ -190,7 +183,7 @@ class Facts:
             return UNKNOWN
 
     def _decide_combination(self, condition: Condition) -> Proof:
-        """Decide by the parts. The example tells which answer is possible, so that some parts can be skipped."""
+        """Decide by the parts. By the example only one answer is possible, so that some parts can be skipped."""
         decisive, at_example = (NO, False) if condition.kind == "and" else (YES, True)
         known = self._value_at_example(condition)
         found = OPPOSITE[decisive]
@@ -269,7 +262,9 @@ class Facts:
         else:
             store = self._store
             try:
-                kind, inside = self._narrow(condition.kind, self._replace_rounding(store.inside(condition.expr)))
+                kind, inside = self._narrow(
+                    condition.kind, self._replace_rounding(store.inside(condition.expr))
+                )
                 inside = without_factors(store, kind, inside)
                 found = relation(kind, store.outside(self.algebra.mul(store.whole(inside), inside)))
             except ArithmeticError:

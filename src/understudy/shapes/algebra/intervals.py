@@ -366,7 +366,9 @@ def _expand(knowledge: Knowledge, table: dict[Monomial, int]) -> Integer | None:
     return knowledge.algebra.normal(table) if cancels else None
 
 
-def _expand_one(knowledge: Knowledge, table: dict[Monomial, int], atom: Expr, rest: Monomial, count: int) -> bool:
+def _expand_one(
+    knowledge: Knowledge, table: dict[Monomial, int], atom: Expr, rest: Monomial, count: int
+) -> bool:
     """One floor-division within a table of terms; whether something cancels."""
     p, q = atom.args
     remainder = knowledge.apply("mod", p, q)

@@ -37,17 +37,6 @@ class Store:
         self._applied: dict[tuple[object, ...], Integer] = {}
         self.proved: dict[object, bool] = {}
 
-    def copy(self) -> Store:
-        other = Store(self.algebra)
-        for name, table in vars(self).items():
-            if isinstance(table, dict):
-                setattr(other, name, dict(table))
-        other.by_monomial = {monomial: list(known) for monomial, known in self.by_monomial.items()}
-        other.is_contradictory = self.is_contradictory
-        return other
-
-    # -- what a rewrite may ask ----------------------------------------------------------------------
-
     def apply(self, kind: str, *args: Integer) -> Integer:
         key = (kind, *args)
         found = self._applied.get(key)
@@ -125,7 +114,9 @@ class Store:
         while not isinstance(shown, int):
             hidden = [atom for atom in shown.atoms if atom.is_hidden]
             if not hidden:
-                return self.algebra.map_atoms(shown, lambda atom: atom if atom.is_symbol else self.outside(atom))
+                return self.algebra.map_atoms(
+                    shown, lambda atom: atom if atom.is_symbol else self.outside(atom)
+                )
             shown = self._without(shown, max(hidden, key=lambda atom: atom.order))
         return shown
 

@@ -212,7 +212,9 @@ class FactPropagation:
         # terminates.
         if atom.kind == "mod":
             return False
-        return all(a.is_symbol and a not in atom.symbols for a in value.atoms) or parts_of(atom).issuperset(value.atoms)
+        return all(a.is_symbol and a not in atom.symbols for a in value.atoms) or parts_of(atom).issuperset(
+            value.atoms
+        )
 
     def replace(self, atom: Expr, value: Integer) -> None:
         store = self.store
@@ -322,7 +324,11 @@ def parts_of(atom: Expr) -> frozenset[Expr]:
     return frozenset(direct).union(*map(parts_of, direct))
 
 
-RELATION_HANDLERS = {"ge": FactPropagation.nonnegative, "eq": FactPropagation.zero, "ne": FactPropagation.nonzero}
+RELATION_HANDLERS = {
+    "ge": FactPropagation.nonnegative,
+    "eq": FactPropagation.zero,
+    "ne": FactPropagation.nonzero,
+}
 
 
 def meaning(atom: Expr, value: Integer) -> list[Integer]:

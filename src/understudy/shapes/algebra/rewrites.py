@@ -79,7 +79,9 @@ def shared_factor(p: Integer, q: Integer) -> tuple[Monomial, int]:
     return polynomials.common_monomial(*both), gcd(polynomials.content(both[0]), polynomials.content(both[1]))
 
 
-def without_shared_factor(known: Knowledge, p: Integer, q: Integer) -> tuple[Integer, Integer, Integer] | None:
+def without_shared_factor(
+    known: Knowledge, p: Integer, q: Integer
+) -> tuple[Integer, Integer, Integer] | None:
     """(g, p/g, q/g) if there is a common factor g."""
     monomial, number = shared_factor(p, q)
     if not monomial and number == 1:
@@ -313,13 +315,15 @@ def absolute_of_factors(known: Knowledge, p: Integer) -> Integer | None:
     number = polynomials.content(terms) * (-1 if leads_with_minus(p) else 1)
     if number == 1:
         return None
-    return algebra.mul(abs(number), known.apply("abs", algebra.normal(polynomials.divide_terms(terms, ONE, number))))
+    return algebra.mul(
+        abs(number), known.apply("abs", algebra.normal(polynomials.divide_terms(terms, ONE, number)))
+    )
 
 
 def power_of_numbers(known: Knowledge, base: Integer, exponent: Integer) -> Integer | None:
     if isinstance(exponent, int):
         if exponent < 0:
-            raise ArithmeticError(f"{base} ** {exponent} is no integer")
+            raise ArithmeticError(f"{base} ** {exponent} is not an integer")
         if exponent < 2:
             return base if exponent else 1
         if isinstance(base, int):
@@ -352,7 +356,7 @@ def power_of_a_sum(known: Knowledge, base: Integer, exponent: Integer) -> Intege
 
 
 def fold_division(algebra: Algebra, terms: Terms) -> Integer | None:
-    """The sum with a quotient and its remainder combined, or None if there is no such pair.
+    """The sum with a quotient and its remainder combined, or None without such a pair.
 
     c*(p//c) + p % c == p            a quotient and its remainder
     p - p % c        == c*(p//c)     rounded down: padding to multiples and cutting at multiples read like that
@@ -389,7 +393,12 @@ def fold_half(algebra: Algebra, terms: Terms) -> Integer | None:
     table = dict(terms)
     for monomial, coefficient in terms:
         for atom, exponent in monomial:
-            if atom.kind != "floordiv" or exponent > 1 or not isinstance(atom.args[1], int) or atom.args[1] % 2:
+            if (
+                atom.kind != "floordiv"
+                or exponent > 1
+                or not isinstance(atom.args[1], int)
+                or atom.args[1] % 2
+            ):
                 continue
             p, c = atom.args
             rest = polynomials.over(monomial, ((atom, 1),)) or ONE

@@ -207,7 +207,7 @@ class PythonWriter(TextWriter):
         if found is None:
             found = self._written[symbol] = self.write(self._definitions[symbol])
             if len(found.text) > LONGEST:
-                raise TooLong("a guard is too long to be written as code: ask ShapeEnv.check")
+                raise TooLong("the guard is too long for code; use ShapeEnv.check")
         return found
 
 

@@ -1,5 +1,5 @@
 """Torch's names for these things, and what its C++ code and its tools call.
 
-    names        contexts, constraints, guard_bool and other functions
-    environment  methods of an environment that torch's shape functions and tools call
+names        contexts, constraints, guard_bool and other functions
+environment  methods of an environment that torch's shape functions and tools call
 """

@@ -90,14 +90,18 @@ class TorchFacade:
         if not is_sympy(value):
             return self.decisions.simplify(value)
         ours = [symbol for symbol in value.free_symbols if symbol.name in self.env.algebra.symbols]
-        return value.xreplace({symbol: self.to_sympy(self.decisions.simplify(self.from_sympy(symbol))) for symbol in ours})
+        return value.xreplace(
+            {symbol: self.to_sympy(self.decisions.simplify(self.from_sympy(symbol))) for symbol in ours}
+        )
 
     def merge_symbols(self, value: Any) -> Any:
         """The value with specialised and merged symbols replaced."""
         if not isinstance(value, (Expr, Condition)):
             return self.decisions.simplify(value)
         known = {symbol: self.facts.simplify(symbol) for symbol in value.symbols}
-        merged = {s: now for s, now in known.items() if now is not s and (isinstance(now, int) or now.is_symbol)}
+        merged = {
+            s: now for s, now in known.items() if now is not s and (isinstance(now, int) or now.is_symbol)
+        }
         return value.substitute(merged) if merged else value
 
     # --- symbols ----------------------------------------------------------------------------------------------
@@ -106,7 +110,9 @@ class TorchFacade:
     def backed_var_to_val(self) -> dict[Any, int]:
         """The hint of each backed symbol."""
         return {
-            self.to_sympy(symbol): self.hints[symbol] for symbol in self.env.symbols.list_visible() if symbol in self.hints
+            self.to_sympy(symbol): self.hints[symbol]
+            for symbol in self.env.symbols.list_visible()
+            if symbol in self.hints
         }
 
     var_to_val = backed_var_to_val
@@ -126,7 +132,10 @@ class TorchFacade:
     @property
     def var_to_range(self) -> dict[Any, Any]:
         """The range of each symbol, by all facts."""
-        return {self.to_sympy(s): _torch.value_range(*self.facts.interval(s)) for s in self.env.symbols.list_visible()}
+        return {
+            self.to_sympy(s): _torch.value_range(*self.facts.interval(s))
+            for s in self.env.symbols.list_visible()
+        }
 
     @property
     def replacements(self) -> dict[Any, Any]:
@@ -148,7 +157,9 @@ class TorchFacade:
     def size_like(self) -> set[Any]:
         """The unbacked symbols that are known to be sizes: at least 0."""
         least = {symbol: self.facts.interval(symbol)[0] for symbol in self.unbacked}
-        return {self.to_sympy(symbol) for symbol, number in least.items() if number is not None and number >= 0}
+        return {
+            self.to_sympy(symbol) for symbol, number in least.items() if number is not None and number >= 0
+        }
 
     def bind_symbols(self, placeholders: object, *args: object) -> dict[Any, int]:
         """The value of each symbol for these inputs, which replace the placeholders, or (None) the inputs of the run."""
@@ -178,7 +189,12 @@ class TorchFacade:
         return found
 
     def produce_guards(
-        self, placeholders: object = None, sources: Any = None, *args: object, input_contexts: Any = None, **options: Any
+        self,
+        placeholders: object = None,
+        sources: Any = None,
+        *args: object,
+        input_contexts: Any = None,
+        **options: Any,
     ) -> list[str]:
         """As above; with the contexts of the inputs, raises if the run violates their constraints."""
         found = self.env.checks.produce_guards(placeholders, sources, **options)
@@ -186,7 +202,9 @@ class TorchFacade:
             inputs = self._choose_inputs(placeholders, sources)
             broken = list_violations(self.env, inputs, input_contexts)
             if broken:
-                lines = "\n  ".join(["the run does not keep what was asked of its inputs:", *broken, f"to do: {ADVICE}"])
+                lines = "\n  ".join(
+                    ["the run does not keep what was asked of its inputs:", *broken, f"to do: {ADVICE}"]
+                )
                 raise ConstraintViolationError(lines)
         return found
 
@@ -202,7 +220,11 @@ class TorchFacade:
         return [GuardWriters(commented if lang == "verbose_python" else plain) for lang in langs]
 
     def _choose_inputs(self, placeholders: object, sources: Sequence[object] | None) -> InputSizes:
-        return self.env.inputs if placeholders is None else describe_inputs(list_placeholders(placeholders), sources)
+        return (
+            self.env.inputs
+            if placeholders is None
+            else describe_inputs(list_placeholders(placeholders), sources)
+        )
 
     def get_pruned_guards(self, symints: Sequence[object]) -> list[Guard]:
         """The guards whose symbols are all in these numbers."""
@@ -223,7 +245,9 @@ class TorchFacade:
             return condition
         return condition.substitute({symbol: self.facts.simplify(symbol) for symbol in condition.symbols})
 
-    def guard_or_defer_runtime_assert(self, expression: object, message: str = "", fx_node: object = None) -> bool:
+    def guard_or_defer_runtime_assert(
+        self, expression: object, message: str = "", fx_node: object = None
+    ) -> bool:
         """`torch._check` of a condition: a guard if there are hints, else a promise."""
         return self.decisions.expect(self.from_sympy(expression))
 
@@ -283,7 +307,9 @@ class TorchFacade:
         is_number = isinstance(value, (int, float, Expr, FloatExpr)) and not isinstance(value, bool)
         return self.decisions.specialise(value) if is_number else self.decisions.decide(value)
 
-    def _maybe_evaluate_static(self, expression: object, *, compute_hint: bool = False, **ignored: object) -> Any:
+    def _maybe_evaluate_static(
+        self, expression: object, *, compute_hint: bool = False, **ignored: object
+    ) -> Any:
         value = self.from_sympy(expression)
         if compute_hint:
             return self.decisions.get_hint(value)
@@ -317,7 +343,9 @@ class TorchFacade:
                 found[symbol] = int(definition.evaluate(inner))
             else:
                 low, high = self.facts.interval(symbol)
-                found[symbol] = max(usual if high is None else min(usual, high), usual if low is None else low)
+                found[symbol] = max(
+                    usual if high is None else min(usual, high), usual if low is None else low
+                )
         return value.evaluate(found)
 
     def size_hint(self, expr: object, fallback: int | None = None, *, allow_none: bool = False) -> Any:
@@ -342,7 +370,9 @@ class TorchFacade:
     def is_unbacked_symint(self, symbol: object) -> bool:
         return self.from_sympy(symbol) in self.unbacked
 
-    def _constrain_range_for_size(self, symbol: object, min: int | None = None, max: int | None = None) -> None:
+    def _constrain_range_for_size(
+        self, symbol: object, min: int | None = None, max: int | None = None
+    ) -> None:
         size = self.from_sympy(symbol)
         self.decisions.expect(conditions.ge(size, 0 if min is None else min))
         if max is not None:
@@ -359,6 +389,9 @@ def is_trivial(condition: object) -> bool:
     """Whether a condition is decided, or just a range or the value of one symbol."""
     if isinstance(condition, bool):
         return True
-    return isinstance(condition, Condition) and not condition.parts and condition.kind != "ne" and is_linear(condition.expr)
-
-
+    return (
+        isinstance(condition, Condition)
+        and not condition.parts
+        and condition.kind != "ne"
+        and is_linear(condition.expr)
+    )

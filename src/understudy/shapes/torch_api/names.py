@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from understudy.errors import NotProvided, SymbolMismatch
+from understudy.errors import SymbolMismatch
 from understudy.shapes.algebra import conditions
 from understudy.shapes.algebra.expr import Expr
 from understudy.shapes.node import SymNode, value_of
@@ -173,7 +173,7 @@ def expect_true(a: bool | torch.SymBool, skip: int = 0) -> bool:
 def constrain_range(a: int | torch.SymInt, *, min: int | None, max: int | None = None) -> None:
     """The number lies between `min` and `max`, both included. For unbacked symbols, that is a promise."""
     if min is not None and max is not None and max < min:
-        raise ValueError(f"there is no number from {min} to {max}")
+        raise ValueError(f"min must not be greater than max, got {min} and {max}")
     if isinstance(a, int):
         if (min is not None and a < min) or (max is not None and a > max):
             raise ValueError(f"{a} is not in the range from {min} to {max}")
@@ -348,7 +348,9 @@ def canonicalize_bool_expr(expr: object) -> Any:
     whole = [abs(factor) for factor in factors if factor.is_Integer]
     common = sympy.gcd_list(whole) if whole and len(whole) == len(factors) and any(whole) else 1
     sides = [
-        sympy.Add(*[sign * term / common for term, factor in zip(terms, factors, strict=True) if factor * sign > 0])
+        sympy.Add(
+            *[sign * term / common for term, factor in zip(terms, factors, strict=True) if factor * sign > 0]
+        )
         for sign in (-1, 1)
     ]
     return (turned or type(expr))(*sides, evaluate=False)
@@ -386,7 +388,11 @@ class TrackedFake:
         return hash((self.fake, self.source.name))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, TrackedFake) and self.fake is other.fake and self.source.name == other.source.name
+        return (
+            isinstance(other, TrackedFake)
+            and self.fake is other.fake
+            and self.source.name == other.source.name
+        )
 
 
 def eval_is_non_overlapping_and_dense(sizes: Sequence[Any], strides: Sequence[object]) -> int:
@@ -421,58 +427,12 @@ def safe_expand(r: object) -> Any:
 
 def uninteresting_files() -> set[str]:
     """The loaded files of torch and of this library, which are skipped in stack traces of a user's program."""
-    libraries = [m for name, m in list(sys.modules.items()) if name.partition(".")[0] in ("torch", "understudy")]
+    libraries = [
+        m for name, m in list(sys.modules.items()) if name.partition(".")[0] in ("torch", "understudy")
+    ]
     return {file for module in libraries if (file := getattr(module, "__file__", None))} | {"<string>"}
 
 
 def error() -> NoReturn:
     """A function that must not be called."""
-    raise AssertionError("this was not expected to be called")
-
-
-# --- names for mechanisms that are not needed here ----------------------------------------------------------------------
-
-
-class DimConstraints(metaclass=NotProvided):
-    """A ShapeEnv solves its conditions while they come up: read env.guards, env.specialisations and env.var_to_range."""
-
-
-class EqualityConstraint(metaclass=NotProvided):
-    """Dimensions that are to be equal get one name: symbolic_context=dims("batch", "seq") for each input."""
-
-
-class Specialization(metaclass=NotProvided):
-    """One graph holds for all sizes that its guards admit: read env.specialisations for sizes that became numbers."""
-
-
-class ValueRangesSLoc(metaclass=NotProvided):
-    """The line that made a bound stands in the guard: guard.line for each guard of env.guards."""
-
-
-class SymExprPrinter(metaclass=NotProvided):
-    """Sizes print themselves: use str(size), or str(size.node.expr) for sympy's way to write it."""
-
-
-class ShapeGuardPythonPrinter(metaclass=NotProvided):
-    """Guards print themselves: use env.produce_guards(...) for Python code, env.format_guards() for text, and
-    env.check_source() for a function that checks inputs."""
-
-
-class ShapeGuardPrinter(metaclass=NotProvided):
-    """Guards print themselves: use env.produce_guards(...) for Python code, env.format_guards() for text."""
-
-
-class LoggingShapeGuardPrinter(metaclass=NotProvided):
-    """Guards print themselves: use env.format_guards(verbose=True) for text with the lines that made them."""
-
-
-class DynamicDimConstraintPrinter(metaclass=NotProvided):
-    """Guards print themselves: use env.format_guards(), and env.check(*inputs) to see which of them inputs do not meet."""
-
-
-class lru_cache(metaclass=NotProvided):
-    """Use functools.lru_cache: what a ShapeEnv remembers belongs to it, and goes with it."""
-
-
-class log_lru_cache_stats(metaclass=NotProvided):
-    """Use functools.lru_cache and its cache_info(): what a ShapeEnv remembers is not counted."""
+    raise AssertionError("unexpected call")

@@ -1,0 +1,233 @@
+"""Names of torch's private modules that the modules of the same names here do not define themselves.
+
+    IMPORTED      names that torch's modules import from other modules of torch: they are torch's own, loaded when named
+    INSTEAD       names of mechanisms that understudy does not have, each with what to use instead
+    module_getattr  the `__getattr__` of `understudy.fake_tensor` and the other four modules
+
+The page "What differs from torch's modules" (docs/differences.md) is written from `INSTEAD`:
+`python -m understudy.torch_names > docs/differences.md`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+from understudy.errors import NotProvided
+
+IMPORTED: dict[str, str] = {
+    name: module
+    for module, names in {
+        "torch": "SymBool SymFloat SymInt Tensor",
+        "torch._C._functorch": "get_unwrapped is_batchedtensor is_functorch_wrapped_tensor is_gradtrackingtensor "
+        "is_legacy_batchedtensor",
+        "torch._guards": "SLoc ShapeGuard Source TracingContext",
+        "torch._library.fake_class_registry": "FakeScriptObject",
+        "torch._library.fake_profile": "MissingOpProfile",
+        "torch._library.opaque_object": "get_reconstruct_fn is_opaque_reference_type is_opaque_value "
+        "is_opaque_value_type should_hoist",
+        "torch._logging._internal": "LazyString dtrace_structured trace_structured",
+        "torch._opaque_base": "OpaqueBase",
+        "torch._ops": "HigherOrderOperator OpOverload",
+        "torch._prims_common": "BoolLike FloatLike IntLike suggest_memory_format",
+        "torch._utils": "_is_privateuse1_backend_available render_call",
+        "torch._utils_internal": "signpost_event",
+        "torch.fx._compatibility": "compatibility",
+        "torch.fx": "GraphModule Node Proxy Tracer",
+        "torch.fx.experimental._backward_state": "BackwardState",
+        "torch.fx.experimental._config": "AggressiveGuardFreeMode",
+        # the steps of a KeyPath: torch's tools ask for these classes by isinstance
+        "torch.fx.experimental.symbolic_shapes": "CallMethodKey ConvertIntKey DivideByKey InnerTensorKey",
+        "torch.fx.graph_module": "_assign_attr",
+        "torch.fx.immutable_collections": "immutable_dict",
+        "torch.fx.node": "map_aggregate",
+        "torch.fx.operator_schemas": "normalize_function",
+        "torch.fx.passes.shape_prop": "_extract_tensor_metadata",
+        "torch.multiprocessing.reductions": "StorageWeakRef",
+        "torch.nn": "Module",
+        "torch.overrides": "TorchFunctionMode",
+        "torch.types": "BoolLikeType FloatLikeType IntLikeType py_sym_types",
+        "torch.utils._mode_utils": "no_dispatch",
+        "torch.utils._ordered_set": "OrderedSet",
+        "torch.utils._python_dispatch": "TorchDispatchMode TraceableWrapperSubclass _disable_infra_mode _push_mode "
+        "_unset_infra_mode autograd_would_have_decomposed is_traceable_wrapper_subclass",
+        "torch.utils._pytree": "TreeSpec keystr tree_map tree_map_",
+        "torch.utils._stats": "count",
+        "torch.utils._sympy.functions": "CeilToInt CleanDiv FloorDiv FloorToInt IntTrueDiv "
+        "IsNonOverlappingAndDenseIndicator Max Mod PythonMod TruncToInt",
+        "torch.utils._sympy.numbers": "int_oo",
+        "torch.utils._sympy.printers": "CppPrinter PythonPrinter",
+        "torch.utils._sympy.singleton_int": "SingletonInt",
+        "torch.utils._sympy.solve": "try_solve",
+        "torch.utils._sympy.symbol": "SymT make_symbol prefix_str symbol_is_type",
+        "torch.utils._sympy.value_ranges": "SymPyValueRangeAnalysis ValueRangeError ValueRanges bound_sympy",
+        "torch.utils._thunk": "Thunk",
+        "torch.utils._traceback": "CapturedTraceback format_frame",
+        "torch.utils.weak": "WeakIdKeyDictionary WeakTensorKeyDictionary _WeakHashRef",
+        "torch._dispatch.python": "enable_python_dispatcher",
+    }.items()
+    for name in names.split()
+}
+"""Name → the module of torch that defines it."""
+
+OURS: dict[str, tuple[str, str]] = {
+    "SymNode": ("understudy.shapes.node", "SymNode"),
+    "FakeTensor": ("understudy.fake.tensor", "FakeTensor"),
+    "FakeTensorMode": ("understudy.fake.mode", "FakeTensorMode"),
+    "get_plain_tensors": ("understudy.fake.torch_api", "get_plain_tensors"),
+    "is_fake": ("understudy.fake.torch_api", "is_fake"),
+    "unset_fake_temporarily": ("understudy.fake.torch_api", "unset_fake_temporarily"),
+    "is_sparse_any": ("understudy.fake.torch_api", "is_sparse_any"),
+    "snapshot_fake": ("understudy.capture.proxy_slots", "snapshot_fake"),
+}
+"""Names that torch's modules import from each other: here they are understudy's."""
+
+CACHE = "Use FakeTensorMode.cache_info(), FakeTensorMode.cache_clear(), and understudy.rule for what an operator returns."
+HANDLERS = "Use understudy.rule, or torch.library.register_fake, to say what an operator returns."
+CONVERSION = "Use mode.from_tensor(tensor), or FakeTensorConverter."
+CHECKS = "Use FakeTensorMode(crosscheck=True), or compare understudy.extract_tensor_metadata of both tensors."
+SYMBOL_NODES = "Use get_proxy_slot and set_proxy_slot for the proxies of tensors and symbols."
+MODE_STACK = (
+    "Use disable_proxy_modes_tracing(), which takes recorders out of the stack of modes and puts them back."
+)
+TRACER = "Use make_fx(f, ...), or dispatch_trace with a PythonKeyTracer."
+EXPRESSIONS = "Use size.node.expr for a sympy expression, and env.format_guards() for text."
+RANGES = "Use torch._check(condition), constrain_range(symbol, min=, max=), and env.var_to_range."
+GUARDS = "Use env.guards, env.check(*inputs), env.check_source() and env.produce_guards(...)."
+SUPPRESSION = "Use env.suppress_guards() and env.ignore_fresh_unbacked_symbols()."
+REPLAY = "A ShapeEnv here has no log of events to replay; pickle the ShapeEnv, or run the program again."
+
+_GROUPS: dict[str, dict[str, str]] = {
+    "fake_tensor": {
+        CACHE: "_DispatchCacheKey _DispatchCacheEntryOutputInfo _DispatchCacheValidEntry _DispatchCacheBypassEntry "
+        "_BypassDispatchCache _validate_symbolic_output_for_caching _set_cache_key_for_shape_env _set_cache_key "
+        "_CacheKeyState _PySymInputStub _SymIntOutputStub",
+        HANDLERS: "_device_handler _DISPATCH_META_HANDLERS _DISPATCH_HANDLE_DIRECTLY _device_not_kwarg_ops "
+        "_like_tensor_constructors op_implementations_checks get_fast_op_impls",
+        CONVERSION: "_infer_fake_from_real_tensor MetaConverter",
+        CHECKS: "assert_eq assert_metadata_eq",
+        "Tensor subclasses are passed to their own __torch_dispatch__; use is_traceable_wrapper_subclass.": ""
+        "_check_for_subclass _check_for_subclass_arg",
+        "There is no debug switch: every error names the line of your program. For the graph of what ran use make_fx.": ""
+        "FakeTensorConfig",
+        "Nested calls of the mode are not counted. To see every operator, put a TorchDispatchMode of yours inside it.": ""
+        "IncrementRecursionCount RECURSION_COUNT",
+        "Plans of the cache have no constants. Use FakeTensorMode.cache_info() and FakeTensorMode.cache_clear().": ""
+        "SingletonConstant",
+        "Keys of the cache are not handed out. Use FakeTensorMode.cache_clear(), or disable_fake_tensor_cache(mode).": ""
+        "evict_fake_tensor_cache_key",
+        "Stand-ins never pose as meta tensors. Call the operator inside the mode, or use understudy.rule or "
+        "torch.library.register_fake to say what it returns.": "in_kernel_invocation_manager",
+        "Use mode.from_tensor(real) for the stand-in of a result, and torch.library.register_fake or understudy.rule to say "
+        "what the operator returns.": "inferred_fake_kernel_from_real_out",
+        "FakeTensor(...) refuses keywords that it does not know.": "_FakeTensorConstructorIgnoredState "
+        "_FAKE_TENSOR_CONSTRUCTOR_IGNORED_STATE_ATTRS",
+    },
+    "proxy_tensor": {
+        SYMBOL_NODES: "_get_proxies _nary_sym_max _nary_sym_min _sympy_handlers _build_proxy_for_sym_expr _SymNodeDict "
+        "_SympyExprTrackerValue _init_proxy_trackers _sym_register _compute_proxy proxy_slot _ProxyTensor "
+        "no_default _NoDefault _fetch_proxies_and_all_constant_flag _PySymProxyType _OpaqueObjectProxyType",
+        "Use torch.fx.experimental.proxy_tensor for graphs of torch.export; here a tensor keeps its own proxy.": ""
+        "_DisableUpdateTensorTracker _disable_update_tensor_tracker_tls _FAKE_TENSOR_ID_TO_PROXY_MAP_FOR_EXPORT "
+        "_is_proxy_tensor_update_tensor_tracker_disabled _proxy_tensor_disable_update_tensor_tracker",
+        "Use maybe_enable_thunkify() and maybe_disable_thunkify().": "_enable_thunkify",
+        MODE_STACK: "_make_temp_remove_mode_context_manager _temp_remove_metadata_torch_function_mode "
+        "_temp_remove_pre_dispatch_torch_function_mode",
+        "Use make_fx(pre_dispatch=True), which keeps calls that change the state of autograd.": "_side_effectful_functions "
+        "_side_effectful_need_to_be_preserved_pre_dispatch _jvp_predispatch_functions",
+        TRACER: "_GraphAppendingTracerEx _MakefxTracer _CURRENT_MAKE_FX_TRACER _set_make_fx_tracer _ModuleStackTracer "
+        "_AttrProxy _ModuleNotInstalledAsSubmoduleError",
+        "Use decompose(table), or make_fx(decomposition_table=...).": "_SelectiveDecomposeInterpreter",
+        "Use understudy.compute_unbacked_bindings(env, value).": "_set_unbacked_bindings",
+        "Recorded nodes have no such metadata here; read node.meta['val'].": "_maybe_record_pointwise_barrier "
+        "_should_save_eager_input_vals _HasMeta ORIGINAL_ATEN _AnyScriptObject",
+        "Use make_fx(f)(*inputs), which flattens the inputs itself.": "_pytree_subclasses_that_lose_info",
+        "Use tensor.detach(); a recorder decides what it records.": "fast_detach",
+        "torch's FunctionalTensor takes torch's own modes; use torch.func.functionalize.": "FunctionalTensor",
+    },
+    "symbolic_shapes": {
+        EXPRESSIONS: "_nested_int_aware_sort _sympy_from_args _canonicalize_bool_expr_impl _reduce_to_lowest_terms "
+        "_iterate_exprs _iterate_nodes _expandsums _fast_expand _SymbolInfo _maybe_evaluate_static_worker "
+        "_sympy_cast_symbool_to_symint_guardless _eval_is_non_overlapping_and_dense "
+        "_eval_is_non_overlapping_and_dense_flat _lru_cache _has_uninterpretable_sympy_function "
+        "_is_supported_equivalence _get_placeholder_expr IndicatorTypes _PythonMsgPrinter SympyBoolean",
+        "Use free_unbacked_symbols(value) and compute_unbacked_bindings(env, value).": "_free_non_source_unbacked_symbols "
+        "_free_unbacked_symbols_with_path _remove_effect_token_unbacked_bindings",
+        "Use guard_or_false, guard_or_true, statically_known_true.": "_guard_or _static_eval_sym_bool "
+        "_sym_node_hint_disproves",
+        RANGES: "_advise_is_size _advise_is_bounded _constrain_range_for_size",
+        "Use StatelessSymbolicContext, StatefulSymbolicContext or dims(...).": "_assert_symbol_context _is_dim_dynamic "
+        "_is_int",
+        "A ShapeEnv solves conditions when they come up. Read env.guards, env.specialisations and env.var_to_range.": ""
+        "DimConstraints",
+        'Give equal dimensions one name: symbolic_context=dims("batch", "seq") for each input.': "EqualityConstraint",
+        "One graph holds for all sizes that its guards admit. Read env.specialisations for sizes that became numbers.": ""
+        "Specialization",
+        "A guard has the line that made it: guard.line for each guard of env.guards.": "ValueRangesSLoc",
+        "Use str(size), or str(size.node.expr) for sympy's form.": "SymExprPrinter",
+        "Use env.produce_guards(...) for Python code, env.format_guards() for text, and env.check_source() for a function "
+        "that checks inputs.": "ShapeGuardPythonPrinter ShapeGuardPrinter",
+        "Use env.format_guards(verbose=True) for text with the lines that made the guards.": "LoggingShapeGuardPrinter",
+        "Use env.format_guards(), and env.check(*inputs) for the guards that inputs do not meet.": ""
+        "DynamicDimConstraintPrinter",
+        "Use functools.lru_cache and its cache_info().": "lru_cache log_lru_cache_stats",
+        GUARDS: "_ShapeGuardPrinter _ShapeGuardCppPrinter _ShapeGuardsHelper _CppShapeGuardsHelper _ShapeEnvGuardError",
+        SUPPRESSION: "_ignore_fresh_unbacked_symbols_tls _ignore_fresh_unbacked_symbols_set "
+        "_ignore_fresh_unbacked_symbols_tls_context _suppress_guards",
+        "Errors name the line of your program and the torch._check(...) to add.": "_FrameLocalResult _find_user_code_frame "
+        "_blame_user_code _suggest_torch_checks _suggest_fixes_for_data_dependent_error_non_strict",
+        REPLAY: "FakeTensorMeta ShapeEnvEvent record_shapeenv_event replay_shape_env_events shape_env_check_state_equal "
+        "SHAPEENV_EVENT_KEY CURRENT_NODE_KEY",
+        "Use size.node.hint, guarding_hint_or_throw and optimization_hint.": "_guarding_hint_or_throw_base "
+        "_optimization_hint_base",
+    },
+}
+INSTEAD: dict[str, dict[str, str]] = {
+    module: {name: advice for advice, names in groups.items() for name in names.split()}
+    for module, groups in _GROUPS.items()
+}
+"""Module → name → what to use instead."""
+
+
+def module_getattr(module: str, constants: dict[str, object] | None = None) -> Callable[[str], Any]:
+    """The `__getattr__` of a module that has the name of one of torch's."""
+    short = module.rpartition(".")[2]
+
+    def __getattr__(name: str) -> Any:
+        if constants is not None and name in constants:
+            return constants[name]
+        if name in OURS:
+            home, attribute = OURS[name]
+            return getattr(importlib.import_module(home), attribute)
+        if name in IMPORTED:
+            return getattr(importlib.import_module(IMPORTED[name]), name)
+        advice = INSTEAD.get(short, {}).get(name)
+        if advice is None:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        return NotProvided(name, (), {"__doc__": advice, "__module__": module})
+
+    return __getattr__
+
+
+def write_page() -> str:
+    """The table of `INSTEAD`, as the page docs/differences.md."""
+    lines = [
+        "# What differs from torch's modules",
+        "",
+        "`understudy.fake_tensor`, `.proxy_tensor`, `.symbolic_shapes`, `.fake_tensor_prop` and `.meta_tracer` have the",
+        "names of torch's modules. A name below belongs to a mechanism that understudy does not have. It can be",
+        "imported and used in `isinstance` and annotations; calling or subclassing it raises `NotProvidedError` with",
+        "the text of the table.",
+        "",
+        "This page is written by `python -m understudy.torch_names`.",
+    ]
+    for module, groups in _GROUPS.items():
+        lines += ["", f"## understudy.{module}", "", "| names of torch's module | instead |", "|---|---|"]
+        for advice, names in groups.items():
+            lines.append(f"| {', '.join(f'`{name}`' for name in names.split())} | {advice} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    print(write_page(), end="")
