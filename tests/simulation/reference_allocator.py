@@ -41,7 +41,11 @@ class Segment:
         merged: list[Block] = []
         for block in self.blocks:
             if merged and merged[-1].state == block.state and block.state in ("free", "unmapped"):
-                merged[-1] = Block(merged[-1].size + block.size, block.state, freed_at=max(merged[-1].freed_at, block.freed_at))
+                merged[-1] = Block(
+                    merged[-1].size + block.size,
+                    block.state,
+                    freed_at=max(merged[-1].freed_at, block.freed_at),
+                )
             else:
                 merged.append(block)
         self.blocks = merged
@@ -72,7 +76,9 @@ class ReferenceAllocator:
             blocks = [b for s in segments for b in s.blocks]
             used = [b for b in blocks if b.state == "used"]
             active = [b for b in blocks if b.state in ("used", "pending")]
-            inactive = [b for s in segments if not s.page and len(s.blocks) > 1 for b in s.blocks if b.state == "free"]
+            inactive = [
+                b for s in segments if not s.page and len(s.blocks) > 1 for b in s.blocks if b.state == "free"
+            ]
             fixed = [s for s in segments if not s.page]
             found |= {
                 f"allocation.{pool}": len(used),
@@ -135,7 +141,9 @@ class ReferenceAllocator:
         fits = [
             (block.size, segment.number, segment.offset(block), segment, block)
             for segment in self.segments
-            if segment.stream == stream and segment.is_small == is_small and bool(segment.page) == self.expandable
+            if segment.stream == stream
+            and segment.is_small == is_small
+            and bool(segment.page) == self.expandable
             for block in segment.blocks
             if block.state == "free" and block.size >= size
         ]
@@ -198,7 +206,9 @@ class ReferenceAllocator:
                     return self.map_pages(segment, first, size)
         assert self.total is not None
         length = self.total + self.total // 8
-        segment = Segment(self.created, stream, is_small, page, [Block(-(-length // page) * page, "unmapped")])
+        segment = Segment(
+            self.created, stream, is_small, page, [Block(-(-length // page) * page, "unmapped")]
+        )
         self.created += 1
         self.segments.append(segment)
         return self.map_pages(segment, 0, size)

@@ -52,7 +52,9 @@ def test_sizes_of_blocks_and_segments(requested: int, block: int, segment: int) 
     assert statistics["reserved_bytes.all.current"] == segment
     rest = segment - block
     is_split = rest >= 512 if segment == 2 * MiB else rest > MiB
-    assert statistics["allocated_bytes.all.current"] == (block if is_split else segment)  # ... is not split off
+    assert statistics["allocated_bytes.all.current"] == (
+        block if is_split else segment
+    )  # ... is not split off
 
 
 def test_a_large_rest_of_one_mebibyte_stays_with_its_block() -> None:
@@ -208,7 +210,14 @@ def test_a_device_without_a_limit_has_room_for_all() -> None:
 
 @pytest.mark.parametrize(
     ("size", "text"),
-    [(0, "0 bytes"), (1024, "1024 bytes"), (1025, "1.00 KiB"), (20 * MiB, "20.00 MiB"), (GiB, "1024.00 MiB"), (3 * GiB, "3.00 GiB")],
+    [
+        (0, "0 bytes"),
+        (1024, "1024 bytes"),
+        (1025, "1.00 KiB"),
+        (20 * MiB, "20.00 MiB"),
+        (GiB, "1024.00 MiB"),
+        (3 * GiB, "3.00 GiB"),
+    ],
 )
 def test_sizes_as_text(size: int, text: str) -> None:
     assert format_bytes(size) == text
@@ -324,7 +333,9 @@ def test_settings_are_parsed() -> None:
     assert settings.max_split_size == 128 * MiB
     assert settings.garbage_collection_threshold == 0.8
     assert settings.expandable_segments
-    assert settings.roundup_divisions == (1,) * 9 + (2,) + (8,) * 6  # ">" begins at the last size, as in torch
+    assert (
+        settings.roundup_divisions == (1,) * 9 + (2,) + (8,) * 6
+    )  # ">" begins at the last size, as in torch
     assert settings.large_segment_size == 40 * MiB
     assert settings.ignored == ("backend", "pinned_use_background_threads")
     assert AllocatorSettings.parse("") == AllocatorSettings()
@@ -352,7 +363,9 @@ def test_wrong_settings_say_what_is_wrong(text: str, message: str) -> None:
     assert isinstance(caught.value, UnderstudyError)
 
 
-@pytest.mark.parametrize(("size", "rounded"), [(1200, 1536), (2049, 2560), (5000, 5120), (MiB + 1, MiB + MiB // 4), (100, 512)])
+@pytest.mark.parametrize(
+    ("size", "rounded"), [(1200, 1536), (2049, 2560), (5000, 5120), (MiB + 1, MiB + MiB // 4), (100, 512)]
+)
 def test_rounding_to_parts_of_powers_of_two(size: int, rounded: int) -> None:
     allocator = Allocator(settings="roundup_power2_divisions:4")
     allocator.allocate(size)
@@ -428,7 +441,12 @@ def test_the_peak_of_both_pools_is_not_the_sum_of_their_peaks() -> None:
 def test_statistics_have_the_names_of_torch() -> None:
     names = set(Allocator().statistics())
     assert len(names) == 9 * 3 * 4 + 2 * 4 + 6
-    assert {"active.all.current", "inactive_split_bytes.small_pool.freed", "oversize_segments.peak", "num_ooms"} <= names
+    assert {
+        "active.all.current",
+        "inactive_split_bytes.small_pool.freed",
+        "oversize_segments.peak",
+        "num_ooms",
+    } <= names
 
 
 # history and snapshots

@@ -19,7 +19,9 @@ MANY = settings(max_examples=60, deadline=None)
 
 SIZES = st.one_of(
     st.integers(1, 3000),
-    st.sampled_from([512, 1024, 4096, MiB - 512, MiB, MiB + 1, 2 * MiB, 3 * MiB, 10 * MiB - 512, 10 * MiB, 19 * MiB]),
+    st.sampled_from(
+        [512, 1024, 4096, MiB - 512, MiB, MiB + 1, 2 * MiB, 3 * MiB, 10 * MiB - 512, 10 * MiB, 19 * MiB]
+    ),
     st.integers(1, 30).map(lambda n: n * MiB + 300),
     st.sampled_from([24 * MiB, 40 * MiB, 64 * MiB, 90 * MiB]),
 )
@@ -134,7 +136,9 @@ def test_max_split_size_as_the_model(steps: Any, total: int, split: int) -> None
 @MANY
 @given(steps=STEPS, total=TOTALS, fraction=st.sampled_from([0.5, 0.9]), threshold=st.sampled_from([0.2, 0.6]))
 def test_garbage_collection_as_the_model(steps: Any, total: int, fraction: float, threshold: float) -> None:
-    machine = Machine(total, f"garbage_collection_threshold:{threshold}", fraction, False, gc_threshold=threshold)
+    machine = Machine(
+        total, f"garbage_collection_threshold:{threshold}", fraction, False, gc_threshold=threshold
+    )
     for step in steps:
         machine.step(*step)
         machine.check_same()
@@ -166,7 +170,9 @@ def test_long_programs_with_few_sizes_as_the_model(conf: str, seed: int) -> None
     machine.check_same()
 
 
-CONFS = st.sampled_from(["", "expandable_segments:True", "max_split_size_mb:24", "roundup_power2_divisions:4"])
+CONFS = st.sampled_from(
+    ["", "expandable_segments:True", "max_split_size_mb:24", "roundup_power2_divisions:4"]
+)
 
 
 def check_invariants(allocator: Allocator) -> None:
@@ -206,8 +212,15 @@ def check_invariants(allocator: Allocator) -> None:
 
 
 @MANY
-@given(steps=STEPS, total=st.one_of(st.none(), TOTALS), confs=st.lists(CONFS, min_size=1, max_size=4), lazy=st.booleans())
-def test_invariants_hold_while_settings_change(steps: Any, total: int | None, confs: list[str], lazy: bool) -> None:
+@given(
+    steps=STEPS,
+    total=st.one_of(st.none(), TOTALS),
+    confs=st.lists(CONFS, min_size=1, max_size=4),
+    lazy=st.booleans(),
+)
+def test_invariants_hold_while_settings_change(
+    steps: Any, total: int | None, confs: list[str], lazy: bool
+) -> None:
     allocator = Allocator(total, settings=confs[0], lazy_events=lazy)
     live: list[tuple[int, int]] = []
     for number, (kind, amount, stream) in enumerate(steps):
@@ -245,7 +258,9 @@ def test_freeing_everything_leaves_whole_segments_and_an_empty_cache_nothing(ste
 
 
 @MANY
-@given(steps=STEPS, total=st.one_of(st.none(), TOTALS), conf=CONFS, lazy=st.booleans(), reset=st.integers(0, 60))
+@given(
+    steps=STEPS, total=st.one_of(st.none(), TOTALS), conf=CONFS, lazy=st.booleans(), reset=st.integers(0, 60)
+)
 def test_peaks_do_not_depend_on_when_they_are_asked_for(
     steps: Any, total: int | None, conf: str, lazy: bool, reset: int
 ) -> None:

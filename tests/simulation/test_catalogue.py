@@ -21,7 +21,15 @@ from understudy.simulation.catalogue import (
 from understudy.spec.device_facts import DeviceFacts
 
 CARDS = [card for card in list_cards() if card.kind != "cpu"]
-FIGURES = ("memory", "context", "capability", "multiprocessors", "threads_per_multiprocessor", "bandwidth", "interconnect")
+FIGURES = (
+    "memory",
+    "context",
+    "capability",
+    "multiprocessors",
+    "threads_per_multiprocessor",
+    "bandwidth",
+    "interconnect",
+)
 
 
 def test_the_cards_that_the_documentation_promises() -> None:
@@ -91,7 +99,7 @@ def test_figures_are_in_plain_units() -> None:
     assert h100.throughput["bfloat16"] == pytest.approx(989.4e12)
     assert h100.capability == (9, 0)
     assert "bfloat16" not in find_card("t4").throughput  # it has none
-    assert "float32" not in find_card("b200").throughput  # it is not known
+    assert find_card("b200").throughput["float32"] == 75e12
 
 
 @pytest.mark.parametrize("card", CARDS, ids=lambda card: card.key)
@@ -129,7 +137,9 @@ def write(path: Path, text: str) -> Path:
 
 
 def test_a_card_of_ones_own_comes_first(tmp_path: Path) -> None:
-    file = write(tmp_path, '[h100]\nname = "Half an H100"\nmemory = 40\ncapability = "9.0"\n\n[mine]\nmemory = 10.5\n')
+    file = write(
+        tmp_path, '[h100]\nname = "Half an H100"\nmemory = 40\ncapability = "9.0"\n\n[mine]\nmemory = 10.5\n'
+    )
     half, mine = read_cards(file)
     assert find_card("H100", more=(half, mine)) is half
     assert mine.memory == 21 * GiB // 2
@@ -163,5 +173,7 @@ def test_a_missing_file_is_named() -> None:
 
 @pytest.mark.parametrize("text", ["8x", " 2 x ", "", "0xh100", "9999xh100"])
 def test_a_number_without_a_card_is_named_whole(text: str) -> None:
-    with pytest.raises(UnknownDeviceError, match=re.escape(f"no device is named {text!r}: see `understudy devices`")):
+    with pytest.raises(
+        UnknownDeviceError, match=re.escape(f"no device is named {text!r}: see `understudy devices`")
+    ):
         parse_devices(text)

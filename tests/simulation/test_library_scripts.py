@@ -10,8 +10,12 @@ from typing import Any
 
 import pytest
 
+from understudy import FakeTensorMode
 from understudy.cli import main
-from understudy.simulation import offline_data
+from understudy.simulation.catalogue import read_toml
+from understudy.simulation.offline.columns import make_value
+from understudy.simulation.offline.data_sets import TABLE, make_data
+from understudy.simulation.offline.models import find_configuration
 
 SCRIPTS = Path(__file__).parent / "scripts"
 LLAMA = {
@@ -171,8 +175,10 @@ def test_data_that_is_not_here_is_made_up(folder: Path, capsys: pytest.CaptureFi
     assert main(["run", "--quiet", "--device", "t4", "--offline-data", "--json", "out.json", "train.py"]) == 0
     record = json.loads(Path("out.json").read_text())
     notes = "\n".join(record["assumptions"])
-    assert "the tokenizer of 'gpt2': not here" in notes
-    assert "load_dataset('wikitext/wikitext-2-raw-v1'): not here; 512 rows were made up, with the columns text" in notes
+    assert "the tokenizer of 'gpt2': not on this machine" in notes
+    assert (
+        "load_dataset('wikitext'): not on this machine; 512 rows were made up, with the columns text" in notes
+    )
     assert record["steps"] == 2
     # Texts are longer than the 96 tokens to which they are cut: the logits of 4 of them are at the peak.
     assert record["categories"]["activations"] >= 4 * 95 * 128 * 4
@@ -182,21 +188,86 @@ def test_data_that_is_not_here_is_named(folder: Path, capsys: pytest.CaptureFixt
     (folder / "train.py").write_text("from datasets import load_dataset\nload_dataset('imdb')\n")
     assert main(["run", "--quiet", "train.py"]) == 1
     error = capsys.readouterr().err
-    assert "load_dataset('imdb'): the data set is not here, and a rehearsal downloads nothing" in error
-    assert "--offline-data makes up rows" in error
+    assert (
+        "load_dataset('imdb'): the data set is not on this machine, and a rehearsal downloads nothing"
+        in error
+    )
+    assert "--online" in error and "made up with --offline-data" in error
 
 
 @pytest.mark.parametrize(
     ("name", "columns", "classes"),
-    [("cifar10", ["img", "label"], 10), ("stanfordnlp/imdb", ["text", "label"], 2), ("tatsu-lab/alpaca", ["instruction", "input", "output"], None)],
+    [
+        ("cifar10", ["img", "label"], 10),
+        ("stanfordnlp/imdb", ["text", "label", "label_text"], 2),
+        ("tatsu-lab/alpaca", ["instruction", "input", "output", "text"], None),
+    ],
 )
 def test_kinds_of_data(name: str, columns: list[str], classes: int | None) -> None:
     datasets = pytest.importorskip("datasets")
-    made = offline_data._make_data(name, "train", is_streamed=False)
+    made = make_data(name, split="train")
     assert made.column_names == columns
     if classes is not None:
         assert made.features["label"].num_classes == classes
-    assert isinstance(offline_data._make_data(name, None, is_streamed=True), datasets.IterableDatasetDict)
+    assert isinstance(make_data(name, is_streamed=True), datasets.IterableDatasetDict)
+
+
+def test_every_data_set_of_the_table_can_be_made() -> None:
+    """Fifty data sets: each column has a kind that is known, and its own splits."""
+    rows = read_toml(TABLE)["data_set"]
+    assert len(rows) >= 50
+    for row in rows:
+        assert {column: make_value(kind, 3) for column, kind in row["columns"].items()}
+    made = make_data("glue", "mnli")
+    assert list(made) == [
+        "train",
+        "validation_matched",
+        "validation_mismatched",
+        "test_matched",
+        "test_mismatched",
+    ]
+    assert made["train"].features["label"].names == ["entailment", "neutral", "contradiction"]
+    assert make_data("conll2003", split="train").features["ner_tags"].feature.names[1] == "B-PER"
+
+
+MORE_ROWS = """from datasets import load_dataset
+data = load_dataset("imdb", split="train").select(range(10_000))
+assert len(data) == 10_000, len(data)
+import evaluate
+print("score", evaluate.load("accuracy").compute(predictions=[0], references=[0])["accuracy"])
+"""
+
+
+def test_scripts_may_select_more_rows_than_were_made_up(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("datasets")
+    (folder / "train.py").write_text(
+        MORE_ROWS if importlib.util.find_spec("evaluate") else MORE_ROWS.split("import evaluate")[0]
+    )
+    assert main(["run", "--quiet", "--offline-data", "train.py"]) == 0, capsys.readouterr().err
+
+
+def test_public_models_have_the_parameters_that_they_are_known_for() -> None:
+    """Counts that the models' authors state, in millions."""
+    transformers = pytest.importorskip("transformers")
+    known = {
+        "openai-community/gpt2": 124.4, "gpt2-xl": 1557.6, "google-bert/bert-base-cased": 108.3,
+        "Qwen/Qwen2-0.5B-Instruct": 494.0, "meta-llama/Llama-3.2-1B": 1235.8, "mistralai/Mistral-7B-v0.1": 7241.7,
+        "EleutherAI/pythia-160m": 162.3, "facebook/opt-125m": 125.2, "google-t5/t5-small": 60.5, "google/gemma-2b": 2506.2,
+        "HuggingFaceTB/SmolLM2-135M": 134.5, "Qwen/Qwen3-0.6B": 596.0, "google-t5/t5-base": 222.9,
+    }  # fmt: skip
+    auto = {"bert": transformers.AutoModel, "t5": transformers.AutoModelForSeq2SeqLM}
+    for name, millions in known.items():
+        fields = find_configuration(name)
+        assert fields is not None, name
+        model_type = fields.pop("model_type")
+        config = transformers.AutoConfig.for_model(model_type, **fields)
+        with FakeTensorMode():
+            model = auto.get(model_type, transformers.AutoModelForCausalLM).from_config(config)
+        count = sum(parameter.numel() for parameter in model.parameters()) / 1e6
+        assert count == pytest.approx(millions, rel=2e-3), name
+    assert find_configuration("somebody/their-own-model") is None
 
 
 # quantised weights
@@ -218,7 +289,9 @@ for step in range(3):
 FOUR_BITS = 'load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True'
 
 
-@pytest.mark.parametrize(("bits", "layer"), [(FOUR_BITS, "Linear4bit (4096, 1)"), ("load_in_8bit=True", "Linear8bitLt (128, 64)")])
+@pytest.mark.parametrize(
+    ("bits", "layer"), [(FOUR_BITS, "Linear4bit (4096, 1)"), ("load_in_8bit=True", "Linear8bitLt (128, 64)")]
+)
 def test_qlora(bits: str, layer: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("bitsandbytes")
     (folder / "qlora.py").write_text(QLORA.replace("BITS", bits))
@@ -233,7 +306,9 @@ def test_quantisation_without_its_library_is_named(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "bitsandbytes" else find(name, *rest))
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *rest: None if name == "bitsandbytes" else find(name, *rest)
+    )
     (folder / "tiny" / "config.json").write_text(
         json.dumps({**LLAMA, "quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}})
     )
@@ -245,7 +320,10 @@ def test_quantisation_without_its_library_is_named(
         json.dumps({**LLAMA, "quantization_config": {"quant_method": "gptq", "bits": 4}})
     )
     assert main(["run", "--quiet", "quantised.py"]) == 1
-    assert "weights quantised by 'gptq' are not rehearsed; bitsandbytes (4 and 8 bits) is" in capsys.readouterr().err
+    assert (
+        "weights quantised by 'gptq' are not rehearsed; bitsandbytes (4 and 8 bits) is"
+        in capsys.readouterr().err
+    )
 
 
 LOADS = """
@@ -274,8 +352,13 @@ def test_weights_are_compared_with_the_configuration() -> None:
     import torch
 
     save_weights({"model.other": torch.empty(3)})
-    found = rehearse(str(Path("load.py").absolute()), "{}", "[[], ['model.other'], 0]")  # the head is the embedding
-    assert any("0 tensors of the model are not in its weights, which have 1 others" in note for note in found["assumptions"])
+    found = rehearse(
+        str(Path("load.py").absolute()), "{}", "[[], ['model.other'], 0]"
+    )  # the head is the embedding
+    assert any(
+        "0 tensors of the model are not in its weights, which have 1 others" in note
+        for note in found["assumptions"]
+    )
 
 
 def test_weights_of_other_shapes_are_refused(capfd: pytest.CaptureFixture[str]) -> None:
@@ -287,3 +370,30 @@ def test_weights_of_other_shapes_are_refused(capfd: pytest.CaptureFixture[str]) 
     refused = "size mismatch for model.norm.weight: its weights have (32,), its configuration makes (64,)"
     assert refused in capfd.readouterr().err
     rehearse(str(Path("load.py").absolute()), "{'ignore_mismatched_sizes': True}", "[[], [], 1]")
+
+
+# programs without an optimizer
+
+BY_HAND = """import itertools, torch
+model = torch.nn.Linear(4, 1)
+for step in itertools.count(1):
+    print("step", step)
+    loss = model(torch.randn(8, 4)).square().mean()
+    loss.backward()
+    for parameter in model.parameters():
+        parameter.data.add_(parameter.grad, alpha=-0.1)
+    model.zero_grad()
+    print("updated", step)
+    if loss.item() < 0:
+        break
+"""
+
+
+def test_updates_by_hand_end_after_so_many_backward_passes(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "train.py").write_text(BY_HAND)
+    assert main(["run", "--steps", "3", "--json", "out.json", "train.py"]) == 0
+    said = capsys.readouterr().out
+    assert "updated 3\nstep 4\n" in said and "updated 4" not in said
+    assert json.loads(Path("out.json").read_text())["steps"] == 3

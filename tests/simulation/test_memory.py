@@ -15,8 +15,8 @@ import torch
 import understudy
 from understudy.simulation.allocator import Allocator
 from understudy.simulation.catalogue import Card
+from understudy.simulation.events import ACCOUNTING
 from understudy.simulation.memory import DeviceMemory, MachineMemory, OnOOM, copy_without_limit
-from understudy.simulation.signals import ACCOUNTING
 from understudy.simulation.storages import ObservedMode
 
 MiB = 1 << 20
@@ -48,7 +48,9 @@ def test_out_of_memory_is_raised_at_the_users_line() -> None:
     mode, memory = observe()
     with mode:
         x = torch.empty(15 * MiB, device="cuda")
-        with pytest.raises(torch.OutOfMemoryError, match=r"CUDA out of memory\. Tried to allocate 60\.00 MiB") as caught:
+        with pytest.raises(
+            torch.OutOfMemoryError, match=r"CUDA out of memory\. Tried to allocate 60\.00 MiB"
+        ) as caught:
             y = x * 2  # the line that is named
         assert "y = x * 2  # the line that is named" in str(caught.value)
         assert "test_memory.py" in str(caught.value)
@@ -125,7 +127,9 @@ def test_requests_that_wait_end_as_those_that_are_served_at_once(settings: str, 
                     kept.append(torch.empty(draw.choice((3, 900, 300_000, 2 * MiB, 5 * MiB)), device="cuda"))
                     if number % 50 == 0:
                         kept[-1].untyped_storage().resize_(draw.randrange(1, MiB))
-                        for record in [mode.add_scratch(size, torch.device("cuda", 0), None) for size in (MiB, 30 * MiB)]:
+                        for record in [
+                            mode.add_scratch(size, torch.device("cuda", 0), None) for size in (MiB, 30 * MiB)
+                        ]:
                             mode.end_scratch(record)
                 except torch.OutOfMemoryError:
                     seen.append(number)
@@ -159,7 +163,10 @@ def test_a_history_has_the_stack_of_each_event() -> None:
         lines.append("second death")
         del after
         lines.append("asked")
-    entries = [(entry["action"], entry["frames"][0]["name"]) for entry in device.capped.snapshot()["device_traces"][0]]
+    entries = [
+        (entry["action"], entry["frames"][0]["name"])
+        for entry in device.capped.snapshot()["device_traces"][0]
+    ]
     assert [entry for entry in entries if entry[0] in ("alloc", "free_requested")] == [
         ("alloc", "born"), ("free_requested", "first death"), ("free_requested", "second death"),
     ]  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from understudy.patching import REHEARSAL, active
+from understudy.patching import FILE_OVERLAY, REHEARSAL, active
 from understudy.simulation import libraries as _libraries  # noqa: F401  (registers patches)
 from understudy.simulation.overlay import Overlay
 
@@ -30,14 +31,16 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def overlay(folder: Path) -> Iterator[Overlay]:
     before = contents(folder)
-    with Overlay() as overlay, active(REHEARSAL):
+    with Overlay() as overlay, active(REHEARSAL, FILE_OVERLAY):
         yield overlay
     assert contents(folder) == before
     assert not os.path.exists(overlay.root)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path): path.read_bytes() if path.is_file() else b"folder" for path in sorted(folder.rglob("*"))}
+    return {
+        str(path): path.read_bytes() if path.is_file() else b"folder" for path in sorted(folder.rglob("*"))
+    }
 
 
 def test_new_and_changed_files(overlay: Overlay) -> None:
@@ -98,7 +101,9 @@ def test_moves(overlay: Overlay) -> None:
 def test_a_folder_that_was_made_can_be_the_current_one(overlay: Overlay, folder: Path) -> None:
     os.makedirs("runs/first")
     os.chdir("runs/first")
-    assert Path.cwd() == folder / "runs" / "first" and os.path.abspath("x") == str(folder / "runs" / "first" / "x")
+    assert Path.cwd() == folder / "runs" / "first" and os.path.abspath("x") == str(
+        folder / "runs" / "first" / "x"
+    )
     Path("log.txt").write_text("log")
     assert os.listdir() == ["log.txt"] and os.listdir("..") == ["first"]
     assert Path("../../b.txt").read_text() == "b" and not os.path.exists("b.txt")
@@ -153,7 +158,19 @@ def test_devices_are_left_alone(overlay: Overlay) -> None:
 
 
 def test_outside_of_it_files_are_files(folder: Path) -> None:
-    with Overlay(), active(REHEARSAL):
+    with Overlay(), active(REHEARSAL, FILE_OVERLAY):
         pass
     Path("real.txt").write_text("real")
     assert (folder / "real.txt").exists()
+
+
+def test_functions_can_be_pickled(overlay: Overlay) -> None:
+    """Process pools pickle the functions that they are given."""
+    for function in (os.mkdir, os.stat, os.listdir, os.rename, os.getcwd, os.scandir, open):
+        assert pickle.loads(pickle.dumps(function)) is function
+
+
+def test_variables_do_not_outlive_the_folder_that_they_name(folder: Path) -> None:
+    with Overlay(), active(REHEARSAL, FILE_OVERLAY):
+        os.environ["CACHE_OF_A_LIBRARY"] = os.path.join(tempfile.gettempdir(), "cache")
+    assert "CACHE_OF_A_LIBRARY" not in os.environ

@@ -138,7 +138,9 @@ def real_sizes(program: Callable[[], None]) -> list[int]:
         recorded.export_chrome_trace(file.name)
         with open(file.name) as trace:
             events = json.load(trace)["traceEvents"]
-    memory = sorted((event for event in events if event.get("name") == "[memory]"), key=lambda event: event["ts"])
+    memory = sorted(
+        (event for event in events if event.get("name") == "[memory]"), key=lambda event: event["ts"]
+    )
     return [event["args"]["Bytes"] for event in memory]
 
 
@@ -148,7 +150,9 @@ def test_same_allocations_as_in_the_real_run(program: Callable[[], None]) -> Non
     mode.add_listener(heard)
     with mode:
         program()
-    real, found = ([size for size in sizes if abs(size) > SMALLEST] for sizes in (real_sizes(program), heard.sizes))
+    real, found = (
+        [size for size in sizes if abs(size) > SMALLEST] for sizes in (real_sizes(program), heard.sizes)
+    )
     assert sorted(found) == sorted(real)  # what is born, and what dies
     assert [size for size in found if size > 0] == [size for size in real if size > 0]
     assert peak(found) == peak(real)
@@ -174,7 +178,11 @@ def test_autocast_casts_the_last_operand_first() -> None:
     mode.add_listener(heard)
     with mode:
         cast_operands("cuda")
-    real = [size for size in real_sizes(lambda: cast_operands("cpu")) if size in (2 * 64 * 32, 2 * 100 * 32, 2 * 100)]
+    real = [
+        size
+        for size in real_sizes(lambda: cast_operands("cpu"))
+        if size in (2 * 64 * 32, 2 * 100 * 32, 2 * 100)
+    ]
     assert [size for size in heard.sizes if size > 0][3:6] == real == [2 * 100, 2 * 100 * 32, 2 * 64 * 32]
 
 

@@ -11,7 +11,15 @@ import pytest
 from understudy.cli import main
 from understudy.simulation.processes import is_read_only
 
-TELLING = ["git rev-parse HEAD", "git -C .. log -1 2>/dev/null", "lscpu | grep Model", "ls -l && pwd", "/usr/bin/uname -p", "hostname", "nvidia-smi -L"]
+TELLING = [
+    "git rev-parse HEAD",
+    "git -C .. log -1 2>/dev/null",
+    "lscpu | grep Model",
+    "ls -l && pwd",
+    "/usr/bin/uname -p",
+    "hostname",
+    "nvidia-smi -L",
+]
 WRITING = [
     "rm -rf x", "git checkout main", "git commit -am x", "echo x > file", "ls; rm x", "cat $(touch x)", "echo `touch x`",
     "ls & rm x", "git -c core.pager=touch log", "git log --output=x", "python train.py", "bash -c ls", "git", "", "'",
@@ -61,13 +69,17 @@ def test_programs_that_write_are_listed_and_not_run(tmp_path: Path, monkeypatch:
     Path("script.py").write_text(SCRIPT.format(kept=str(kept)))
     assert main(["run", "--quiet", "--json", "out.json", "script.py"]) == 0
     assert kept.read_text() == "as it was"
-    writes = [write for write in json.loads(Path("out.json").read_text())["writes"] if write["what"] == "command"]
+    writes = [
+        write for write in json.loads(Path("out.json").read_text())["writes"] if write["what"] == "command"
+    ]
     assert writes[0]["target"] == f"rm {kept}"
     assert sum(write["count"] for write in writes) == 7
 
 
 def test_write_allows_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("script.py").write_text("import subprocess, sys\nsubprocess.run([sys.executable, '-c', \"open('made', 'w')\"])\n")
+    Path("script.py").write_text(
+        "import subprocess, sys\nsubprocess.run([sys.executable, '-c', \"open('made', 'w')\"])\n"
+    )
     assert main(["run", "--quiet", "--write", "script.py"]) == 0
     assert Path("made").exists()

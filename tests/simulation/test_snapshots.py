@@ -31,7 +31,9 @@ def frame(filename: str, line: int, name: str = "f") -> dict[str, Any]:
     return {"filename": filename, "line": line, "name": name}
 
 
-def snapshot_of_a_run(seed: int = 1, history_after: int = 0, settings: str = "") -> tuple[Allocator, dict[str, Any]]:
+def snapshot_of_a_run(
+    seed: int = 1, history_after: int = 0, settings: str = ""
+) -> tuple[Allocator, dict[str, Any]]:
     """Random requests until memory runs out; the line of each follows from its size."""
     draw = random.Random(seed)
     line = [0]
@@ -144,7 +146,10 @@ def test_an_oom_that_was_caught_is_not_the_end() -> None:
 
 def test_lines_are_those_of_the_program() -> None:
     torch_file = "/usr/lib/python3/dist-packages/torch/nn/modules/linear.py"
-    assert line_of({"frames": [frame("??", 0, "c10::alloc"), frame(torch_file, 1), frame("a/model.py", 7, "g")]}) == "a/model.py:7 (g)"
+    assert (
+        line_of({"frames": [frame("??", 0, "c10::alloc"), frame(torch_file, 1), frame("a/model.py", 7, "g")]})
+        == "a/model.py:7 (g)"
+    )
     assert line_of({"frames": [frame(torch_file, 1, "forward")]}) == f"{torch_file}:1 (forward)"
     assert line_of({"frames": [frame("/home/me/torch/train.py", 2, "m")]}) == "/home/me/torch/train.py:2 (m)"
     assert line_of({"frames": []}) == NOT_RECORDED
@@ -159,18 +164,29 @@ class Harmful:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (pickle.dumps({"segments": [Harmful()], "device_traces": []}), "it names posix.system, and a snapshot has no classes"),
+        (
+            pickle.dumps({"segments": [Harmful()], "device_traces": []}),
+            "it names posix.system, and a snapshot has no classes",
+        ),
         (b"", "it is no readable pickle (EOFError)"),
         (b"\x80\x04garbage", "no memory snapshot"),
         (pickle.dumps([1, 2]), "no memory snapshot: TypeError"),
         (pickle.dumps({"segments": []}), "no memory snapshot: KeyError at 'device_traces'"),
         (pickle.dumps({"segments": [], "device_traces": []}), "the snapshot is empty"),
-        (pickle.dumps({"segments": [], "device_traces": [[{"action": "alloc", "addr": "x", "size": 1}]]}), "'x', where a size"),
-        (pickle.dumps({"segments": [], "device_traces": [[{"action": "alloc", "addr": 1, "size": -1}]]}), "-1, where a size"),
+        (
+            pickle.dumps({"segments": [], "device_traces": [[{"action": "alloc", "addr": "x", "size": 1}]]}),
+            "'x', where a size",
+        ),
+        (
+            pickle.dumps({"segments": [], "device_traces": [[{"action": "alloc", "addr": 1, "size": -1}]]}),
+            "-1, where a size",
+        ),
         (pickle.dumps({"segments": [{"blocks": []}], "device_traces": []}), "KeyError at 'total_size'"),
     ],
 )
-def test_files_that_are_no_snapshots(content: bytes, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_are_no_snapshots(
+    content: bytes, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     file = tmp_path / "bad.pickle"
     file.write_bytes(content)
@@ -191,7 +207,9 @@ def test_every_truncation_and_many_broken_bytes_are_refused_or_read(tmp_path: Pa
     for _ in range(300):
         broken = bytearray(whole)
         broken[draw.randrange(len(whole))] = draw.randrange(256)
-        file.write_bytes(bytes(broken[: draw.randrange(1, len(whole) + 1)] if draw.random() < 0.5 else broken))
+        file.write_bytes(
+            bytes(broken[: draw.randrange(1, len(whole) + 1)] if draw.random() < 0.5 else broken)
+        )
         try:
             read_snapshot(file)
         except SnapshotError:
@@ -229,5 +247,44 @@ def test_a_calibration_is_kept_and_used(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_a_snapshot_of_another_card_is_refused() -> None:
     trace = parse_snapshot(snapshot_of_a_run()[1]).choose_device()
-    with pytest.raises(UnderstudyError, match=r"torch could have 1\.86 GiB in the run, and the card has 80\.00 GiB"):
+    with pytest.raises(
+        UnderstudyError, match=r"torch could have 1\.86 GiB in the run, and the card has 80\.00 GiB"
+    ):
         calibrate(trace, 80 * GiB)
+
+
+@pytest.mark.parametrize("size", [1 << 49, 1 << 62, 1 << 70])
+def test_sizes_that_no_device_has(size: int) -> None:
+    event = {"action": "alloc", "addr": 4096, "size": size, "stream": 0}
+    block = {"size": size, "state": "active_allocated"}
+    segment = {"address": 4096, "total_size": 4096, "stream": 0, "blocks": [block]}
+    for record in (
+        {"segments": [], "device_traces": [[event]]},
+        {"segments": [segment], "device_traces": []},
+    ):
+        with pytest.raises(SnapshotError, match=f"a size of {size} bytes, more than any device has"):
+            parse_snapshot(record)
+
+
+def test_missing_memory_takes_few_replays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A replay of a large trace takes part of a second."""
+    trace = parse_snapshot(snapshot_of_a_run()[1]).choose_device()
+    assert trace.capacity is not None
+    recorded = replay(trace, None, trace.capacity)
+    tried: list[int | None] = []
+
+    def count(*args: Any) -> Any:
+        tried.append(args[2])
+        return replay(*args)
+
+    monkeypatch.setattr("understudy.simulation.snapshots.replay", count)
+    assert find_missing_memory(trace, trace.capacity, recorded) > 0
+    assert 1 <= len(tried) <= 3
+
+
+def test_the_line_is_that_of_the_innermost_python_frame_of_the_program() -> None:
+    torch_frame = frame("/usr/lib/python3/dist-packages/torch/nn/modules/linear.py", 3)
+    frames = [frame("alloc.cpp", 1), torch_frame, frame("model.py", 7, "forward"), frame("train.py", 9)]
+    assert line_of({"frames": frames}) == "model.py:7 (forward)"
+    assert line_of({"frames": frames[:2]}) == f"{torch_frame['filename']}:3 (f)"
+    assert line_of({"frames": frames[:1]}) == NOT_RECORDED

@@ -72,7 +72,12 @@ def test_a_record_says_where_and_what(mode: ObservedMode, diary: Diary) -> None:
     x = torch.empty(3, 5, dtype=torch.bfloat16, device="cuda:3")
     record = mode.find_record(x)
     assert record is not None
-    assert (record.nbytes, record.device, record.dtype, record.stream) == (30, torch.device("cuda:3"), torch.bfloat16, 0)
+    assert (record.nbytes, record.device, record.dtype, record.stream) == (
+        30,
+        torch.device("cuda:3"),
+        torch.bfloat16,
+        0,
+    )
     assert mode.find_record(x.t()) is record
     y = torch.empty(1)
     later = mode.find_record(y)
@@ -85,7 +90,15 @@ def test_views_and_aliases_are_not_counted_twice(mode: ObservedMode, diary: Diar
     x = torch.empty(4, 6, device="cuda", requires_grad=True)
     diary.events.clear()
     parameter = torch.nn.Parameter(x.detach())
-    views = [x.t(), x[0], x.view(24), x.detach(), x.alias() if hasattr(x, "alias") else x.view_as(x), x.data, parameter]
+    views = [
+        x.t(),
+        x[0],
+        x.view(24),
+        x.detach(),
+        x.alias() if hasattr(x, "alias") else x.view_as(x),
+        x.data,
+        parameter,
+    ]
     with torch.no_grad():
         x.add_(1)
     assert diary.births == []
@@ -167,7 +180,10 @@ def test_resizes(mode: ObservedMode, diary: Diary) -> None:
     x = torch.empty(10, device="cuda")
     diary.events.clear()
     x.resize_(100)
-    assert [event for event in diary.events if event[0] in ("birth", "death")] == [("birth", 400), ("death", 40)]
+    assert [event for event in diary.events if event[0] in ("birth", "death")] == [
+        ("birth", 400),
+        ("death", 40),
+    ]
     diary.events.clear()
     x.untyped_storage().resize_(0)
     assert diary.events == [("birth", 0), ("death", 400)] and diary.alive == 0

@@ -5,24 +5,32 @@
     block_history    its trace and blocks, as torch's memory snapshots have them
     catalogue        the cards that can be simulated, each figure with its source
     snapshots        memory snapshots of real runs: read, walked through, replayed under other settings
-    signals          handlers of signals wait while memory is accounted for
     events           records of memory, listeners, and the queue of births and deaths that they are told of
     storages         every storage from birth to death, and every operator: a mode that tells listeners
     plain_writes     what autograd writes in place where no mode is active
     sharding         DTensor in such a mode
     memory           listeners that allocate: simulated cards, and the memory of the machine
     scripts          a script as `python script.py` runs it, ended after some steps
+    batches          batches of data loaders: the longest, and whether they are as large as asked for
+    run_notes        what the report has to say of a run
+    pinned_torch     the release of torch that a project asks for
+    started_ranks    programs that start their ranks themselves
     steps            steps of a run, counted over all of its optimizers
-    overlay          files that a script writes, kept away from the disk
-    processes        programs that a script starts, other machines
+    sandbox          what keeps a script from changing files: namespaces, Landlock
+    write_log        what a script did not do to the disk and to other machines, with its lines
+    overlay          files that a script writes, kept away from the disk in Python where no namespaces do
+    processes        programs that a script starts, where no namespaces hold them
+    connections      other machines, which a rehearsal does not reach
     libraries        transformers, safetensors, trackers, while a script is rehearsed
-    offline_data     data sets and tokenizers that are not here
+    offline/         data sets, tokenizers and metrics that are not here
     quantised        weights in 4 and 8 bits, by bitsandbytes
     workspaces       memory besides that of tensors: workspaces of cuBLAS, scratch memory of kernels
     machine          a simulated machine: its devices and streams
     cuda_objects     streams, events, generators, properties
     cuda_patches     torch.cuda and torch.accelerator, answered for that machine
-    program_patches  real modules, gradient scaling, several devices and processes
+    program_patches  real modules, gradient scaling, several devices
+    network          process groups, the log of collectives, values that travel between processes
+    network_patches  torch.distributed, answered by that network
     simulator        understudy.simulate
 
 The first five do not import torch: the command line answers without it.

@@ -171,7 +171,14 @@ class Allocator:
         """Requests and frees in turn, as `allocate` and `free` answer them, as long as nothing is out of the ordinary: free
         blocks of one device's default stream. Returns the first one that is left to the caller."""
         small, large = self._small.arenas.get(0), self._large.arenas.get(0)
-        if small is None or large is None or self._is_special or self._is_watched or self._rounds or self._pending:
+        if (
+            small is None
+            or large is None
+            or self._is_special
+            or self._is_watched
+            or self._rounds
+            or self._pending
+        ):
             return next(requests, None)
         live = self._live
         # Most requests are of a few sizes, and most blocks of a size are alike.
@@ -230,7 +237,9 @@ class Allocator:
 
     def _refuse_free(self, address: int) -> None:
         if address:
-            raise ValueError(f"no block is allocated at address {address:#x}: freed twice, or never allocated here")
+            raise ValueError(
+                f"no block is allocated at address {address:#x}: freed twice, or never allocated here"
+            )
 
     # the search and what follows where it finds nothing
 
@@ -251,7 +260,9 @@ class Allocator:
         is_expandable = self.settings.expandable_segments
         arenas = pool.expandable_arenas if is_expandable else pool.arenas
         if stream not in arenas:
-            page = (SMALL_SEGMENT if pool.is_small else self.settings.large_segment_size) if is_expandable else 0
+            page = (
+                (SMALL_SEGMENT if pool.is_small else self.settings.large_segment_size) if is_expandable else 0
+            )
             arenas[stream] = Arena(pool, stream, page)
         return arenas[stream]
 
@@ -527,7 +538,9 @@ class Allocator:
         for name in COUNTERS:
             counter: Counter = getattr(self._small, name)
             small, large = counter.figures(), counter.other.figures()
-            both = {kind: number + large[kind] for kind, number in small.items()} | {"peak": counter.both.peak}
+            both = {kind: number + large[kind] for kind, number in small.items()} | {
+                "peak": counter.both.peak
+            }
             found[name] = {"small_pool": small, "large_pool": large, "all": both}
         found |= {name: counter.figures() for name, (counter, _) in self._oversize.items()} | self._events
         found["max_split_size"] = -1 if self._max_split == UNLIMITED else self._max_split
@@ -536,7 +549,10 @@ class Allocator:
     def peaks(self) -> dict[str, int]:
         """The most that each figure of both pools has been, also before the program has reset its own."""
         self._note_peaks()
-        return {name: max(before, getattr(self._small, name).both.peak) for name, before in self._peaks_before.items()}
+        return {
+            name: max(before, getattr(self._small, name).both.peak)
+            for name, before in self._peaks_before.items()
+        }
 
     def reset_peak_statistics(self) -> None:
         self._peaks_before = self.peaks()
@@ -552,7 +568,9 @@ class Allocator:
 
     def _counters(self) -> dict[str, tuple[Counter, Counter]]:
         """Of the small and of the large pool; oversize blocks are counted in the first."""
-        return self._oversize | {name: (getattr(self._small, name), getattr(self._large, name)) for name in COUNTERS}
+        return self._oversize | {
+            name: (getattr(self._small, name), getattr(self._large, name)) for name in COUNTERS
+        }
 
     # history and snapshots
 
@@ -571,7 +589,8 @@ class Allocator:
         self._record("snapshot", 0, sum(segment["active_size"] for segment in segments), 0)
         return {
             "segments": segments,
-            "device_traces": [[] for _ in range(self.device)] + [list(self.history.entries) if self.history else []],
+            "device_traces": [[] for _ in range(self.device)]
+            + [list(self.history.entries) if self.history else []],
             "allocator_settings": self.settings.to_record(),
             "external_annotations": [],
         }
@@ -580,7 +599,10 @@ class Allocator:
         """Each segment with its blocks, by address; of an expandable one, each range that has memory."""
         blocks: list[tuple[int, int, int, str, Arena]] = [
             *((start, size, asked, "active_allocated", a) for start, (size, asked, a) in self._live.items()),
-            *((start, size, asked, "active_pending_free", a) for start, (size, asked, a, _) in self._pending.items()),
+            *(
+                (start, size, asked, "active_pending_free", a)
+                for start, (size, asked, a, _) in self._pending.items()
+            ),
             *(
                 (start, end - start, 0, "inactive", arena)
                 for arena in (*self._small.all_arenas(), *self._large.all_arenas())

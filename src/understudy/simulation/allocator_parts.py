@@ -1,10 +1,10 @@
 """What the allocator is made of: its settings, its error, its counters, its lists of free blocks.
 
-    AllocatorSettings   the string of PYTORCH_CUDA_ALLOC_CONF, parsed
-    OutOfMemory         with the facts in MemoryState
-    Counter             one figure of `torch.cuda.memory_stats`
-    Pool                the small or the large pool: counters, and an arena for each stream
-    Arena               the free blocks of one pool and one stream
+AllocatorSettings   the string of PYTORCH_CUDA_ALLOC_CONF, parsed
+OutOfMemory         with the facts in MemoryState
+Counter             one figure of `torch.cuda.memory_stats`
+Pool                the small or the large pool: counters, and an arena for each stream
+Arena               the free blocks of one pool and one stream
 """
 
 from __future__ import annotations
@@ -85,7 +85,9 @@ class AllocatorSettings:
             "max_split_size": -1 if self.max_split_size == UNLIMITED else self.max_split_size,
             "garbage_collection_threshold": self.garbage_collection_threshold,
             "expandable_segments": self.expandable_segments,
-            "roundup_power2_divisions": {str(1 << power): n for power, n in enumerate(self.roundup_divisions)},
+            "roundup_power2_divisions": {
+                str(1 << power): n for power, n in enumerate(self.roundup_divisions)
+            },
         }
 
 
@@ -104,7 +106,9 @@ def _options(text: str) -> list[tuple[str, str]]:
     for part in re.split(r",(?![^\[]*\])", compact) if compact else []:
         name, colon, value = part.partition(":")
         if not name or not colon or not value:
-            raise AllocatorSettingsError(f"expected name:value, separated by commas, but found {part!r} in {text!r}", name)
+            raise AllocatorSettingsError(
+                f"expected name:value, separated by commas, but found {part!r} in {text!r}", name
+            )
         pairs.append((name, value))
     return pairs
 
@@ -202,6 +206,7 @@ _READERS: dict[str, tuple[str, Callable[[str, str], Any]]] = {
 }
 """By option: the field that it sets, and what reads its value."""
 
+
 def format_bytes(size: int) -> str:
     """As in the messages of torch: "512 bytes", "20.00 MiB"."""
     for unit, name in ((GiB, "GiB"), (MiB, "MiB"), (KiB, "KiB")):
@@ -229,7 +234,9 @@ class MemoryState:
     reserved: int
 
     def __str__(self) -> str:
-        limit = f" The allocator may reserve {format_bytes(self.allowed)}." if self.allowed is not None else ""
+        limit = (
+            f" The allocator may reserve {format_bytes(self.allowed)}." if self.allowed is not None else ""
+        )
         return (
             f"CUDA out of memory. Tried to allocate {format_bytes(self.tried)}. GPU {self.device} has "
             f"{format_bytes(self.total)} in all, and {format_bytes(self.free)} of them are free.{limit} In use are "
@@ -325,7 +332,9 @@ def counter_pair(*copied: Counter) -> tuple[Counter, Counter]:
     small, large = Counter(), Counter()
     small.other, large.other = large, small
     small.both = large.both = Counter()
-    for counter, original in zip((small, large, small.both), (*copied, *(c.both for c in copied[:1])), strict=False):
+    for counter, original in zip(
+        (small, large, small.both), (*copied, *(c.both for c in copied[:1])), strict=False
+    ):
         for name in ("added", "removed", "peak", "added_before", "removed_before"):
             setattr(counter, name, getattr(original, name))
     return small, large
@@ -375,7 +384,9 @@ class Pool:
         for pool in (self, self.other):
             pool.has_grown = False
             size, requested = pool.allocated_bytes, pool.requested_bytes
-            size.limit = min(size.limit, size.added + requested.limit - requested.added)  # a block is as large at least
+            size.limit = min(
+                size.limit, size.added + requested.limit - requested.added
+            )  # a block is as large at least
 
     def note_split_peaks(self) -> None:
         """Of both pools. To be called where one has more free parts, before parts of any of them are taken."""

@@ -65,7 +65,9 @@ def new_segment_record(device: int, address: int, arena: Arena) -> dict[str, Any
     }
 
 
-def add_block(segment: dict[str, Any], address: int, size: int, requested: int, state: str, frames: Frames) -> None:
+def add_block(
+    segment: dict[str, Any], address: int, size: int, requested: int, state: str, frames: Frames
+) -> None:
     """To a segment of a snapshot."""
     segment["total_size"] += size
     segment["allocated_size"] += size * (state == "active_allocated")

@@ -1,9 +1,9 @@
 """The cards that can be simulated: `devices.toml`, one's own files in the same form, and the machine itself as "cpu".
 
-    find_card("h100"), find_card("RTX 4090"), find_card("nvidia a100-80GB")    names are matched kindly
-    parse_devices("8xa100-80g")                                                the card, and how many of it
-    read_cards("my_cards.toml")                                                one's own cards
-    save_calibration("rtx4090", context=...)                                   what was measured on the user's own card
+find_card("h100"), find_card("RTX 4090"), find_card("nvidia a100-80GB")    names are matched kindly
+parse_devices("8xa100-80g")                                                the card, and how many of it
+read_cards("my_cards.toml")                                                one's own cards
+save_calibration("rtx4090", context=...)                                   what was measured on the user's own card
 """
 
 from __future__ import annotations
@@ -41,7 +41,11 @@ class UnknownDeviceError(UnderstudyError, ValueError):
     def __init__(self, name: str, suggestions: Iterable[str]) -> None:
         self.name = name
         self.suggestions = tuple(suggestions)
-        hint = f"did you mean {' or '.join(self.suggestions)}?" if self.suggestions else "see `understudy devices`"
+        hint = (
+            f"did you mean {' or '.join(self.suggestions)}?"
+            if self.suggestions
+            else "see `understudy devices`"
+        )
         super().__init__(f"no device is named {name!r}: {hint}")
 
 
@@ -133,7 +137,9 @@ class Card:
 
 def list_cards() -> tuple[Card, ...]:
     """All of the catalogue, as it was calibrated, and this machine's CPU."""
-    measured = read_calibration()
+    measured = {
+        key: {name: own[name] for name in _MEASURED if name in own} for key, own in read_calibration().items()
+    }
     return tuple(replace(card, **measured.get(card.key, {})) for card in _read_published_cards())
 
 
@@ -144,12 +150,14 @@ def _read_published_cards() -> tuple[Card, ...]:
 
 @cache
 def read_software() -> Software:
-    table = _read_toml(CATALOGUE_FILE)["software"]
+    table = read_toml(CATALOGUE_FILE)["software"]
     return Software(**{name: value for name, value in table.items() if name != "sources"})
 
 
 def this_machine() -> Card:
-    pages, page = (os.sysconf(name) if hasattr(os, "sysconf") else 0 for name in ("SC_PHYS_PAGES", "SC_PAGE_SIZE"))
+    pages, page = (
+        os.sysconf(name) if hasattr(os, "sysconf") else 0 for name in ("SC_PHYS_PAGES", "SC_PAGE_SIZE")
+    )
     return Card(
         key="cpu",
         name=f"{platform.machine()}, {os.cpu_count()} cores",
@@ -214,11 +222,14 @@ def _list_names(card: Card) -> set[str]:
 
 def read_cards(path: str | Path) -> tuple[Card, ...]:
     """The cards of a TOML file, in its order."""
-    tables = _read_toml(Path(path))
-    return tuple(_make_card(key, table, f"{path}, [{key}]") for key, table in tables.items() if key != "software")
+    tables = read_toml(Path(path))
+    return tuple(
+        _make_card(key, table, f"{path}, [{key}]") for key, table in tables.items() if key != "software"
+    )
 
 
-def _read_toml(path: Path) -> dict[str, Any]:
+def read_toml(path: Path) -> dict[str, Any]:
+    """The tables of a file, or a `CatalogueError` that names it."""
     toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     try:
         with path.open("rb") as file:
@@ -300,30 +311,51 @@ def read_calibration() -> dict[str, dict[str, Any]]:
     if not path.exists():
         return {}
     found: dict[str, dict[str, Any]] = {}
-    for key, table in _read_toml(path).items():
+    for key, table in read_toml(path).items():
         if not isinstance(table, dict) or not all(
             isinstance(table.get(name, 0), (int, float)) and table.get(name, 0) >= 0 for name in _MEASURED
         ):
-            raise CatalogueError("a calibration has a context in GiB and an error, both numbers", f"{path}, [{key}]")
+            raise CatalogueError(
+                "a calibration has a context in GiB and an error, both numbers", f"{path}, [{key}]"
+            )
+        speed = table.get("speed", {})
+        if not isinstance(speed, dict) or not all(
+            isinstance(value, (int, float)) and value > 0 for value in speed.values()
+        ):
+            raise CatalogueError("expected positive numbers by family of kernels", f"{path}, [{key}.speed]")
         found[key] = {"error": table["error"]} if "error" in table else {}
+        found[key] |= {"speed": speed} if speed else {}
         if "context" in table:
             found[key]["context"] = round(table["context"] * GiB)
     return found
 
 
-def save_calibration(key: str, *, context: int | None, error: float | None) -> Path:
+def save_calibration(
+    key: str,
+    *,
+    context: int | None = None,
+    error: float | None = None,
+    speed: Mapping[str, float] | None = None,
+) -> Path:
     """Keep what was measured on a card; what is None stays as it was. Returns the file."""
     measured = read_calibration()
     own = measured.setdefault(key, {})
-    own |= {name: value for name, value in (("context", context), ("error", error)) if value is not None}
+    given = {"context": context, "error": error, "speed": speed}
+    own |= {name: value for name, value in given.items() if value is not None}
     path = calibration_file()
-    lines = ["# Written by `understudy calibrate`: memory outside of the allocator in GiB, error of reserved memory."]
+    lines = [
+        "# Written by `understudy calibrate`: memory outside of the allocator in GiB, error of reserved memory, speed of",
+        "# families of kernels: a card is so many times as fast as its curves say.",
+    ]
     for card, figures in measured.items():
         lines.append(f"\n[{card}]")
         if "context" in figures:
             lines.append(f"context = {figures['context'] / GiB:.12f}")
         if "error" in figures:
             lines.append(f"error = {figures['error']:.6f}")
+        if "speed" in figures:
+            lines.append(f"\n[{card}.speed]")
+            lines += [f"{name} = {factor:.4f}" for name, factor in figures["speed"].items()]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("\n".join(lines) + "\n")

@@ -58,9 +58,15 @@ class Stream:
     def synchronize(self) -> None:
         machine().synchronize(self.device_index, self.stream_id)
 
-    def wait_event(self, event: Event) -> None: ...
+    def synchronize_allocator(self) -> None:
+        """Blocks that wait for this stream are free, as after `synchronize`."""
+        machine().free_waiting_blocks(self.device_index, self.stream_id)
 
-    def wait_stream(self, stream: Stream) -> None: ...
+    def wait_event(self, event: Event) -> None:
+        machine().report("wait", self.device_index, self.stream_id, event)
+
+    def wait_stream(self, stream: Stream) -> None:
+        self.wait_event(stream.record_event())
 
     def record_event(self, event: Event | None = None) -> Event:
         event = CudaEvent() if event is None else event
@@ -75,7 +81,9 @@ class Stream:
         return False
 
     def __enter__(self) -> Stream:
-        self._before = Stream(stream_id=machine().current_stream(self.device_index), device_index=self.device_index)
+        self._before = Stream(
+            stream_id=machine().current_stream(self.device_index), device_index=self.device_index
+        )
         machine().set_stream(self.device_index, self.stream_id)
         return self
 
@@ -103,7 +111,12 @@ class Event:
     """A point in a stream. Its time is that of the simulation itself: programs divide by what passes between two of them."""
 
     def __init__(
-        self, device: object = None, *, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False
+        self,
+        device: object = None,
+        *,
+        enable_timing: bool = False,
+        blocking: bool = False,
+        interprocess: bool = False,
     ) -> None:
         """As `torch.Event` takes them."""
         self.enable_timing = enable_timing
@@ -115,17 +128,22 @@ class Event:
         return None if self.stream is None else self.stream.device
 
     def record(self, stream: Stream | None = None) -> None:
-        self.stream = torch.cuda.current_stream() if stream is None else stream  # type: ignore[assignment]
+        recorded: Any = torch.cuda.current_stream() if stream is None else stream
+        self.stream = recorded
         self.milliseconds = time.perf_counter() * 1e3
+        machine().report("record", recorded.device_index, recorded.stream_id, self)
 
-    def wait(self, stream: Stream | None = None) -> None: ...
+    def wait(self, stream: Stream | None = None) -> None:
+        waiting: Any = torch.cuda.current_stream() if stream is None else stream
+        waiting.wait_event(self)
 
     def query(self) -> bool:
         return True
 
     def synchronize(self) -> None:
         if self.stream is not None:
-            self.stream.synchronize()
+            machine().report("host waits", self.stream.device_index, self.stream.stream_id, self)
+            self.stream.synchronize_allocator()
 
     def elapsed_time(self, end_event: Event) -> float:
         if not (self.enable_timing and end_event.enable_timing):
@@ -141,7 +159,11 @@ class Event:
 
 class CudaEvent(Event):
     def __init__(
-        self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, external: bool = False
+        self,
+        enable_timing: bool = False,
+        blocking: bool = False,
+        interprocess: bool = False,
+        external: bool = False,
     ) -> None:
         """As `torch.cuda.Event` takes them."""
         super().__init__(enable_timing=enable_timing)
@@ -292,6 +314,8 @@ class RefusedGraph:
 
 class CudaRuntime(SimpleNamespace):
     """The functions of `torch.cuda.cudart()` that programs call."""
+
+    cudaError = SimpleNamespace(success=0)
 
     @staticmethod
     def cudaMemGetInfo(device: int) -> tuple[int, int]:

@@ -6,9 +6,7 @@ a function whose docstring is the reason that the patch engine lists.
 
 from __future__ import annotations
 
-import os
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -20,7 +18,7 @@ from understudy.ops.nn.attention_cuda import efficient_takes, find_facts, flash_
 from understudy.patching import SIMULATION, patch
 from understudy.simulation import cuda_objects as objects
 from understudy.simulation.catalogue import read_software
-from understudy.simulation.cuda_objects import CUDA_DEVICE_TYPE, DeviceProperties, device_index
+from understudy.simulation.cuda_objects import CUDA_DEVICE_TYPE, DeviceProperties
 from understudy.simulation.machine import machine
 
 Function = Callable[..., object]
@@ -33,7 +31,9 @@ def answer(*places: str, is_new: bool = False) -> Callable[[Answering], Answerin
     """Register a function that takes the place of torch's."""
 
     def register(function: Answering) -> Answering:
-        patch(*places, during=SIMULATION, reason=function.__doc__ or "", is_new=is_new)(lambda original: function)
+        patch(*places, during=SIMULATION, reason=function.__doc__ or "", is_new=is_new)(
+            lambda original: function
+        )
         return function
 
     return register
@@ -104,7 +104,7 @@ def initialise() -> None:
     machine().initialize()
 
 
-@answer("torch.cuda.is_initialized", "torch.cuda.memory.is_initialized", "torch.cuda.random.is_initialized")
+@answer("torch.cuda.is_initialized", "torch.cuda.memory.is_initialized")
 def is_initialized() -> bool:
     """The simulated driver is initialised by the first call that needs it, as the real one is."""
     return machine().is_initialized
@@ -143,12 +143,6 @@ def exchange_device(index: int) -> int:
     return machine().exchange_device(index)
 
 
-@driver("_cuda_canDeviceAccessPeer")
-def can_access_peer(device: int, peer: int) -> bool:
-    """Cards of one machine reach each other."""
-    return device != peer
-
-
 @driver("_cuda_getArchFlags")
 def get_architectures() -> str:
     """Those of torch's default build for CUDA."""
@@ -162,59 +156,19 @@ def is_bf16_supported(including_emulation: bool = True) -> bool:
     return machine().card.kind == "rocm" or capability >= (8, 0) or including_emulation
 
 
-@answer("torch.cuda.amp.common.amp_definitely_not_available")
-def lacks_amp() -> bool:
-    """There is a device."""
-    return machine().device_count == 0
+substitute(
+    "torch.cuda._cudart",
+    value=objects.CudaRuntime(),
+    reason="`torch.cuda.mem_get_info`, `torch.cuda.profiler` and programs call functions of the CUDA runtime.",
+)
 
 
-@answer("torch.cuda.utilization", "torch.cuda.memory_usage", "torch.cuda.temperature", "torch.cuda.power_draw",
-        "torch.cuda.clock_rate")  # fmt: skip
-def read_sensor(device: object = None) -> int:
-    """torch asks NVML, which knows the real cards."""
-    return 0
+@answer("torch.cuda.ipc_collect")
+def collect_nothing() -> None:
+    """There is no memory of other processes."""
 
 
-@answer("torch.cuda.device_memory_used")
-def memory_used(device: object = None) -> int:
-    """torch asks NVML, which knows the real cards."""
-    free, total = machine().device(device_index(device)).memory_info()
-    return total - free
-
-
-@answer("torch.cuda.list_gpu_processes", "torch.cuda.memory.list_gpu_processes")
-def list_processes(device: object = None) -> str:
-    """torch asks NVML, which knows the real cards."""
-    index = device_index(device)
-    return f"GPU:{index}\nprocess {os.getpid():>10d} uses {memory_used(index) / (1 << 20):>12.3f} MB GPU memory"
-
-
-@answer("torch.cuda.cudart", "torch.cuda.profiler.cudart")
-def runtime() -> Any:
-    """`torch.cuda.mem_get_info` and programs call functions of the CUDA runtime."""
-    return objects.CudaRuntime()
-
-
-@answer("torch.cuda.check_error", "torch.cuda.profiler.check_error")
-def ignore_error(number: int) -> None:
-    """No function of the simulated runtime fails; torch compares with a constant of the real one."""
-
-
-@answer("torch.cuda.ipc_collect", "torch.cuda._sleep")
-@driver("_cuda_set_sync_debug_mode")
-@driver("_cuda_resetPeakHostMemoryStats")
-@driver("_cuda_resetAccumulatedHostMemoryStats")
-def do_nothing(*args: object) -> None:
-    """There is nothing to collect, to wait for or to set."""
-
-
-@driver("_cuda_get_sync_debug_mode")
-def get_sync_debug_mode() -> int:
-    """No synchronisation is reported."""
-    return 0
-
-
-# --- the memo -----------------------------------------------------------------------------------------------------------
+# --- memory -----------------------------------------------------------------------------------------------------------
 
 
 @driver("_cuda_memoryStats")
@@ -230,13 +184,6 @@ def reset_peaks(device: int) -> None:
         allocator.reset_peak_statistics()
 
 
-@driver("_cuda_resetAccumulatedMemoryStats")
-def reset_accumulated(device: int) -> None:
-    """The figures of the simulated allocator."""
-    for allocator in machine().device(device).allocators():
-        allocator.reset_accumulated_statistics()
-
-
 @driver("_cuda_emptyCache")
 def empty_cache(*args: object) -> None:
     """Releases what the simulated allocators have cached."""
@@ -248,19 +195,6 @@ def empty_cache(*args: object) -> None:
 def set_memory_fraction(fraction: float, device: int) -> None:
     """A limit for the simulated allocator."""
     machine().device(device).capped.set_memory_fraction(fraction)
-
-
-@driver("_cuda_getMemoryFraction")
-def get_memory_fraction(device: int) -> float:
-    """The limit of the simulated allocator."""
-    allocator = machine().device(device).capped
-    return 1.0 if allocator.allowed is None or not allocator.total else allocator.allowed / allocator.total
-
-
-@driver("_cuda_getAllocatorBackend")
-def allocator_backend() -> str:
-    """The one that is simulated."""
-    return "native"
 
 
 @answer("torch.cuda.memory._set_allocator_settings")
@@ -283,7 +217,9 @@ def record_history(enabled: object = "all", context: object = "all", stacks: obj
 
 
 @driver("_cuda_record_memory_history_legacy")
-def record_history_legacy(enabled: object = True, record_context: bool = True, max_entries: int = 1, *rest: object) -> None:
+def record_history_legacy(
+    enabled: object = True, record_context: bool = True, max_entries: int = 1, *rest: object
+) -> None:
     """The older form of the same."""
     record_history("all" if enabled else None, max_entries=max_entries)
 
@@ -311,24 +247,6 @@ def memory_snapshot(*args: object) -> dict[str, Any]:
     }
 
 
-@driver("_cuda_hostMemoryStats")
-def host_memory_statistics() -> dict[str, Any]:
-    """Pinned memory is not simulated."""
-    return {}
-
-
-@driver("_cuda_cudaHostAllocator")
-def host_allocator() -> int:
-    """Pinned memory is not simulated."""
-    return 0
-
-
-@driver("_cuda_getCublasWorkspaceSize")
-def blas_workspace() -> int:
-    """As the simulated card has it, in bytes."""
-    return machine().workspaces.size
-
-
 # --- streams ------------------------------------------------------------------------------------------------------------
 
 
@@ -350,12 +268,6 @@ def default_stream(device: int) -> tuple[int, int, int]:
     return 0, device, CUDA_DEVICE_TYPE
 
 
-@driver("_cuda_getCurrentRawStream")
-def raw_stream(device: int) -> int:
-    """A stream of a simulated device is its number."""
-    return machine().current_stream(device)
-
-
 @driver("_cuda_setStream")
 def set_stream(stream_id: int, device_index: int, device_type: int) -> None:
     """Selects the stream, and its device, as torch does."""
@@ -363,7 +275,7 @@ def set_stream(stream_id: int, device_index: int, device_type: int) -> None:
     machine().set_stream(device_index, stream_id)
 
 
-@answer("torch.cuda.is_current_stream_capturing", "torch.cuda.graphs.is_current_stream_capturing")
+@answer("torch.cuda.graphs._cuda_isCurrentStreamCapturing")
 def is_capturing() -> bool:
     """CUDA graphs are not simulated."""
     return False
@@ -378,18 +290,12 @@ def record_stream(tensor: torch.Tensor, stream: Any) -> None:
 
 
 BY_NUMBERS = "torch's class asks the driver; this one is a number."
-substitute("torch.Stream", "torch.cuda.Stream", "torch.cuda.streams.Stream", value=objects.Stream, reason=BY_NUMBERS)
+substitute("torch.Stream", "torch.cuda.Stream", value=objects.Stream, reason=BY_NUMBERS)
 substitute("torch.Event", value=objects.Event, reason=BY_NUMBERS)
-substitute("torch.cuda.Event", "torch.cuda.streams.Event", value=objects.CudaEvent, reason=BY_NUMBERS)
-NO_GRAPHS = "CUDA graphs have a memory pool of their own, which is not simulated: refused with a word."
-substitute(
-    "torch.cuda.CUDAGraph", "torch.cuda.graphs.CUDAGraph", "torch.cuda.graph", "torch.cuda.graphs.graph",
-    value=objects.RefusedGraph, reason=NO_GRAPHS,
-)  # fmt: skip
-substitute(
-    "torch.cuda.make_graphed_callables", "torch.cuda.graphs.make_graphed_callables",
-    value=objects.refuse_graph, reason=NO_GRAPHS,
-)  # fmt: skip
+substitute("torch.cuda.Event", value=objects.CudaEvent, reason=BY_NUMBERS)
+NO_GRAPHS = "CUDA graphs have a memory pool of their own, which is not simulated: they are refused."
+substitute("torch.cuda.CUDAGraph", value=objects.RefusedGraph, reason=NO_GRAPHS)
+substitute("torch.cuda.make_graphed_callables", value=objects.refuse_graph, reason=NO_GRAPHS)
 substitute("torch.cuda.nvtx._nvtx", value=objects.Nvtx(), reason="A build without CUDA has no NVTX.")
 
 
@@ -428,9 +334,7 @@ def make_simulated_generators(original: Any) -> Any:
 
 
 LEGACY_TYPES = {
-    "FloatTensor": torch.float32, "DoubleTensor": torch.float64, "HalfTensor": torch.float16,
-    "BFloat16Tensor": torch.bfloat16, "LongTensor": torch.int64, "IntTensor": torch.int32, "ShortTensor": torch.int16,
-    "CharTensor": torch.int8, "ByteTensor": torch.uint8, "BoolTensor": torch.bool,
+    "FloatTensor": torch.float32, "HalfTensor": torch.float16, "LongTensor": torch.int64, "ByteTensor": torch.uint8,
 }  # fmt: skip
 for _name, _dtype in LEGACY_TYPES.items():
     substitute(
@@ -448,8 +352,7 @@ def cudnn_version() -> int:
     return machine().software.cudnn
 
 
-@answer("torch.backends.cudnn.is_available", "torch.backends.cuda.is_built",
-        "torch.backends.cuda.is_flash_attention_available")  # fmt: skip
+@answer("torch.backends.cudnn.is_available", "torch.backends.cuda.is_built")
 def is_built() -> bool:
     """The simulated software has them."""
     return True
@@ -494,12 +397,6 @@ def set_accelerator_index(index: int) -> None:
     set_device(index)
 
 
-@answer("torch._C._accelerator_exchangeDevice", "torch._C._accelerator_maybeExchangeDevice")
-def exchange_accelerator(index: int) -> int:
-    """Used by `with torch.accelerator.device_index(...)`."""
-    return machine().exchange_device(index)
-
-
 @answer("torch._C._accelerator_synchronizeDevice")
 def synchronize_accelerator(index: int) -> None:
     """All work of a simulated device is done."""
@@ -510,45 +407,3 @@ def synchronize_accelerator(index: int) -> None:
 def get_accelerator_stream(index: int) -> objects.Stream:
     """A simulated stream."""
     return objects.Stream(stream_id=machine().current_stream(index), device_index=index)
-
-
-@answer("torch._C._accelerator_setStream")
-def set_accelerator_stream(stream: objects.Stream) -> None:
-    """A simulated stream."""
-    set_stream(stream.stream_id, stream.device_index, CUDA_DEVICE_TYPE)
-
-
-@answer("torch._C._accelerator_isAllocatorInitialized")
-def has_allocator() -> bool:
-    """The simulated allocators are there from the start."""
-    return True
-
-
-@answer("torch._C._accelerator_emptyCache", "torch._C._accelerator_emptyHostCache")
-def empty_accelerator_cache() -> None:
-    """Releases what the simulated allocators have cached."""
-    empty_cache()
-
-
-@answer("torch._C._accelerator_getDeviceStats")
-def accelerator_statistics(index: int) -> dict[str, Any]:
-    """The figures of the simulated allocator."""
-    return OrderedDict(memory_statistics(index))
-
-
-@answer("torch._C._accelerator_resetPeakStats")
-def reset_accelerator_peaks(index: int) -> None:
-    """The figures of the simulated allocator."""
-    reset_peaks(index)
-
-
-@answer("torch._C._accelerator_resetAccumulatedStats")
-def reset_accelerator_accumulated(index: int) -> None:
-    """The figures of the simulated allocator."""
-    reset_accumulated(index)
-
-
-@answer("torch._C._accelerator_getMemoryInfo")
-def accelerator_memory_info(index: int) -> tuple[int, int]:
-    """Free and total memory of the simulated card."""
-    return machine().device(index).memory_info()

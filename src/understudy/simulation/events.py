@@ -7,16 +7,17 @@
 
 from __future__ import annotations
 
+import os
+import threading
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from understudy import _torch
 from understudy.fake.tensor import FakeTensor
 from understudy.simulation.allocator_parts import UNLIMITED
-from understudy.simulation.signals import ACCOUNTING
 from understudy.spec import TensorSpec
 from understudy.spec.call import Call, flat, map_structure
 
@@ -33,6 +34,38 @@ WORKSPACES = "(workspaces of libraries)"
 
 
 NOWHERE = (None, None, None)
+
+
+class StreamEvent(NamedTuple):
+    """What a program does with streams and events of a card. `kind`: "select", "record", "wait", "host waits", or
+    "synchronize" (of all streams where `stream` is negative)."""
+
+    kind: str
+    device: int
+    stream: int
+    event: int = 0
+    """The identity of an event."""
+
+
+ACCOUNTING = threading.RLock()
+"""Held where listeners get births and deaths of storages, and where a program asks for memory by itself."""
+if hasattr(
+    os, "register_at_fork"
+):  # a process that is forked while another thread holds it would wait for ever
+    os.register_at_fork(
+        before=ACCOUNTING.acquire, after_in_parent=ACCOUNTING.release, after_in_child=ACCOUNTING.release
+    )
+
+
+class CollectiveEvent(NamedTuple):
+    """A collective of this process. `is_functional`: a `wait_tensor` follows where its result is used."""
+
+    kind: str
+    group: str
+    ranks: tuple[int, ...]
+    nbytes: int
+    is_async: bool
+    is_functional: bool = False
 
 
 class WithBirthplace:
@@ -60,7 +93,7 @@ class StorageRecord(weakref.ref[torch.UntypedStorage], WithBirthplace):
 
     __slots__ = (
         "address", "birthplace", "call", "category", "device", "died", "is_updated", "key", "maker", "memory", "nbytes",
-        "owner", "serial", "spec", "stream", "totals",
+        "owner", "position", "serial", "spec", "stream", "totals",
     )  # fmt: skip
 
     key: int
@@ -75,6 +108,8 @@ class StorageRecord(weakref.ref[torch.UntypedStorage], WithBirthplace):
     """The operator that was running; None outside of operators."""
     call: int
     """The number of the call that was running."""
+    position: int
+    """How many calls had been finished since the listener that measures has last taken them."""
 
     # Of the listener that allocates.
     memory: Any
@@ -106,7 +141,9 @@ class ScratchRecord(WithBirthplace):
         "stream", "totals",
     )  # fmt: skip
 
-    def __init__(self, nbytes: int, device: torch.device, stream: int, maker: object, call: int, owner: str | None) -> None:
+    def __init__(
+        self, nbytes: int, device: torch.device, stream: int, maker: object, call: int, owner: str | None
+    ) -> None:
         self.nbytes, self.device, self.stream, self.maker, self.call = nbytes, device, stream, maker, call
         self.category: str | None = "scratch"
         self.owner = owner
@@ -140,7 +177,9 @@ class Listener:
 
     def on_events(self, events: list[MemoryRecord]) -> BaseException | None: ...
 
-    def before_operator(self, func: _torch.OpOverload, args: tuple[object, ...], kwargs: dict[str, Any]) -> None: ...
+    def before_operator(
+        self, func: _torch.OpOverload, args: tuple[object, ...], kwargs: dict[str, Any]
+    ) -> None: ...
 
     def after_operator(
         self, func: _torch.OpOverload, args: tuple[object, ...], kwargs: dict[str, Any], result: object

@@ -17,6 +17,7 @@ import os
 import struct
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -24,10 +25,12 @@ from typing import Any, NamedTuple
 import torch
 
 from understudy import _torch
-from understudy.contexts import contextmanager
 from understudy.errors import UnderstudyError
 from understudy.patching import REHEARSAL, Hold, patch, patch_found
-from understudy.simulation.overlay import active_overlay, note_refused, place_for, redirect_path
+from understudy.simulation.overlay import active_overlay, place_for, redirect_path
+from understudy.simulation.run_notes import add_note
+from understudy.simulation.sandbox import NAMESPACES, NO_SANDBOX, PYTHON
+from understudy.simulation.write_log import note_refused
 
 Function = Callable[..., Any]
 
@@ -37,7 +40,7 @@ class LibraryPatch(NamedTuple):
     path: tuple[str, ...]
     """From the module to the place: ("PreTrainedModel", "from_pretrained")."""
     make: Function
-    is_for_harm: bool
+    applies: str
 
     def apply(self, hold: Hold, module: ModuleType) -> None:
         owner: Any = module
@@ -54,26 +57,31 @@ class MissingFileError(UnderstudyError, OSError):
     """A small file that a rehearsal needs is not there. `path` is where it was looked for."""
 
 
-def when_imported(module: str, *places: str, is_for_harm: bool = False) -> Callable[[Function], Function]:
-    """Register a patch of places of a library. `is_for_harm`: not applied where the script may write."""
+ALWAYS, UNLESS_WRITING, WHEN_REDIRECTED = "always", "unless writing is allowed", "without namespaces"
+
+
+def when_imported(module: str, *places: str, applies: str = ALWAYS) -> Callable[[Function], Function]:
+    """Register a patch of places of a library. `applies`: always; not where the script may write; only where files are
+    redirected in Python, because no namespaces hold them."""
 
     def register(make: Function) -> Function:
         patch_found(f"{module}: {', '.join(places)}", during=REHEARSAL)(make)
-        LIBRARY_PATCHES.extend(LibraryPatch(module, tuple(place.split(".")), make, is_for_harm) for place in places)
+        LIBRARY_PATCHES.extend(
+            LibraryPatch(module, tuple(place.split(".")), make, applies) for place in places
+        )
         return make
 
     return register
 
 
 @contextmanager
-def adapt_libraries(hold: Hold, notes: list[str], allow_writes: bool = False) -> Iterator[None]:
-    """Apply them to what is imported, and to what will be."""
-    finder = _Finder(hold, allow_writes)
-    environment = dict(OFFLINE if not allow_writes else OFFLINE_DOWNLOADS)
+def adapt_libraries(hold: Hold, level: str = PYTHON, is_online: bool = False) -> Iterator[None]:
+    """Apply them to what is imported, and to what will be. `level`: of the sandbox."""
+    finder = _Finder(hold, level)
+    environment = {**({} if level == NO_SANDBOX else NO_TRACKERS), **({} if is_online else NO_DOWNLOADS)}
     before = {name: os.environ.get(name) for name in environment}
     os.environ.update(environment)
     sys.meta_path.insert(0, finder)
-    _notes.append(notes)
     try:
         for name in {found.module for found in LIBRARY_PATCHES}:
             if name in sys.modules:
@@ -81,7 +89,6 @@ def adapt_libraries(hold: Hold, notes: list[str], allow_writes: bool = False) ->
         yield
     finally:
         sys.meta_path.remove(finder)
-        _notes.remove(notes)
         for name, value in before.items():
             if value is None:
                 os.environ.pop(name, None)
@@ -89,17 +96,8 @@ def adapt_libraries(hold: Hold, notes: list[str], allow_writes: bool = False) ->
                 os.environ[name] = value
 
 
-_notes: list[list[str]] = []
-
-
-def add_note(text: str) -> None:
-    """Something that the report has to say of this run."""
-    if _notes and text not in _notes[-1]:
-        _notes[-1].append(text)
-
-
-OFFLINE_DOWNLOADS = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
-OFFLINE = OFFLINE_DOWNLOADS | {
+NO_DOWNLOADS = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+NO_TRACKERS = {
     "WANDB_MODE": "disabled", "WANDB_SILENT": "true", "COMET_MODE": "disabled", "NEPTUNE_MODE": "debug",
     "MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING": "false", "TRACKIO_DISABLED": "1", "DO_NOT_TRACK": "1",
 }  # fmt: skip
@@ -109,13 +107,18 @@ OFFLINE = OFFLINE_DOWNLOADS | {
 class _Finder(importlib.abc.MetaPathFinder):
     """Sees each import, and patches a module when it has run."""
 
-    def __init__(self, hold: Hold, allow_writes: bool) -> None:
+    def __init__(self, hold: Hold, level: str) -> None:
         self.hold = hold
-        self.patches = [found for found in LIBRARY_PATCHES if not (allow_writes and found.is_for_harm)]
+        left_out = {NO_SANDBOX: (UNLESS_WRITING, WHEN_REDIRECTED), NAMESPACES: (WHEN_REDIRECTED,)}.get(
+            level, ()
+        )
+        self.patches = [found for found in LIBRARY_PATCHES if found.applies not in left_out]
         self._modules = {found.module for found in self.patches}
         self._busy: set[str] = set()
 
-    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         if name not in self._modules or name in self._busy:
             return None
         self._busy.add(name)
@@ -154,22 +157,34 @@ class _Loader(importlib.abc.Loader):
 # --- trackers ------------------------------------------------------------------------------------------------------
 
 
-@when_imported("wandb", "init", is_for_harm=True)
+@when_imported("wandb", "init", applies=UNLESS_WRITING)
 def note_wandb(original: Function) -> Function:
     """Runs are not uploaded: wandb is disabled by its own setting."""
     return _make_noting_function(original, "tracker", "wandb")
 
 
-@when_imported("mlflow", "start_run", is_for_harm=True)
+@when_imported("mlflow", "start_run", applies=UNLESS_WRITING)
 def note_mlflow(original: Function) -> Function:
     """Runs are kept in the overlay."""
     return _make_noting_function(original, "tracker", "mlflow")
 
 
-@when_imported("torch.utils.tensorboard.writer", "SummaryWriter.__init__", is_for_harm=True)
+@when_imported("torch.utils.tensorboard.writer", "SummaryWriter.__init__", applies=UNLESS_WRITING)
 def note_tensorboard(original: Function) -> Function:
     """Its event files are in the overlay."""
     return _make_noting_function(original, "tracker", "tensorboard")
+
+
+@when_imported("torch.utils.tensorboard.writer", "SummaryWriter.add_graph")
+def leave_out_graph(original: Function) -> Function:
+    """The picture of a model is drawn by torch.jit.trace, which needs values."""
+
+    def add_graph(self: object, *args: object, **kwargs: object) -> None:
+        if _torch.active_fake_mode() is None:
+            return original(self, *args, **kwargs)
+        return add_note("SummaryWriter.add_graph: left out, because it traces values")
+
+    return add_graph
 
 
 def _make_noting_function(original: Function, what: str, target: str) -> Function:
@@ -182,7 +197,7 @@ def _make_noting_function(original: Function, what: str, target: str) -> Functio
 
 @when_imported(
     "huggingface_hub.hf_api", "HfApi.upload_file", "HfApi.upload_folder", "HfApi.create_repo", "HfApi.create_commit",
-    is_for_harm=True,
+    applies=UNLESS_WRITING,
 )  # fmt: skip
 def refuse_pushes(original: Function) -> Function:
     """Nothing is pushed to a hub."""
@@ -196,7 +211,7 @@ def refuse_pushes(original: Function) -> Function:
 # --- files that are opened in C++ and Rust ----------------------------------------------------------------------------
 
 
-@when_imported("numpy.lib._datasource", "DataSource.open", is_for_harm=True)
+@when_imported("numpy.lib._datasource", "DataSource.open", applies=WHEN_REDIRECTED)
 def open_text_in_overlay(original: Function) -> Function:
     """`numpy.savetxt` and its like have `open` from before a rehearsal."""
 
@@ -208,13 +223,17 @@ def open_text_in_overlay(original: Function) -> Function:
     return open_in_place
 
 
-@when_imported("transformers.tokenization_utils_base", "PreTrainedTokenizerBase.save_pretrained", is_for_harm=True)
+@when_imported(
+    "transformers.tokenization_utils_base", "PreTrainedTokenizerBase.save_pretrained", applies=WHEN_REDIRECTED
+)
 def save_tokenizer_in_overlay(original: Function) -> Function:
     """Rust writes the vocabulary of fast tokenizers."""
 
     def save(self: object, save_directory: Any, *args: object, **kwargs: object) -> Any:
         os.makedirs(save_directory, exist_ok=True)
-        return redirect_path(original, 1, "save_directory", "save_pretrained")(self, save_directory, *args, **kwargs)
+        return redirect_path(original, 1, "save_directory", "save_pretrained")(
+            self, save_directory, *args, **kwargs
+        )
 
     return save
 
@@ -314,7 +333,11 @@ def save_header(original: Function) -> Function:
         end = 0
         for name, tensor in tensors.items():
             begin, end = end, end + tensor.numel() * tensor.element_size()
-            header[name] = {"dtype": NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
+            header[name] = {
+                "dtype": NAMES[tensor.dtype],
+                "shape": list(tensor.shape),
+                "data_offsets": [begin, end],
+            }
         text = json.dumps(header).encode()
         text += b" " * (-len(text) % 8)
         with open(filename, "wb") as file:
@@ -325,8 +348,8 @@ def save_header(original: Function) -> Function:
     return save_file
 
 
-@when_imported("safetensors.torch", "serialize_file", is_for_harm=True)
-@when_imported("safetensors.numpy", "serialize_file", is_for_harm=True)
+@when_imported("safetensors.torch", "serialize_file", applies=WHEN_REDIRECTED)
+@when_imported("safetensors.numpy", "serialize_file", applies=WHEN_REDIRECTED)
 def serialize_in_overlay(original: Function) -> Function:
     """Rust writes the file."""
     return redirect_path(original, 1, "filename", "safetensors")
@@ -351,7 +374,9 @@ def write_zeros(original: Function) -> Function:
 class HeaderFile:
     """`safetensors.safe_open`: the tensors are stand-ins."""
 
-    def __init__(self, filename: object, framework: str = "pt", device: object = "cpu", **kwargs: object) -> None:
+    def __init__(
+        self, filename: object, framework: str = "pt", device: object = "cpu", **kwargs: object
+    ) -> None:
         self._header = read_header(filename)
         self._device = device
         self._metadata = self._header.pop("__metadata__", None)
@@ -413,11 +438,15 @@ def open_header(original: Function) -> Function:
 def build_from_configuration(original: Function) -> Any:
     """The configuration tells names, shapes and dtypes of all parameters: weights are neither downloaded nor read."""
 
-    def from_pretrained(cls: object, /, name: object, *args: object, config: object = None, **kwargs: object) -> Any:
+    def from_pretrained(
+        cls: object, /, name: object, *args: object, config: object = None, **kwargs: object
+    ) -> Any:
         if _torch.active_fake_mode() is None:
             return getattr(original, "__func__", original)(cls, name, *args, config=config, **kwargs)
         if name is None:
-            raise MissingFileError("from_pretrained(None): a rehearsal builds a model from its configuration; name one")
+            raise MissingFileError(
+                "from_pretrained(None): a rehearsal builds a model from its configuration; name one"
+            )
         return _build_model(cls, name, args, config, kwargs)
 
     return classmethod(from_pretrained)
@@ -542,8 +571,12 @@ def _compare_with_weights(model: Any, name: object, ignores_shapes: bool) -> dic
             found[match] = None if entry is None else tuple(entry["shape"])
     tensors = dict(model.named_parameters(remove_duplicate=False))
     loaded = {id(tensors[key]) for key in found if key in tensors}
-    missing = [key for key in own if key not in found and id(tensors.get(key)) not in loaded] if weights else []
-    wrong = [(key, shape, own[key]) for key, shape in found.items() if shape is not None and shape != own[key]]
+    missing = (
+        [key for key in own if key not in found and id(tensors.get(key)) not in loaded] if weights else []
+    )
+    wrong = [
+        (key, shape, own[key]) for key, shape in found.items() if shape is not None and shape != own[key]
+    ]
     if wrong and not ignores_shapes:
         key, shape, expected = wrong[0]
         raise WeightsMismatchError(
@@ -553,7 +586,12 @@ def _compare_with_weights(model: Any, name: object, ignores_shapes: bool) -> dic
     if missing or unexpected:
         add_note(f"from_pretrained({str(name)!r}): {len(missing)} tensors of the model are not in its weights, which have "
                  f"{len(unexpected)} others")  # fmt: skip
-    return {"missing_keys": missing, "unexpected_keys": unexpected, "mismatched_keys": wrong, "error_msgs": []}
+    return {
+        "missing_keys": missing,
+        "unexpected_keys": unexpected,
+        "mismatched_keys": wrong,
+        "error_msgs": [],
+    }
 
 
 def _read_generation_config(model: Any, name: Any) -> None:

@@ -19,6 +19,7 @@ from understudy.errors import UnderstudyError
 from understudy.fake import native
 from understudy.simulation.allocator_parts import AllocatorSettings
 from understudy.simulation.catalogue import Card, read_software
+from understudy.simulation.events import StreamEvent
 from understudy.simulation.memory import DeviceMemory, MachineMemory, OnOOM
 from understudy.simulation.storages import ObservedMode
 from understudy.simulation.workspaces import ScratchMemory, Workspaces
@@ -76,7 +77,6 @@ class Machine:
         """The default generator of each device."""
         self.moved_modules: Any = None  # a MovedModules, of a module that imports this one
         """What gives real modules their tensors back."""
-        self.has_process_group = False
         self._is_initialized = False
         self._visible: int | None = None
         self._current = 0
@@ -89,7 +89,9 @@ class Machine:
     def initialize(self) -> None:
         """What torch does at the first use of a device: from here on, CUDA_VISIBLE_DEVICES is settled."""
         if not self.device_count:
-            raise RuntimeError("No CUDA GPUs are available: CUDA_VISIBLE_DEVICES hides those of the simulated machine")
+            raise RuntimeError(
+                "No CUDA GPUs are available: CUDA_VISIBLE_DEVICES hides those of the simulated machine"
+            )
         self._visible = self.device_count
         self._is_initialized = True
 
@@ -134,12 +136,6 @@ class Machine:
         if text not in self.notes:
             self.notes.append(text)
 
-    def end_process_group(self) -> None:
-        """Destroy the process group of a simulated NCCL, if the program has not done so."""
-        if self.has_process_group and torch.distributed.is_initialized():
-            torch.distributed.destroy_process_group()
-        self.has_process_group = False
-
     # --- streams -------------------------------------------------------------------------------------------
 
     def new_stream(self) -> int:
@@ -151,6 +147,7 @@ class Machine:
 
     def set_stream(self, index: int, stream: int) -> None:
         self._streams[index] = stream
+        self.report("select", index, stream)
         if self.mode.stream_of is None:
             self.mode.stream_of = self._stream_of
             self.mode.ask_again()
@@ -158,7 +155,17 @@ class Machine:
     def _stream_of(self, device: torch.device) -> int:
         return self._streams.get(device.index or 0, 0) if device.type == "cuda" else 0
 
+    def report(self, kind: str, index: int, stream: int, event: object = None) -> None:
+        """Tell the one who follows time what happens to a stream."""
+        if self.mode.on_event is not None:
+            self.mode.on_event(StreamEvent(kind, index, stream, id(event)))
+
     def synchronize(self, index: int, stream: int | None = None) -> None:
+        self.report("synchronize", index, -1 if stream is None else stream)
+        self.free_waiting_blocks(index, stream)
+
+    def free_waiting_blocks(self, index: int, stream: int | None) -> None:
+        """Those that were freed while another stream used them."""
         for allocator in self.device(index).allocators():
             allocator.synchronize(stream)
 

@@ -31,8 +31,7 @@ from understudy.lines import user_line
 from understudy.simulation.allocator import Allocator, AllocatorSettings, OutOfMemory
 from understudy.simulation.allocator_parts import UNLIMITED, MemoryState, MiB
 from understudy.simulation.catalogue import Card
-from understudy.simulation.events import EventQueue, Listener, MemoryRecord, StorageRecord
-from understudy.simulation.signals import ACCOUNTING
+from understudy.simulation.events import ACCOUNTING, EventQueue, Listener, MemoryRecord, StorageRecord
 from understudy.simulation.storages import ObservedMode
 
 OnOOM = Literal["raise", "record"]

@@ -5,8 +5,9 @@
         shutil.rmtree("checkpoints")    # gone for the program, and for nobody else
     overlay.writes                      # what was not written
 
-Covered is what goes through Python: `open`, functions of `os`, and all that is built on them (`shutil`, `pathlib`, NumPy,
-JSON, logs). Libraries that open files in C++ or Rust are redirected one by one (`libraries`).
+For machines without namespaces (`sandbox`). Covered is what goes through Python: `open`, functions of `os`, and all that is
+built on them (`shutil`, `pathlib`, NumPy, JSON, logs). Libraries that open files in C++ or Rust are redirected one by one
+(`libraries`); under Landlock, what is not redirected fails.
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
-from understudy.lines import user_line
-from understudy.patching import REHEARSAL, patch, patch_call
+from understudy.patching import FILE_OVERLAY, patch, patch_call
+from understudy.simulation.sandbox.private_folders import make_private_folder
+from understudy.simulation.write_log import Write, WriteLog
 
 Function = Callable[..., Any]
 REAL = ("/dev/", "/proc/", "/sys/")
@@ -30,35 +33,24 @@ REAL = ("/dev/", "/proc/", "/sys/")
 
 
 @dataclass
-class Write:
-    """Something that was not done to the real disk, or to a service."""
-
-    what: str
-    target: str
-    line: str
-    count: int = 1
-
-    def to_record(self) -> dict[str, Any]:
-        return {"what": self.what, "target": self.target, "line": self.line, "count": self.count}
-
-
-@dataclass
 class Overlay:
-    """The folder, what was deleted, and the list of writes. Paths are absolute, links resolved in their parents."""
+    """The folder, what was deleted, and the list of writes. Paths are absolute, links resolved in their parents. `parent`:
+    where the folder is made, the temporary one by default."""
 
+    parent: str | None = None
+    log: WriteLog = field(default_factory=WriteLog)
     root: str = ""
-    writes: list[Write] = field(default_factory=list)
     current: str | None = None
     """The working folder, as the program knows it, if it is one that only the overlay has."""
     _deleted: set[str] = field(default_factory=set)
     _folder: Any = None
     _tempdir: str | None = None
-    _index: dict[tuple[str, str], Write] = field(default_factory=dict)
     _busy: Any = field(default_factory=threading.local)
 
     def __enter__(self) -> Overlay:
-        self._folder = tempfile.TemporaryDirectory(prefix="understudy-", ignore_cleanup_errors=True)
-        self.root = os.path.realpath(self._folder.name)
+        self._folder = ExitStack()
+        self.root = os.path.realpath(self._folder.enter_context(make_private_folder(self.parent)))
+        self._folder.enter_context(self.log)
         os.mkdir(os.path.join(self.root, "tmp"))
         # Temporary files of the program are real ones, in a folder that goes away.
         self._tempdir, tempfile.tempdir = tempfile.tempdir, os.path.join(self.root, "tmp")
@@ -68,15 +60,17 @@ class Overlay:
     def __exit__(self, *exception: object) -> None:
         _active.remove(self)
         tempfile.tempdir = self._tempdir
-        self._folder.cleanup()
+        # torch's compiler keeps the folder of its cache in a variable, which later programs inherit.
+        for name in [name for name, value in os.environ.items() if value.startswith(self.root)]:
+            del os.environ[name]
+        self._folder.close()
+
+    @property
+    def writes(self) -> list[Write]:
+        return self.log.entries
 
     def note(self, what: str, target: str) -> None:
-        key = (what, target)
-        if key in self._index:
-            self._index[key].count += 1
-            return
-        self._index[key] = Write(what, target, user_line())
-        self.writes.append(self._index[key])
+        self.log.note(what, target)
 
     # --- where a path is -----------------------------------------------------------------------------------
 
@@ -237,12 +231,6 @@ def active_overlay() -> Overlay | None:
     return _active[-1] if _active and not _active[-1].is_busy else None
 
 
-def note_refused(what: str, target: str) -> None:
-    """List something that a rehearsal does not do."""
-    if _active:
-        _active[-1].run(_active[-1].note, what, target)
-
-
 # --- patches ---------------------------------------------------------------------------------------------------------
 
 WRITING = frozenset("wax+")
@@ -255,9 +243,16 @@ def _of_pathlib(*names: str) -> list[str]:
 
 
 @patch_call(
-    "builtins.open", "io.open", "bz2._builtin_open", "tarfile.bltn_open", *_of_pathlib("open"), during=REHEARSAL
+    "builtins.open",
+    "io.open",
+    "bz2._builtin_open",
+    "tarfile.bltn_open",
+    *_of_pathlib("open"),
+    during=FILE_OVERLAY,
 )
-def open_in_overlay(original: Function, file: object, mode: str = "r", *args: object, **kwargs: object) -> Any:
+def open_in_overlay(
+    original: Function, file: object, mode: str = "r", *args: object, **kwargs: object
+) -> Any:
     """What a rehearsal writes goes to its overlay, and is read from there."""
     overlay = active_overlay()
     if overlay is None or isinstance(file, int) or kwargs.get("opener") is not None:
@@ -282,7 +277,7 @@ def place_for(overlay: Overlay, file: Any, mode: str) -> Any:
     return overlay.place(file, keeps="w" not in mode)
 
 
-@patch_call("os.open", during=REHEARSAL)
+@patch_call("os.open", during=FILE_OVERLAY)
 def open_descriptor_in_overlay(
     original: Function, path: object, flags: int, mode: int = 0o777, *, dir_fd: object = None
 ) -> int:
@@ -297,7 +292,7 @@ def open_descriptor_in_overlay(
 
 @patch_call(
     "os.stat", "os.lstat", "os.access", "os.readlink", "os.listxattr", "os.getxattr", "os.statvfs",
-    *_of_pathlib("stat", "readlink"), during=REHEARSAL,
+    *_of_pathlib("stat", "readlink"), during=FILE_OVERLAY,
 )  # fmt: skip
 def look_into_overlay(original: Function, path: object, *args: object, **kwargs: object) -> Any:
     """Questions about a file (existence, size, times) are answered from the overlay first."""
@@ -307,7 +302,7 @@ def look_into_overlay(original: Function, path: object, *args: object, **kwargs:
     return original(overlay.run(overlay.find, path), *args, **kwargs)
 
 
-@patch_call("os.chdir", during=REHEARSAL)
+@patch_call("os.chdir", during=FILE_OVERLAY)
 def change_folder(original: Function, path: Any) -> None:
     """A program may go to a folder that it has made."""
     overlay = active_overlay()
@@ -319,13 +314,13 @@ def change_folder(original: Function, path: Any) -> None:
     overlay.current = current
 
 
-@patch_call("os.getcwd", during=REHEARSAL)
+@patch_call("os.getcwd", during=FILE_OVERLAY)
 def tell_folder(original: Function) -> str:
     """As the program knows it: the overlay itself counts on it, too."""
     return (_active[-1].current if _active else None) or original()
 
 
-@patch_call("os.listdir", *_of_pathlib("listdir"), during=REHEARSAL)
+@patch_call("os.listdir", *_of_pathlib("listdir"), during=FILE_OVERLAY)
 def list_overlay(original: Function, path: object = ".") -> Any:
     """A folder lists the real files and those of the overlay, without the deleted ones."""
     overlay = active_overlay()
@@ -380,7 +375,7 @@ class _Entry:
         return self.stat(follow_symlinks=False).st_ino
 
 
-@patch_call("os.scandir", *_of_pathlib("scandir"), during=REHEARSAL)
+@patch_call("os.scandir", *_of_pathlib("scandir"), during=FILE_OVERLAY)
 def scan_overlay(original: Function, path: Any = ".") -> Any:
     """As `os.listdir`."""
     overlay = active_overlay()
@@ -400,25 +395,25 @@ def _redirect(original: Function, method: str) -> Function:
     return call
 
 
-@patch("os.remove", "os.unlink", *_of_pathlib("unlink"), during=REHEARSAL)
+@patch("os.remove", "os.unlink", *_of_pathlib("unlink"), during=FILE_OVERLAY)
 def remove_in_overlay(original: Function) -> Function:
     """The file is marked as deleted in the overlay; the real one stays."""
     return _redirect(original, "remove")
 
 
-@patch("os.rmdir", *_of_pathlib("rmdir"), during=REHEARSAL)
+@patch("os.rmdir", *_of_pathlib("rmdir"), during=FILE_OVERLAY)
 def remove_folder_in_overlay(original: Function) -> Function:
     """As `os.remove`."""
     return _redirect(original, "remove_folder")
 
 
-@patch("os.mkdir", *_of_pathlib("mkdir"), during=REHEARSAL)
+@patch("os.mkdir", *_of_pathlib("mkdir"), during=FILE_OVERLAY)
 def make_folder_in_overlay(original: Function) -> Function:
     """The folder is made in the overlay only."""
     return _redirect(original, "make_folder")
 
 
-@patch_call("os.rename", "os.replace", *_of_pathlib("rename", "replace"), during=REHEARSAL)
+@patch_call("os.rename", "os.replace", *_of_pathlib("rename", "replace"), during=FILE_OVERLAY)
 def move_in_overlay(original: Function, source: object, target: object, **kwargs: object) -> Any:
     """Files are moved in the overlay only."""
     overlay = active_overlay()
@@ -428,8 +423,10 @@ def move_in_overlay(original: Function, source: object, target: object, **kwargs
     return overlay.run(overlay.move, source, target) if any(is_real) else original(source, target)
 
 
-@patch_call("os.symlink", "os.link", *_of_pathlib("symlink", "link"), during=REHEARSAL)
-def link_in_overlay(original: Function, source: object, target: object, *args: object, **kwargs: object) -> Any:
+@patch_call("os.symlink", "os.link", *_of_pathlib("symlink", "link"), during=FILE_OVERLAY)
+def link_in_overlay(
+    original: Function, source: object, target: object, *args: object, **kwargs: object
+) -> Any:
     """A link becomes a copy, or is made inside of the overlay."""
     overlay = active_overlay()
     if overlay is None or overlay.run(overlay.absolute, target) is None:
@@ -439,7 +436,7 @@ def link_in_overlay(original: Function, source: object, target: object, *args: o
     return overlay.run(os.symlink, overlay.run(overlay.find, source), place)
 
 
-@patch_call("os.chmod", "os.utime", "os.truncate", "os.setxattr", *_of_pathlib("chmod"), during=REHEARSAL)
+@patch_call("os.chmod", "os.utime", "os.truncate", "os.setxattr", *_of_pathlib("chmod"), during=FILE_OVERLAY)
 def change_in_overlay(original: Function, path: object, *args: object, **kwargs: object) -> Any:
     """Rights, times and sizes of files are changed in a copy."""
     overlay = active_overlay()
@@ -451,7 +448,7 @@ def change_in_overlay(original: Function, path: object, *args: object, **kwargs:
     return overlay.run(original, overlay.run(overlay.place, path, keeps=True), *args, **kwargs)
 
 
-@patch_call("shutil.rmtree", during=REHEARSAL)
+@patch_call("shutil.rmtree", during=FILE_OVERLAY)
 def remove_tree_in_overlay(
     original: Function, path: Any, ignore_errors: bool = False, onerror: object = None, **kwargs: object
 ) -> None:
@@ -496,19 +493,19 @@ def redirect_path(original: Function, position: int, name: str, what: str) -> Fu
     return call
 
 
-@patch("torch.save", "torch.jit.save", "torch.jit._script.RecursiveScriptModule.save", during=REHEARSAL)
+@patch("torch.save", "torch.jit.save", "torch.jit._script.RecursiveScriptModule.save", during=FILE_OVERLAY)
 def save_in_overlay(original: Function) -> Function:
     """C++ writes the file."""
     return redirect_path(original, 1, "f", "torch.save")
 
 
-@patch("torch.load", "torch.jit.load", during=REHEARSAL)
+@patch("torch.load", "torch.jit.load", during=FILE_OVERLAY)
 def load_from_overlay(original: Function) -> Function:
     """C++ reads the file."""
     return redirect_path(original, 0, "f", "read")
 
 
-@patch("torch.autograd.profiler.profile.export_chrome_trace", during=REHEARSAL)
+@patch("torch.autograd.profiler.profile.export_chrome_trace", during=FILE_OVERLAY)
 def save_trace_in_overlay(original: Function) -> Function:
     """C++ writes the file."""
     return redirect_path(original, 1, "path", "trace")

@@ -19,8 +19,8 @@ import torch
 
 from understudy import _torch
 from understudy.fake.tensor import FakeTensor
-from understudy.ops.traits.scratch import uses_blas
-from understudy.ops.traits.writes import PlainWrite, gives_zeros, plain_write
+from understudy.ops.registry import record_of
+from understudy.ops.traits.writes import PlainWrite, plain_write
 from understudy.spec.strides import is_dense
 
 if TYPE_CHECKING:
@@ -30,7 +30,10 @@ IN_PLACE: dict[int, tuple[PlainWrite, _torch.OpOverload]] = {}
 """Where C++ writes in place, and by which operator: by the identity of the one that it calls while a mode is active."""
 for _name, _place in plain_write.items():
     _packet, _, _overload = _name.partition(".")
-    IN_PLACE[id(_torch.operator_named(_name))] = _place, _torch.operator_named(f"{_packet}_.{_overload}".rstrip("."))
+    IN_PLACE[id(_torch.operator_named(_name))] = (
+        _place,
+        _torch.operator_named(f"{_packet}_.{_overload}".rstrip(".")),
+    )
 
 ADDING_NODES = frozenset(
     "AminmaxBackward0 Atan2Backward0 CholeskyBackward0 CholeskyInverseBackward0 CholeskySolveBackward0 "
@@ -74,7 +77,9 @@ class PlainWrites:
         if torch.is_grad_enabled() or not _is_called_by_engine(sys._getframe(2)):
             if place is not PlainWrite.ADDS_GRADIENT:
                 return func
-            is_biased = is_temporary and _is_biased_product(mode, args) and not _is_in_transform(sys._getframe(2))
+            is_biased = (
+                is_temporary and _is_biased_product(mode, args) and not _is_in_transform(sys._getframe(2))
+            )
             return variant if is_biased else func
         if place is PlainWrite.STARTS_FORMULA:
             self._start_formula(mode)
@@ -141,7 +146,7 @@ def _is_biased_product(mode: ObservedMode, args: tuple[Any, ...]) -> bool:
     record = mode.find_record(args[0])
     if record is None or record.serial != mode.births or not isinstance(record.maker, _torch.OpOverload):
         return False
-    if uses_blas.of(record.maker) is None or len(args) != 2 or type(args[1]) is not FakeTensor:
+    if not record_of(record.maker).uses_blas or len(args) != 2 or type(args[1]) is not FakeTensor:
         return False
     product, other = args[0]._spec, args[1]._spec
     sizes = zip(reversed(product.shape), reversed(other.shape), strict=False)
@@ -154,7 +159,7 @@ def _are_new_zeros(mode: ObservedMode, fake: FakeTensor) -> bool:
     record = mode.find_record(fake)
     if record is None or record.serial != mode.births or not isinstance(record.maker, _torch.OpOverload):
         return False
-    return gives_zeros.of(record.maker) is not None
+    return record_of(record.maker).gives_zeros is not None
 
 
 def _is_sum(args: tuple[Any, ...]) -> bool:

@@ -1,6 +1,6 @@
-"""Programs that a script starts, and machines that it talks to.
+"""Programs that a script starts where no namespaces hold them.
 
-Programs that only tell something are run, all others are listed, and taken for done. Other machines can't be reached.
+Programs that change nothing are run, all others are listed, and taken for done.
 
     subprocess.run(["git", "rev-parse", "HEAD"])     is run
     os.system("rm -rf checkpoints")                  is not: 0, as if it had been
@@ -11,18 +11,17 @@ Another program knows nothing of the overlay: what it writes would be written fo
 from __future__ import annotations
 
 import errno
-import ipaddress
 import os
 import re
 import shlex
 import shutil
-import socket
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from understudy.patching import REHEARSAL, patch, patch_call
-from understudy.simulation.overlay import active_overlay, note_refused
+from understudy.patching import FILE_OVERLAY, patch_call
+from understudy.simulation.overlay import active_overlay
+from understudy.simulation.write_log import note_refused
 
 Function = Callable[..., Any]
 
@@ -38,7 +37,9 @@ TELLING_OPTIONS = {
 }
 """Programs that change nothing with these arguments."""
 TELLING_COMMANDS = {
-    "git": frozenset("cat-file describe diff log ls-files ls-tree rev-list rev-parse show show-ref status".split())
+    "git": frozenset(
+        "cat-file describe diff log ls-files ls-tree rev-list rev-parse show show-ref status".split()
+    )
 }
 """Programs that change nothing with these commands."""
 WRITING_OPTIONS = re.compile(r"-[co].*|--output.*|--ext-diff|--exec.*|--config-env.*")
@@ -100,7 +101,7 @@ def _make_empty_command() -> list[str]:
     return [found] if found else [sys.executable, "-S", "-c", ""]
 
 
-@patch_call("subprocess.Popen.__init__", during=REHEARSAL)
+@patch_call("subprocess.Popen.__init__", during=FILE_OVERLAY)
 def start_read_only_program(original: Function, self: object, args: Any, *rest: Any, **options: Any) -> None:
     """A rehearsal starts no program that may write."""
     if _is_refused(args, bool(options.get("shell"))):
@@ -109,13 +110,13 @@ def start_read_only_program(original: Function, self: object, args: Any, *rest: 
     original(self, args, *rest, **options)
 
 
-@patch_call("os.system", during=REHEARSAL)
+@patch_call("os.system", during=FILE_OVERLAY)
 def run_read_only_line(original: Function, command: Any) -> int:
     """As `subprocess.Popen`."""
     return 0 if _is_refused(command, True) else original(command)
 
 
-@patch_call("os.posix_spawn", "os.posix_spawnp", during=REHEARSAL)
+@patch_call("os.posix_spawn", "os.posix_spawnp", during=FILE_OVERLAY)
 def spawn_read_only_program(original: Function, path: Any, argv: Any, *args: Any, **kwargs: Any) -> int:
     """As `subprocess.Popen`."""
     if _is_refused(argv, False):
@@ -124,51 +125,11 @@ def spawn_read_only_program(original: Function, path: Any, argv: Any, *args: Any
     return original(path, argv, *args, **kwargs)
 
 
-@patch_call("os.execv", "os.execve", during=REHEARSAL)
+@patch_call("os.execv", "os.execve", during=FILE_OVERLAY)
 def refuse_to_replace_process(original: Function, path: Any, argv: Any, *args: Any) -> Any:
     """`exec` would replace the process of the rehearsal."""
     if _is_refused(argv, False):
-        raise OSError(errno.EPERM, "a rehearsal does not become another program (--write allows it)", os.fsdecode(path))
+        raise OSError(
+            errno.EPERM, "a rehearsal does not become another program (--write allows it)", os.fsdecode(path)
+        )
     return original(path, argv, *args)
-
-
-# --- the network -----------------------------------------------------------------------------------------------------
-
-
-@patch("socket.socket.connect", "socket.socket.connect_ex", during=REHEARSAL)
-def refuse_connections(original: Function) -> Function:
-    """A rehearsal posts nothing and downloads nothing. Connections within the machine are left alone."""
-
-    def connect(self: Any, address: Any) -> Any:
-        is_inside = self.family not in (socket.AF_INET, socket.AF_INET6) or _is_this_machine(address)
-        if is_inside or active_overlay() is None:
-            return original(self, address)
-        note_refused("connect", f"{address[0]}:{address[1]}")
-        raise OSError(errno.ENETUNREACH, "a rehearsal is offline (--write allows connections)", str(address[0]))
-
-    return connect
-
-
-@patch_call("socket.getaddrinfo", "socket.gethostbyname", during=REHEARSAL)
-def refuse_names(original: Function, host: Any, *args: Any, **kwargs: Any) -> Any:
-    """No name server is asked where other machines are: the connection is refused here, also on a machine without one."""
-    name = host.decode("ascii", "replace") if isinstance(host, bytes) else host or ""
-    is_known = _is_this_machine((name,)) or name == socket.gethostname() or _is_address(name)
-    if is_known or active_overlay() is None:
-        return original(host, *args, **kwargs)
-    port = kwargs.get("port", args[0] if args else None)
-    note_refused("connect", name if port is None else f"{name}:{port}")
-    raise socket.gaierror(socket.EAI_NONAME, "a rehearsal is offline (--write allows connections)")
-
-
-def _is_this_machine(address: object) -> bool:
-    host = str(address[0]) if isinstance(address, tuple) and address else ""
-    return host in ("localhost", "::1", "0.0.0.0", "") or host.startswith("127.")
-
-
-def _is_address(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name.partition("%")[0])
-    except ValueError:
-        return False
-    return True

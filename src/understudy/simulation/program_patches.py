@@ -1,9 +1,8 @@
-"""What programs do with devices beside torch.cuda: move real modules, scale gradients, use several cards or processes."""
+"""What programs do with devices beside torch.cuda: move real modules, scale gradients, use several cards."""
 
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -17,18 +16,13 @@ from understudy.patching import SIMULATION, patch, patch_call
 from understudy.simulation.machine import machine
 
 Function = Callable[..., Any]
-CONSTRUCTORS = _torch.names_of_device_constructors()
-SPARSE = tuple(name for name in CONSTRUCTORS if name.startswith("torch.sparse_"))
-MADE_LIKE_OTHERS = ("empty_like", "full_like", "ones_like", "rand_like", "randint_like", "randn_like", "zeros_like")
-METHODS = ("new_empty", "new_empty_strided", "new_full", "new_ones", "new_zeros")
+CONSTRUCTORS = (
+    "arange", "empty", "full", "ones", "rand", "randint", "randn", "zeros", "zeros_like",
+)  # fmt: skip
+"""Those that training scripts call with `device=rank`."""
 
 
-@patch(
-    *(name for name in CONSTRUCTORS if name not in SPARSE),
-    *(f"torch.{name}" for name in MADE_LIKE_OTHERS),
-    *(f"torch.Tensor.{name}" for name in METHODS),
-    during=SIMULATION,
-)
+@patch(*(f"torch.{name}" for name in CONSTRUCTORS), during=SIMULATION)
 def take_numbers_of_devices(original: Function) -> Function:
     """C++ asks the build for its accelerator where the device is a number, as in `torch.zeros(3, device=rank)`."""
 
@@ -39,15 +33,6 @@ def take_numbers_of_devices(original: Function) -> Function:
         return original(*args, **kwargs)
 
     return construct
-
-
-@patch_call(*SPARSE, during=SIMULATION)
-def move_sparse_tensors(original: Function, *args: Any, **kwargs: Any) -> Any:
-    """C++ asks the build for the device of a sparse tensor: it is made where its parts are, and moved."""
-    if kwargs.get("device") is None:
-        return original(*args, **kwargs)
-    device, needs_gradient = kwargs.pop("device"), kwargs.pop("requires_grad", False)
-    return original(*args, **kwargs).to(device).requires_grad_(needs_gradient)
 
 
 @patch("torch.Tensor.to", "torch.Tensor.cuda", during=SIMULATION)
@@ -62,7 +47,9 @@ def move_real_tensors(original: Function) -> Function:
         if _torch.unwrap(self) is not None:  # a wrapper of torch.func
             if original.__name__ == "cuda":
                 return self.to(*(args or (kwargs.pop("device", None) or "cuda",)), **kwargs)
-            named = {name: native_argument(value) if name == "device" else value for name, value in kwargs.items()}
+            named = {
+                name: native_argument(value) if name == "device" else value for name, value in kwargs.items()
+            }
             return original(self, *map(native_argument, args), **named)
         stand_in = mode.from_tensor(self)
         moved = getattr(stand_in, original.__name__)(*args, **kwargs)
@@ -85,7 +72,11 @@ class MovedModules:
         kinds: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
         for tensors in kinds:
             for name, tensor in tensors.items():
-                if tensor is not None and type(tensor) is not FakeTensor and not _torch.uses_python_dispatch(type(tensor)):
+                if (
+                    tensor is not None
+                    and type(tensor) is not FakeTensor
+                    and not _torch.uses_python_dispatch(type(tensor))
+                ):
                     self._before.append((tensors, name, tensor))
                     tensors[name] = machine().mode.from_tensor(tensor)
 
@@ -98,7 +89,9 @@ class MovedModules:
 
 
 @patch_call("torch.nn.Module._apply", during=SIMULATION)
-def move_stand_ins(original: Function, self: torch.nn.Module, function: Function, recurse: bool = True) -> Any:
+def move_stand_ins(
+    original: Function, self: torch.nn.Module, function: Function, recurse: bool = True
+) -> Any:
     """`.to("cuda")` sets the data of real parameters to that of stand-ins. Stand-ins take their place first; the real ones
     come back when the simulation is left."""
     if _torch.active_fake_mode() is machine().mode:
@@ -167,91 +160,3 @@ def run_on_first_device(original: Function, self: Any, *inputs: object, **kwargs
 
     inputs, kwargs = _torch.tree_map(move, (inputs, kwargs))
     return self.module(*inputs, **kwargs)
-
-
-IS_THERE = "The simulated software has NCCL."
-
-
-@patch("torch.distributed.is_nccl_available", "torch.distributed.distributed_c10d.is_nccl_available", during=SIMULATION,
-       reason=IS_THERE)  # fmt: skip
-def report_nccl_available(original: Function) -> Function:
-    return lambda: True
-
-
-@patch_call("torch.distributed.init_process_group", "torch.distributed.distributed_c10d.init_process_group",
-       "torch.distributed.device_mesh.init_process_group", during=SIMULATION)  # fmt: skip
-def start_without_communication(
-    original: Function, backend: object = None, init_method: object = None, timeout: object = None,
-    world_size: int = -1, rank: int = -1, *args: object, **kwargs: object,
-) -> Any:  # fmt: skip
-    """NCCL needs devices. torch's fake process group takes every collective, and does nothing."""
-    if backend is not None and "nccl" not in str(backend):
-        return original(backend, init_method, timeout, world_size, rank, *args, **kwargs)
-
-    world_size = int(os.environ.get("WORLD_SIZE", "1")) if world_size < 0 else world_size
-    rank = int(os.environ.get("RANK", "0")) if rank < 0 else rank
-    if world_size > 1:
-        machine().note(f"process group of {world_size} processes: this is rank {rank}, the others are not there")
-    kwargs = {name: value for name, value in kwargs.items() if name not in ("store", "device_id")}
-    result = original("fake", store=_torch.make_fake_store(), rank=rank, world_size=world_size, **kwargs)
-    machine().has_process_group = True
-    return result
-
-
-@patch_call("torch.distributed.all_gather", "torch.distributed.distributed_c10d.all_gather", during=SIMULATION)
-def gather_own_values(
-    original: Function, tensor_list: list[torch.Tensor], tensor: torch.Tensor, *args: object, **kwargs: object
-) -> Any:
-    """Nobody sends anything: each of the processes is taken to have the values of this one. The tensors to fill are often
-    zeros, which would be taken for what was gathered."""
-    work = original(tensor_list, tensor, *args, **kwargs)
-    if machine().has_process_group:
-        with machine().mode.pause(), torch.no_grad():
-            for gathered in tensor_list:
-                if gathered.shape == tensor.shape:
-                    gathered.copy_(tensor)
-    return work
-
-
-@patch_call("torch.distributed.all_gather_object", "torch.distributed.distributed_c10d.all_gather_object", during=SIMULATION)
-def gather_own_object(original: Function, object_list: list[Any], obj: object, group: object = None) -> None:
-    """Objects travel as bytes, which nobody has sent: each of the processes is taken to have what this one has."""
-    if machine().has_process_group:
-        object_list[:] = [obj] * len(object_list)
-    else:
-        original(object_list, obj, group)
-
-
-@patch_call("torch.distributed.gather_object", "torch.distributed.distributed_c10d.gather_object", during=SIMULATION)
-def gather_own_object_on_one(
-    original: Function, obj: object, object_gather_list: list[Any] | None = None, *args: object, **kwargs: object
-) -> None:
-    """As `all_gather_object`."""
-    if not machine().has_process_group:
-        original(obj, object_gather_list, *args, **kwargs)
-    elif object_gather_list is not None:
-        object_gather_list[:] = [obj] * len(object_gather_list)
-
-
-@patch_call("torch.distributed.broadcast_object_list", "torch.distributed.distributed_c10d.broadcast_object_list",
-       during=SIMULATION)  # fmt: skip
-def keep_own_objects(original: Function, object_list: list[Any], *args: object, **kwargs: object) -> None:
-    """As `all_gather_object`."""
-    if not machine().has_process_group:
-        original(object_list, *args, **kwargs)
-
-
-@patch_call("torch.distributed.get_backend", "torch.distributed.distributed_c10d.get_backend",
-       "torch.distributed.device_mesh.get_backend", during=SIMULATION)  # fmt: skip
-def report_nccl(original: Function, group: object = None) -> Any:
-    """The fake process group stands for NCCL's."""
-    backend = original(group)
-    return "nccl" if backend == "fake" and machine().has_process_group else backend
-
-
-@patch_call("torch.distributed.device_mesh.DeviceMesh.__init__", during=SIMULATION)
-def expect_sharded_tensors(original: Function, self: object, *args: object, **kwargs: object) -> None:
-    """Every DTensor has a mesh. What DTensors need is loaded here, because that imports their package."""
-    import understudy.simulation.sharding  # noqa: F401  # why: as the docstring says
-
-    original(self, *args, **kwargs)

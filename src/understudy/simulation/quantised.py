@@ -17,7 +17,8 @@ import torch
 
 from understudy import _torch
 from understudy.errors import UnderstudyError
-from understudy.simulation.libraries import add_note, when_imported
+from understudy.simulation.libraries import when_imported
+from understudy.simulation.run_notes import add_note
 
 Function = Callable[..., Any]
 
@@ -105,7 +106,9 @@ def find_quantisation(name: object, config: object, options: dict[str, Any]) -> 
     transformers = importlib.import_module("transformers")
     if wanted is None:
         wanted = transformers.BitsAndBytesConfig(**{f"load_in_{bits[0]}bit": True})
-    method = wanted.get("quant_method", "?") if isinstance(wanted, dict) else getattr(wanted, "quant_method", "?")
+    method = (
+        wanted.get("quant_method", "?") if isinstance(wanted, dict) else getattr(wanted, "quant_method", "?")
+    )
     method = str(getattr(method, "value", method))
     if "bitsandbytes" not in method:
         raise QuantisationError(
@@ -128,7 +131,9 @@ def quantise_model(model: torch.nn.Module, wanted: Any, device: object, dtype: t
     kept = quantizer.get_modules_to_not_convert(
         model, wanted.llm_int8_skip_modules, getattr(model, "_keep_in_fp32_modules", None)
     )
-    sizes = {path: module.bias for path, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
+    sizes = {
+        path: module.bias for path, module in model.named_modules() if isinstance(module, torch.nn.Linear)
+    }
     integration.replace_with_bnb_linear(model, modules_to_not_convert=kept, quantization_config=wanted)
     modules = importlib.import_module("bitsandbytes.nn.modules")
     count = 0

@@ -10,35 +10,43 @@ optimizers, the one that steps most seldom counts. After so many steps the scrip
 
 from __future__ import annotations
 
-import copy
 import io
 import os
+import pickle
 import runpy
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from itertools import islice
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-import understudy.simulation.processes  # registers its patches
+import understudy.simulation.connections  # registers its patches
+import understudy.simulation.offline.data_sets  # as above
+import understudy.simulation.offline.metrics
+import understudy.simulation.offline.models
+import understudy.simulation.offline.tokenizers
+import understudy.simulation.offline.vision
+import understudy.simulation.processes
 import understudy.simulation.quantised  # noqa: F401  # registers what bitsandbytes needs
 from understudy import _torch
-from understudy.contexts import contextmanager
 from understudy.fake.mode import FakeTensorMode
 from understudy.lines import drop_own_frames, frames_to_show, is_own_file
-from understudy.patching import REHEARSAL, active, patch_call
-from understudy.simulation.libraries import adapt_libraries, add_note
-from understudy.simulation.machine import ACTIVE, SimulationError
-from understudy.simulation.offline_data import make_missing_data
-from understudy.simulation.overlay import Overlay, Write
+from understudy.patching import FILE_OVERLAY, REHEARSAL, active, patch_call
+from understudy.simulation.batches import BatchSizes, take_longest
+from understudy.simulation.libraries import adapt_libraries
+from understudy.simulation.offline.switch import make_missing_data
+from understudy.simulation.overlay import Overlay, active_overlay
+from understudy.simulation.run_notes import RunNotes, widen_margin
+from understudy.simulation.sandbox import NAMESPACES, NO_SANDBOX, PYTHON, Sandbox
+from understudy.simulation.started_ranks import RanksWanted
 from understudy.simulation.steps import EndOfScript, StepCounter
+from understudy.simulation.write_log import Write, WriteLog, active_log, follow_lines
 
 Function = Callable[..., Any]
 INTERRUPTED = 130
@@ -51,6 +59,10 @@ class Script:
     target: str
     arguments: tuple[str, ...] = ()
     is_module: bool = False
+    entry: bytes = b""
+    """A pickled function of it and its arguments, which is called in place of the whole: see `RanksWanted`."""
+    rank: int = 0
+    """The number with which that function is called."""
 
     @property
     def name(self) -> str:
@@ -68,43 +80,35 @@ class ScriptResult:
     steps: int = 0
     was_ended: bool = False
     """Whether it was ended after the steps that were wanted."""
+    wanted_ranks: RanksWanted | None = None
+    """The ranks that it was about to start, where the runner can start them."""
     writes: list[Write] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    lines: dict[str, str] = field(default_factory=dict)
+    """Of the program, by the path that they write to: for files that the kernel lists."""
+    notes: RunNotes = field(default_factory=RunNotes)
+    optimizers: list[str] = field(default_factory=list)
+    """The classes of those that the script has made."""
+    longest_text: int = 0
+    """The number of tokens that texts are cut to, where a tokenizer was asked for it."""
+
+
+NOT_COMPILED = "flex_attention called without torch.compile"
+COMPILED_MARGIN = 0.15
+COMPILED = (
+    "torch.compile: rehearsed as eager; a compiled program usually needs less (0 to 25% of what is allocated), "
+    "convolutions in bfloat16 may reserve up to 15% more"
+)
 
 
 @patch_call("torch.compile", during=REHEARSAL)
 def label_compilation(original: Function, *args: object, **kwargs: object) -> Any:
-    """Inside a mode a compiled function runs as eager: the report says so."""
-    if _torch.active_fake_mode() is not None:
-        add_note("torch.compile: rehearsed as eager; the compiler may fuse kernels and free memory earlier")
+    """Inside a mode a compiled function runs as eager: the report says so. Functions of torch's own that compile
+    themselves, as flex attention does where it is called eagerly, are none of the program's."""
+    mode = _torch.active_fake_mode()
+    if mode is not None and not sys._getframe(2).f_globals.get("__name__", "").startswith("torch."):
+        mode.stands_for_compiled = True
+        widen_margin(COMPILED_MARGIN, COMPILED)
     return original(*args, **kwargs)
-
-
-class _FinishedProcesses:
-    """What `spawn` gives without `join`."""
-
-    def join(self, timeout: float | None = None, grace_period: float | None = None) -> bool:
-        return True
-
-
-@patch_call("torch.multiprocessing.spawn", "torch.multiprocessing.start_processes", during=REHEARSAL)
-def run_first_process(
-    original: Function, fn: Function, args: tuple[Any, ...] = (), nprocs: int = 1, join: bool = True, *rest: object,
-    **settings: object,
-) -> Any:  # fmt: skip
-    """Another process would run for real, and would not be measured: the function of the first one is called here. The
-    process group of a simulated machine stands for the others."""
-    if _torch.active_fake_mode() is None:
-        return original(fn, args, nprocs, join, *rest, **settings)
-    if nprocs > 1 and ACTIVE.machine is None:
-        raise SimulationError(
-            f"{nprocs} processes that talk to each other can be rehearsed on cards only: name them, as in "
-            f"--device {nprocs}xh100"
-        )
-    if nprocs > 1:
-        add_note(f"torch.multiprocessing.spawn: the first of {nprocs} processes is rehearsed, in this one")
-    fn(0, *args)
-    return None if join else _FinishedProcesses()
 
 
 @patch_call("warnings.showwarning", during=REHEARSAL)
@@ -112,68 +116,15 @@ def name_line_of_script(
     original: Function, message: Warning | str, category: type[Warning], filename: str, lineno: int, *args: object,
     **kwargs: object,
 ) -> None:  # fmt: skip
-    """A warning names the caller of a function of torch: where that is a patch of ours, the script's own line instead."""
+    """A warning names the caller of a function of torch: where that is a patch of ours, the script's own line instead.
+    That a program is not compiled is not so: it runs uncompiled here only."""
+    mode = _torch.active_fake_mode()
+    if mode is not None and mode.stands_for_compiled and str(message).startswith(NOT_COMPILED):
+        return
     if is_own_file(filename):
         frame, _ = frames_to_show()
         filename, lineno = (filename, lineno) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
     original(message, category, filename, lineno, *args, **kwargs)
-
-
-# --- data ------------------------------------------------------------------------------------------------------------
-
-MOST_BATCHES = 1000
-"""That are looked at for the longest one."""
-_takes_longest: list[bool] = []
-
-
-@patch_call("torch.utils.data.DataLoader.__iter__", during=REHEARSAL)
-def take_longest_batch(original: Function, self: object) -> Iterator[Any]:
-    """With `--longest`, every batch is the one with the most numbers in it: a rehearsal takes only the first few."""
-    if not _takes_longest or not _takes_longest[-1]:
-        return original(self)
-    return _repeat_longest(original(self))
-
-
-def _repeat_longest(batches: Iterator[object]) -> Iterator[Any]:
-    longest, most, count = None, -1, 0
-    for batch in islice(batches, MOST_BATCHES):
-        count += 1
-        size = sum(tensor.numel() for tensor in find_tensors(batch))
-        if size > most:
-            longest, most = batch, size
-    if not count:
-        return
-    shapes = ", ".join(str(list(tensor.shape)) for tensor in find_tensors(longest))
-    of = f"the first {count:,}" if count == MOST_BATCHES else f"{count:,}"
-    add_note(f"--longest: every batch is the longest of {of}: {shapes}")
-    for _ in range(count):
-        # Programs take entries out of a batch (`batch.pop("labels")`).
-        yield copy_containers(longest)
-
-
-def find_tensors(batch: object) -> list[torch.Tensor]:
-    """The tensors of a batch, whatever its containers are."""
-    if isinstance(batch, torch.Tensor):
-        return [batch]
-    if isinstance(batch, Mapping):
-        return [tensor for part in batch.values() for tensor in find_tensors(part)]
-    if isinstance(batch, (list, tuple)):
-        return [tensor for part in batch for tensor in find_tensors(part)]
-    return [value for value in getattr(batch, "__dict__", {}).values() if isinstance(value, torch.Tensor)]
-
-
-def copy_containers(batch: Any) -> Any:
-    """The same tensors in new containers."""
-    if isinstance(batch, torch.Tensor) or (isinstance(batch, tuple) and hasattr(batch, "_fields")):
-        return batch
-    if isinstance(batch, Mapping):
-        new = copy.copy(batch)
-        if isinstance(new, MutableMapping):
-            new.update({key: copy_containers(part) for key, part in batch.items()})
-        return new
-    if type(batch) in (list, tuple):
-        return type(batch)(copy_containers(part) for part in batch)
-    return copy.copy(batch)
 
 
 # --- threads and exits -----------------------------------------------------------------------------------------------
@@ -200,7 +151,9 @@ _at_exit: list[list[tuple[Function, Any, Any]]] = []
 
 
 @patch_call("atexit.register", during=REHEARSAL)
-def collect_exit_functions(original: Function, function: Function, *args: object, **kwargs: object) -> Function:
+def collect_exit_functions(
+    original: Function, function: Function, *args: object, **kwargs: object
+) -> Function:
     """Exit functions of the script run when the script ends, which is before this process does; those of libraries stay
     registered."""
     if not _at_exit or sys._getframe(2).f_globals.get("__name__") != "__main__":
@@ -228,32 +181,64 @@ def _close_progress_bars() -> None:
 # --- the script ------------------------------------------------------------------------------------------------------
 
 
+@contextmanager
+def _protect_files(sandbox: Sandbox, log: WriteLog) -> Iterator[None]:
+    """Where no namespaces do, the overlay does. Nothing, where the script may write."""
+    if sandbox.level == NO_SANDBOX:
+        yield
+    elif sandbox.level == NAMESPACES:
+        follow_lines()
+        with log:
+            yield
+    else:
+        # Ranks of one program share the overlay of their parent.
+        overlay = nullcontext() if active_overlay() is not None else Overlay(sandbox.folder, log)
+        with overlay, active(FILE_OVERLAY):
+            yield
+
+
+@patch_call("torch.save", "torch.jit.save", during=REHEARSAL)
+def note_line_of_save(original: Function, what: object, f: object, *args: object, **kwargs: object) -> Any:
+    """C++ opens the file: the report names the line of the program."""
+    log = active_log()
+    if log is not None:
+        log.note_line(f)
+    return original(what, f, *args, **kwargs)
+
+
 def run_script(
-    script: Script, *, mode: FakeTensorMode, steps: int | None = 2, allow_writes: bool = False,
-    notes: list[str] | None = None, takes_longest: bool = False, makes_data: bool = False,
+    script: Script, *, mode: FakeTensorMode, steps: int | None = 2, sandbox: Sandbox | None = None,
+    is_online: bool = False, takes_longest: bool = False, makes_data: bool = False,
 ) -> ScriptResult:  # fmt: skip
-    """Run it inside of a mode that the caller has entered. `notes` is a list to add to. `takes_longest`: batches of loaders
-    are the longest one. `makes_data`: data sets that are not here are made up."""
-    result = ScriptResult(notes=[] if notes is None else notes)
+    """Run it inside of a mode that the caller has entered. `sandbox` is the one that this process is in. `takes_longest`:
+    batches of loaders are the longest one. `makes_data`: data sets that are not here are made up."""
+    result = ScriptResult()
     counter = StepCounter(steps)
+    process = os.getpid()
+    sandbox = sandbox or Sandbox(PYTHON)
+    log = WriteLog(is_online)
     with ExitStack() as stack:
         stack.callback(os.chdir, os.getcwd())  # reports are written where the user is
-        overlay = None if allow_writes else stack.enter_context(Overlay())
+        stack.enter_context(_protect_files(sandbox, log))
         stack.enter_context(_replace_main(script))
         hold = stack.enter_context(active(REHEARSAL))
         stack.enter_context(counter)
         stack.enter_context(_push(_modes, mode))
-        stack.enter_context(_push(_takes_longest, takes_longest))
+        stack.enter_context(result.notes)
+        sizes = stack.enter_context(BatchSizes())
+        stack.enter_context(take_longest(takes_longest))
         stack.enter_context(make_missing_data(makes_data))
-        stack.enter_context(adapt_libraries(hold, result.notes, allow_writes))
+        stack.enter_context(adapt_libraries(hold, sandbox.level, is_online))
         handle = register_optimizer_step_post_hook(counter.count)
         stack.callback(handle.remove)
         exits = stack.enter_context(_push(_at_exit, []))
-        stack.enter_context(_push(_processes, os.getpid()))
+        stack.enter_context(_push(_processes, process))
         try:
             _run_as_main(script)
         except EndOfScript:
             result.was_ended = True
+        except RanksWanted as wanted:
+            result.wanted_ranks = wanted
         except SystemExit as ended:
             result.exit_code = _read_exit_code(ended.code)
         except KeyboardInterrupt:
@@ -265,10 +250,21 @@ def run_script(
         finally:
             _run_exit_functions(exits)
             _close_progress_bars()
-        result.steps = counter.steps
-        if overlay is not None:
-            result.writes = overlay.writes
+            if os.getpid() != process:
+                _end_forked_process(result)
+            sizes.warn()
+        result.steps, result.longest_text = counter.steps, sizes.longest_text
+        result.optimizers = sorted({type(optimizer).__name__ for optimizer in counter.counts})
+        result.writes, result.lines = log.entries, log.lines
     return result
+
+
+def _end_forked_process(result: ScriptResult) -> None:
+    """A process that the script has forked ends as in Python: the report is its parent's."""
+    print(result.error, end="", file=sys.stderr)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(result.exit_code)
 
 
 _processes: list[int] = []
@@ -304,6 +300,9 @@ def _read_exit_code(code: object) -> int:
 
 
 def _run_as_main(script: Script) -> None:
+    if script.entry:
+        _run_entry(script)
+        return
     if script.is_module:
         runpy.run_module(script.target, run_name="__main__", alter_sys=True)
         return
@@ -315,6 +314,19 @@ def _run_as_main(script: Script) -> None:
     vars(main).update(__cached__=None, __spec__=None, __annotations__={})
     sys.modules["__main__"] = main
     exec(code, vars(main))
+
+
+def _run_entry(script: Script) -> None:
+    """As `multiprocessing` does in a process that it has spawned: the script is imported, then its function is called."""
+    if script.is_module:
+        names = runpy.run_module(script.target, run_name="__mp_main__", alter_sys=True)
+    else:
+        names = runpy.run_path(script.target, run_name="__mp_main__")
+    main = ModuleType("__mp_main__")
+    vars(main).update(names)
+    sys.modules["__main__"] = sys.modules["__mp_main__"] = main
+    function, arguments = pickle.loads(script.entry)
+    function(script.rank, *arguments)
 
 
 @contextmanager
@@ -338,7 +350,9 @@ def _replace_main(script: Script) -> Iterator[None]:
 
 def format_error(error: BaseException) -> str:
     """The traceback that Python would print, without frames of ours."""
-    shown = traceback.TracebackException(type(error), error, drop_own_frames(error.__traceback__), compact=True)
+    shown = traceback.TracebackException(
+        type(error), error, drop_own_frames(error.__traceback__), compact=True
+    )
     chain: list[Any] = [shown]
     while chain:
         part = chain.pop()

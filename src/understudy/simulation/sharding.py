@@ -15,7 +15,8 @@ from understudy.simulation.storages import ObservedMode
 
 
 @patch_call(
-    "torch.distributed.tensor._sharding_prop.ShardingPropagator._propagate_tensor_meta_non_cached", during=OBSERVATION
+    "torch.distributed.tensor._sharding_prop.ShardingPropagator._propagate_tensor_meta_non_cached",
+    during=OBSERVATION,
 )
 def propagate_sharding_unobserved(original: Callable[..., object], *args: object, **kwargs: object) -> Any:
     """DTensor runs each new operator once more, on tensors of the global sizes, to know the metadata of its result."""
@@ -35,7 +36,17 @@ def add_dispatch_keys_to_wrappers(original: Callable[..., Any]) -> Any:
         if type(local_tensor) is not FakeTensor or local_tensor._spec.device.type in WITHOUT_INDEX:
             return original(cls, local_tensor, spec, requires_grad=requires_grad)
         meta, device = spec.tensor_meta, native(local_tensor._spec.device)
-        options = (None, local_tensor._spec.dtype, torch.strided, device, False, requires_grad, None, False, False)
+        options = (
+            None,
+            local_tensor._spec.dtype,
+            torch.strided,
+            device,
+            False,
+            requires_grad,
+            None,
+            False,
+            False,
+        )
         wrapper = _torch.make_wrapper(cls, meta.shape, meta.stride, 0, *options, _torch.STAND_IN_KEYS)
         wrapper._spec, wrapper._local_tensor = spec, local_tensor
         return wrapper

@@ -12,6 +12,7 @@ blocks that the snapshot has at its end.
 
 from __future__ import annotations
 
+import functools
 import pickle
 from collections import Counter as Tally
 from collections.abc import Iterable, Iterator
@@ -32,9 +33,14 @@ NOT_RECORDED = "(no line was recorded)"
 BEFORE = "(allocated before the trace begins)"
 
 PRECISION = 8 * MiB
-"""How exactly the missing memory is looked for."""
+"""The least by which the memory is raised that is tried next, where it was not enough."""
+MOST_TRIES = 12
+MOST_BYTES = 1 << 48
+"""Of the addresses that a card has."""
 
 
+SEGMENT, LARGE_PAGE = 20 * MiB, 2 * MiB
+"""Of the allocator: a segment for requests below 10 MiB, and what larger ones are rounded up to."""
 MOST_CONTEXT = 4 * GiB
 """More is outside of the allocator only where something else runs on the card."""
 
@@ -141,7 +147,9 @@ class DeviceTrace:
 
     def _walk_back(self) -> None:
         alive = {
-            block["address"]: LiveBlock(block.get("requested_size", block["size"]), line_of(block), segment["stream"])
+            block["address"]: LiveBlock(
+                block.get("requested_size", block["size"]), line_of(block), segment["stream"]
+            )
             for segment in self.segments
             for block in list_addressed_blocks(segment)
             if block["state"] != "inactive"
@@ -224,7 +232,9 @@ def read_snapshot(path: str | Path) -> Snapshot:
         raise SnapshotError(f"no memory snapshot: {error}", str(path)) from None
     except Exception as error:
         # A broken pickle raises almost anything: EOFError, IndexError, UnicodeDecodeError, MemoryError, …
-        raise SnapshotError(f"no memory snapshot: it is no readable pickle ({type(error).__name__})", str(path)) from None
+        raise SnapshotError(
+            f"no memory snapshot: it is no readable pickle ({type(error).__name__})", str(path)
+        ) from None
     return parse_snapshot(record, str(path))
 
 
@@ -235,14 +245,18 @@ def parse_snapshot(record: object, path: str = "snapshot") -> Snapshot:
     except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
         raise SnapshotError(f"no memory snapshot: {type(error).__name__} at {error}", path) from None
     if not devices:
-        raise SnapshotError("the snapshot is empty: torch.cuda.memory._record_memory_history() has to be on", path)
+        raise SnapshotError(
+            "the snapshot is empty: torch.cuda.memory._record_memory_history() has to be on", path
+        )
     return Snapshot(path, devices)
 
 
 def _parse_devices(record: Any) -> Iterator[DeviceTrace]:
     segments, traces = list(record["segments"]), list(record["device_traces"])
     settings = _write_settings(record.get("allocator_settings") or {})
-    numbers = {segment.get("device", 0) for segment in segments} | {i for i, trace in enumerate(traces) if trace}
+    numbers = {segment.get("device", 0) for segment in segments} | {
+        i for i, trace in enumerate(traces) if trace
+    }
     for number in sorted(numbers):
         own = [_check_segment(segment) for segment in segments if segment.get("device", 0) == number]
         events = list(_parse_trace(traces[number])) if number < len(traces) else []
@@ -250,10 +264,11 @@ def _parse_devices(record: Any) -> Iterator[DeviceTrace]:
 
 
 def _check_segment(segment: dict[str, Any]) -> dict[str, Any]:
-    total, stream = _read_number(segment["total_size"]), _read_number(segment.get("stream", 0))
+    total, stream = _read_size(segment["total_size"]), _read_number(segment.get("stream", 0))
     checked = {**segment, "total_size": total, "stream": stream}
     for block in list_addressed_blocks(checked):
-        _read_number(block["address"]), _read_number(block["size"]), str(block["state"])
+        _read_number(block["address"]), _read_size(block["size"]), str(block["state"])
+        _read_size(block.get("requested_size", 0))
     return checked
 
 
@@ -272,14 +287,25 @@ def _parse_trace(trace: Iterable[dict[str, Any]]) -> Iterator[TraceEvent]:
             continue
         address = entry["device_free"] if action == "oom" else entry["addr"]
         stream = _read_number(entry.get("stream", 0))
-        empties = action in SHRINKS and any(frame.get("name") == "empty_cache" for frame in entry.get("frames") or ())
-        yield TraceEvent(action, _read_number(address), _read_number(entry["size"]), stream, line_of(entry), empties)
+        empties = action in SHRINKS and any(
+            frame.get("name") == "empty_cache" for frame in entry.get("frames") or ()
+        )
+        yield TraceEvent(
+            action, _read_number(address), _read_size(entry["size"]), stream, line_of(entry), empties
+        )
 
 
 def _read_number(value: object) -> int:
     if not isinstance(value, int) or value < 0:
         raise ValueError(f"{value!r}, where a size or an address is expected")
     return value
+
+
+def _read_size(value: object) -> int:
+    size = _read_number(value)
+    if size > MOST_BYTES:
+        raise ValueError(f"a size of {size} bytes, more than any device has")
+    return size
 
 
 def _write_settings(record: dict[str, Any]) -> str:
@@ -297,11 +323,24 @@ def _write_settings(record: dict[str, Any]) -> str:
 
 def line_of(entry: dict[str, Any]) -> str:
     """`train.py:88 (forward)`: the innermost Python frame that is not torch's, else the innermost one."""
-    frames = [frame for frame in entry.get("frames") or () if str(frame["filename"]).endswith(".py")]
-    own = [frame for frame in frames if not _is_of_torch(str(frame["filename"]))]
-    for frame in own or frames:
-        return f"{frame['filename']}:{frame['line']} ({frame['name']})"
-    return NOT_RECORDED
+    innermost = None
+    for frame in entry.get("frames") or ():
+        kind = _find_kind(str(frame["filename"]))
+        if kind == "own":
+            innermost = frame
+            break
+        if kind == "torch" and innermost is None:
+            innermost = frame
+    if innermost is None:
+        return NOT_RECORDED
+    return f"{innermost['filename']}:{innermost['line']} ({innermost['name']})"
+
+
+@functools.lru_cache(maxsize=4096)
+def _find_kind(filename: str) -> str:
+    if not filename.endswith(".py"):
+        return "C++"
+    return "torch" if _is_of_torch(filename) else "own"
 
 
 def _is_of_torch(filename: str) -> bool:
@@ -326,6 +365,8 @@ class Replay:
     reserved: int
     largest_free: int
     """Of the free blocks at the end: a request above it needs more from the driver."""
+    lacking: int = 0
+    """What the driver had too little of, for the request that found no memory."""
 
     @property
     def lives(self) -> bool:
@@ -338,19 +379,32 @@ def replay(trace: DeviceTrace, settings: str | None = None, capacity: int | None
     allocator = Allocator(capacity, settings=AllocatorSettings.parse(settings))
     addresses: dict[int, int] = {}
     died_at: int | None = -1
+    lacking = 0
     try:
         # Blocks of which nobody knows in which order they came: the order of their addresses is the likeliest.
         for address, block in sorted(trace.before.items()):
             addresses[address] = allocator.allocate(block.size, block.stream)
         died_at = _replay_events(trace, allocator, addresses)
-    except OutOfMemory:
-        pass
+    except OutOfMemory as error:
+        lacking = error.state.requested
+    if died_at is not None and died_at >= 0:
+        lacking = trace.events[died_at].size
+    if lacking and capacity is not None:
+        lacking = max(0, _round_to_segment(lacking) - (capacity - allocator.reserved))
     statistics = allocator.statistics()
-    blocks = [block["size"] for s in allocator.segments() for block in s["blocks"] if block["state"] == "inactive"]
+    blocks = [
+        block["size"] for s in allocator.segments() for block in s["blocks"] if block["state"] == "inactive"
+    ]
     return Replay(
         settings, capacity, statistics["reserved_bytes.all.peak"], statistics["allocated_bytes.all.peak"],
         statistics["num_alloc_retries"], died_at, allocator.allocated, allocator.reserved, max(blocks, default=0),
+        lacking,
     )  # fmt: skip
+
+
+def _round_to_segment(size: int) -> int:
+    """What the allocator asks the driver for."""
+    return SEGMENT if size < SEGMENT // 2 else -(-size // LARGE_PAGE) * LARGE_PAGE
 
 
 def _replay_events(trace: DeviceTrace, allocator: Allocator, addresses: dict[int, int]) -> int | None:
@@ -386,18 +440,18 @@ def _is_call_of_empty_cache(events: list[TraceEvent], index: int) -> bool:
     return events[index].is_empty_cache or following not in (*GROWS, "oom")
 
 
-def find_missing_memory(trace: DeviceTrace, capacity: int, settings: str | None = None) -> int:
-    """How much more memory the requests would have needed, to within PRECISION; 0 if they would have lived."""
-    if replay(trace, settings, capacity).lives:
-        return 0
-    low, high = capacity, max(capacity, replay(trace, settings).peak_reserved)
-    while high - low > PRECISION:
-        middle = (low + high) // 2
-        if replay(trace, settings, middle).lives:
-            high = middle
-        else:
-            low = middle
-    return high - capacity
+def find_missing_memory(trace: DeviceTrace, capacity: int, recorded: Replay | None = None) -> int:
+    """How much more memory the requests would have needed; 0 if they would have lived. The request that found no memory
+    tells how much it lacked: with that much more, the next one is found, if there is one. `recorded`: the replay with this
+    capacity, if there was one."""
+    result = recorded or replay(trace, None, capacity)
+    tried = capacity
+    for _ in range(MOST_TRIES):
+        if result.lives:
+            return tried - capacity
+        tried += max(result.lacking, PRECISION)
+        result = replay(trace, None, tried)
+    return max(tried, replay(trace).peak_reserved) - capacity
 
 
 # calibration

@@ -1,7 +1,10 @@
 """Steps of a run: one is over when each of its optimizers has stepped, so that the one that steps most seldom counts.
 
-    with StepCounter(most=2) as counter:        # knows the optimizers that a rehearsed script makes from here on
-        counter.count(optimizer)                # after each of their steps; raises EndOfScript at the last one
+In a program without an optimizer of torch.optim, which updates its parameters by hand, a step is a backward pass and what
+follows it until the next one.
+
+with StepCounter(most=2) as counter:        # knows the optimizers that a rehearsed script makes from here on
+    counter.count(optimizer)                # after each of their steps; raises EndOfScript at the last one
 """
 
 from __future__ import annotations
@@ -10,7 +13,6 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from understudy.contexts import Restoring, guard_exit
 from understudy.patching import REHEARSAL, patch_call
 
 PATIENCE = 100
@@ -21,20 +23,20 @@ class EndOfScript(BaseException):
     """Raised in a script when it has taken its steps. No `Exception`: a script that handles errors is ended as well."""
 
 
-class StepCounter(Restoring):
+class StepCounter:
     """Counts the steps of all optimizers, and ends the script after `most`."""
 
     def __init__(self, most: int | None) -> None:
         self.most = most
         self.counts: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self.steps = 0
+        self._backward_depth = 0
 
     def __enter__(self) -> StepCounter:
-        guard_exit(self, self.restore)
         _counters.append(self)
         return self
 
-    def restore(self) -> None:
+    def __exit__(self, *exception: object) -> None:
         _counters[:] = [counter for counter in _counters if counter is not self]
 
     def add(self, optimizer: object) -> None:
@@ -50,6 +52,18 @@ class StepCounter(Restoring):
             if self.most is not None and steps >= self.most:
                 raise EndOfScript
 
+    def begin_backward(self) -> None:
+        """Before a backward pass: without optimizers, this is the end of the step before."""
+        is_counted = not self.counts and self._backward_depth == 0
+        if is_counted and self.most is not None and self.steps >= self.most:
+            raise EndOfScript
+        self._backward_depth += 1
+
+    def end_backward(self) -> None:
+        self._backward_depth -= 1
+        if not self.counts and self._backward_depth == 0:
+            self.steps += 1
+
 
 _counters: list[StepCounter] = []
 
@@ -60,3 +74,16 @@ def follow_optimizers(original: Callable[..., object], self: object, *args: obje
     original(self, *args, **kwargs)
     for counter in _counters:
         counter.add(self)
+
+
+@patch_call("torch.autograd.backward", during=REHEARSAL)
+def follow_backward_passes(original: Callable[..., object], *args: object, **kwargs: object) -> None:
+    """Programs that update parameters by hand have no optimizer whose steps could be counted."""
+    counters = list(_counters)
+    for counter in counters:
+        counter.begin_backward()
+    try:
+        original(*args, **kwargs)
+    finally:
+        for counter in counters:
+            counter.end_backward()

@@ -57,22 +57,23 @@ from typing import Any
 import torch
 
 from understudy import _torch
-from understudy.contexts import Restoring, guard_exit
-from understudy.fake.inputs import has_own_dispatch, real_handler
+from understudy.fake.inputs import has_own_dispatch
 from understudy.fake.mode import FakeTensorMode
 from understudy.fake.tensor import FakeTensor
 from understudy.infer.cache import UnusualArgument
 from understudy.infer.plan import FIRST_ITSELF, ONE_NEW, Plan
-from understudy.ops.traits.autocast import has_cuda_kernel
-from understudy.ops.traits.scratch import has_other_order, keeps_whole, put_in_order
+from understudy.ops.registry import record_of
+from understudy.ops.traits.scratch import has_other_order, put_in_order
 from understudy.patching import OBSERVATION, combine, patch
 from understudy.simulation.events import (
     AfterCall,
+    CollectiveEvent,
     EventQueue,
     Listener,
     MemoryRecord,
     ScratchRecord,
     StorageRecord,
+    StreamEvent,
     find_methods,
 )
 from understudy.simulation.plain_writes import IN_PLACE, PlainWrites
@@ -95,7 +96,7 @@ PlanEnding = tuple[bool, object, tuple[AfterCall, ...]]
 """What comes after the calls of a plan: whether the result may be on a new storage, the label, what is called."""
 
 
-class Pause(Restoring):
+class Pause:
     """Counts how often the thread that enters it has paused."""
 
     __slots__ = ("_before", "_paused", "_thread")
@@ -106,10 +107,9 @@ class Pause(Restoring):
         self._before = paused.get(self._thread, 0)
 
     def __enter__(self) -> None:
-        guard_exit(self, self.restore)
         self._paused[self._thread] = self._before + 1
 
-    def restore(self) -> None:
+    def __exit__(self, *exception: object) -> None:
         if self._before:
             self._paused[self._thread] = self._before
         else:
@@ -127,8 +127,8 @@ class ObservedMode(FakeTensorMode):
     # Not in the instance's dict: with more than 30 attributes in it, Python no longer reads any of them by its position.
     __slots__ = (
         "_before_operator", "_by_key", "_by_plan", "_device", "_devices", "_endings", "_listeners", "_on_birth", "_on_death",
-        "_paused", "_plain_writes", "births", "calls", "events", "finished", "operator", "places", "storages", "stream_of",
-        "tell_events",
+        "_paused", "_plain_writes", "births", "calls", "events", "finished", "network", "on_event", "operator", "places",
+        "storages", "stream_of", "tell_events",
     )  # fmt: skip
 
     def __init__(self, **options: Any) -> None:
@@ -142,6 +142,8 @@ class ObservedMode(FakeTensorMode):
         self._on_death = self._remove
         self.finished: list[Any] = []
         """The label of each call."""
+        self.on_event: Callable[[StreamEvent | CollectiveEvent], None] | None = None
+        """Called with what happens to streams, and with collectives, by the one who follows time."""
         self.births = 0
         self.calls = 0
         """Of operators, the one that is running included."""
@@ -155,6 +157,8 @@ class ObservedMode(FakeTensorMode):
         """The same of calls that have no plan and give no tensors, as `item`: by their keys, or by operator and spec."""
         self.places: Any = None
         """For the listener that measures: where the program is."""
+        self.network: Any = None
+        """The process groups of the program (`network.Network`), once it has some."""
         self._devices: set[torch.device] = set()
         self._device: torch.device | None = None
         """The one of the last birth."""
@@ -213,7 +217,9 @@ class ObservedMode(FakeTensorMode):
             finally:
                 self.last_plan = None  # a call around this one has another
         if types != STAND_INS and types and any(map(has_own_dispatch, types)):
-            return self._dispatch_unusual(func, types, args, kwargs)  # not for this mode: the tensors inside will come
+            return self._dispatch_unusual(
+                func, types, args, kwargs
+            )  # not for this mode: the tensors inside will come
         run: Callable[..., Any] = dispatch
         if id(func) not in _usual and (kind := _kinds.get(id(func)) or _find_kind(func)):
             if kind == COMPOSITE:
@@ -238,15 +244,17 @@ class ObservedMode(FakeTensorMode):
         if plan is None or plan.op is not func:
             self._end_unplanned(func, args, kwargs or NO_KEYWORDS, result)
         else:
-            ending = self._by_plan.get(plan.serial) or self._learn(plan, func, args, kwargs or NO_KEYWORDS, result)
+            ending = self._by_plan.get(plan.serial) or self._learn(
+                plan, func, args, kwargs or NO_KEYWORDS, result
+            )
             may_give_birth, label, ends = ending
             if may_give_birth:  # else on a storage that is known
                 self._find_birth(result)
-            if label is not None:
-                self.finished.append(label)
             if ends:
                 for end in ends:
                     end(args, kwargs or NO_KEYWORDS, result)
+            if label is not None:
+                self.finished.append(label)
         self.operator = None
         return result
 
@@ -260,16 +268,19 @@ class ObservedMode(FakeTensorMode):
         record = StorageRecord(storage, self._on_death)
         record.key = key
         record.spec = spec
-        record.nbytes = 0 if not is_allocated else storage.nbytes() if storage is not fake else count_bytes(spec)
+        record.nbytes = (
+            0 if not is_allocated else storage.nbytes() if storage is not fake else count_bytes(spec)
+        )
         record.device = device = spec.device
         record.stream = 0 if self.stream_of is None else self.stream_of(device)
         record.maker = self.operator
         record.call = self.calls
+        record.position = len(self.finished)
         record.serial = self.births = self.births + 1
         record.address = 0
         record.memory = record.totals = record.died = record.category = record.owner = None
         record.is_updated = False
-        self.storages[key] = record  # complete: an interrupt leaves no record without its fields
+        self.storages[key] = record
         self._announce(record)
 
     def _announce(self, record: MemoryRecord) -> None:
@@ -331,7 +342,7 @@ class ObservedMode(FakeTensorMode):
             if (end := listener.follow_plan(func, args, kwargs, result)) is not None:
                 ends.append(end)
             label = label or listener.label_plan(func, args, kwargs, result)
-        if type(result) is FakeTensor and not result.dim() and keeps_whole.of(func):
+        if type(result) is FakeTensor and not result.dim() and record_of(func).keeps_whole:
             ends.insert(0, self._keep_whole)
         if _kinds.get(id(func)) == OTHER_ORDER:
             ends.append(functools.partial(self.find_births, func))
@@ -359,14 +370,16 @@ class ObservedMode(FakeTensorMode):
             ending = self._find_ending(func, args, kwargs, result)
         elif len(args) == 1 and type(args[0]) is FakeTensor and not kwargs:  # `item`
             key = id(func), args[0]._spec
-            ending = self._by_key.get(key) or self._remember(key, self._find_alike(func, args, kwargs, result))
+            ending = self._by_key.get(key) or self._remember(
+                key, self._find_alike(func, args, kwargs, result)
+            )
         else:
             ending = self._find_alike(func, args, kwargs, result)
         label, ends = ending
-        if label is not None:
-            self.finished.append(label)
         for end in ends:
             end(args, kwargs, result)
+        if label is not None:
+            self.finished.append(label)
 
     def _find_alike(self, func: object, args: object, kwargs: object, result: object) -> CallEnding:
         """Of a call that has no plan, as of those with the same key."""
@@ -421,7 +434,12 @@ class ObservedMode(FakeTensorMode):
         record = StorageRecord(storage, self._on_death)
         for name in ("key", "spec", "device", "stream", "maker", "serial", "category", "owner"):
             setattr(record, name, getattr(old, name))
-        record.nbytes, record.call, record.address = nbytes, self.calls, 0
+        record.nbytes, record.call, record.address, record.position = (
+            nbytes,
+            self.calls,
+            0,
+            len(self.finished),
+        )
         record.memory = record.totals = record.died = None
         record.is_updated = False
         self.storages[record.key] = record
@@ -450,7 +468,9 @@ class ObservedMode(FakeTensorMode):
         if events.room < 0:
             events.tell()
 
-    def add_scratch(self, nbytes: int, device: torch.device, maker: object, owner: str | None = None) -> ScratchRecord:
+    def add_scratch(
+        self, nbytes: int, device: torch.device, maker: object, owner: str | None = None
+    ) -> ScratchRecord:
         """Memory that a kernel or a library takes beside its results; `end_scratch` gives it back."""
         stream = 0 if self.stream_of is None else self.stream_of(device)
         record = ScratchRecord(nbytes, device, stream, maker, self.calls, owner)
@@ -471,11 +491,11 @@ def _find_kind(func: Any) -> int:
     """COMPOSITE, if eager breaks it up on every device; MAY_WRITE, if C++ writes in place where no mode is active;
     OF_REAL, if results are made of real tensors, whose memory may be another library's."""
     is_operator = isinstance(func, _torch.OpOverload)
-    if is_operator and _torch.is_decomposed_by_autograd(func) and not has_cuda_kernel.of(func):
+    if is_operator and _torch.is_decomposed_by_autograd(func) and not record_of(func).has_cuda_kernel:
         kind = COMPOSITE
     elif is_operator and has_other_order(func):
         kind = OTHER_ORDER
-    elif is_operator and real_handler.of(func) is not None:
+    elif is_operator and record_of(func).real_handler is not None:
         kind = OF_REAL
     else:
         kind = MAY_WRITE if id(func) in IN_PLACE else USUAL

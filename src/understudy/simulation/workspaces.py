@@ -20,13 +20,18 @@ import torch
 
 from understudy import _torch
 from understudy.fake.tensor import FakeTensor
-from understudy.ops.traits.scratch import makes_results_late, may_need_scratch, scratch_of, uses_blas
+from understudy.ops.registry import record_of
+from understudy.ops.traits.scratch import (
+    may_need_scratch,
+    scratch_of,
+)
 from understudy.simulation.catalogue import Card
 from understudy.simulation.events import WORKSPACES, AfterCall, Listener, ScratchRecord, specs_of_call
 from understudy.spec.call import flat
 
 if TYPE_CHECKING:
     from understudy.simulation.machine import Machine
+    from understudy.simulation.storages import ObservedMode
 
 KiB, MiB = 1 << 10, 1 << 20
 SMALL_WORKSPACE = 2 * 4096 * KiB + 8 * 16 * KiB
@@ -43,7 +48,9 @@ def workspace_size(card: Card) -> int:
         return sum(int(size) * int(count) for size, count in pairs) * KiB
     if card.kind == "rocm":
         return 128 * MiB if (card.capability or (0, 0))[:2] >= (9, 4) else LARGE_WORKSPACE
-    return LARGE_WORKSPACE if card.capability and card.capability[0] in WITH_LARGE_WORKSPACE else SMALL_WORKSPACE
+    return (
+        LARGE_WORKSPACE if card.capability and card.capability[0] in WITH_LARGE_WORKSPACE else SMALL_WORKSPACE
+    )
 
 
 class Workspaces(Listener):
@@ -60,7 +67,7 @@ class Workspaces(Listener):
     def follow_plan(
         self, func: _torch.OpOverload, args: tuple[object, ...], kwargs: dict[str, Any], result: object
     ) -> AfterCall | None:
-        if not isinstance(func, _torch.OpOverload) or uses_blas.of(func) is None:
+        if not isinstance(func, _torch.OpOverload) or not record_of(func).uses_blas:
             return None
         tensor = next((fake for fake in flat(FakeTensor, args, kwargs)), None)
         device: torch.device | None = None if tensor is None else tensor._spec.device
@@ -107,7 +114,9 @@ class ScratchMemory(Listener):
             return None
         return functools.partial(self._take, device, first, sizes, func)
 
-    def _find_need(self, func: Any, args: Any, kwargs: Any, result: object) -> tuple[torch.device | None, Sizes, Sizes]:
+    def _find_need(
+        self, func: Any, args: Any, kwargs: Any, result: object
+    ) -> tuple[torch.device | None, Sizes, Sizes]:
         """The blocks that are taken before the results get their memory, and those after it."""
         call, results = specs_of_call(func, args, kwargs, result)
         device = next((spec.device for spec in (*results, *call.inputs) if spec.device.type == "cuda"), None)
@@ -119,10 +128,12 @@ class ScratchMemory(Listener):
             self.unknown[name] = max(found.bound, self.unknown.get(name, 0))
         elif not found.is_exact:
             self.estimated.add(name)
-        first = found.first if makes_results_late.of(func) else 0
+        first = found.first if record_of(func).makes_results_late else 0
         return device, tuple(filter(None, found.sizes[:first])), tuple(filter(None, found.sizes[first:]))
 
-    def _take(self, device: torch.device, first: Sizes, sizes: Sizes, func: _torch.OpOverload, *call: object) -> None:
+    def _take(
+        self, device: torch.device, first: Sizes, sizes: Sizes, func: _torch.OpOverload, *call: object
+    ) -> None:
         mode = self._machine.mode
         taken: list[ScratchRecord] = []
 
@@ -136,9 +147,29 @@ class ScratchMemory(Listener):
 
         try:
             take(first)
-            if makes_results_late.of(func):
+            if record_of(func).makes_results_late:
                 mode.find_births(func, *call)
             take(sizes)
         finally:
             for record in reversed(taken):
                 mode.end_scratch(record)
+
+
+class HostScratch(Listener):
+    """Large scratch memory of CPU kernels, for the duration of a call."""
+
+    def __init__(self, mode: ObservedMode) -> None:
+        self._mode = mode
+
+    def follow_plan(
+        self, func: _torch.OpOverload, args: tuple[object, ...], kwargs: dict[str, Any], result: object
+    ) -> AfterCall | None:
+        formula = record_of(func).host_scratch if isinstance(func, _torch.OpOverload) else None
+        if formula is None:
+            return None
+        call, results = specs_of_call(func, args, kwargs, result)
+        size = formula(results, *call.args, **call.kwargs) if call.inputs[0].device.type == "cpu" else 0
+        return functools.partial(self._count, size, call.inputs[0].device, func) if size else None
+
+    def _count(self, size: int, device: torch.device, func: _torch.OpOverload, *call: object) -> None:
+        self._mode.end_scratch(self._mode.add_scratch(size, device, func))

@@ -5,7 +5,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 device = "cuda" if torch.cuda.is_available() else "cpu"
-blocks = nn.ModuleList(nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 64)) for _ in range(3)).to(device)
+blocks = nn.ModuleList(nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 64)) for _ in range(3)).to(
+    device
+)
 optimizer = torch.optim.SGD(blocks.parameters(), lr=0.1, momentum=0.9)
 scaler = torch.amp.GradScaler(device)
 for step in range(5):

@@ -21,7 +21,9 @@ def loss_of(model, x, y):
 def main():
     model = torch.compile(nn.Linear(16, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
-    loader = torch.utils.data.DataLoader(Squares(), batch_size=8, shuffle=True, num_workers=2, persistent_workers=True)
+    loader = torch.utils.data.DataLoader(
+        Squares(), batch_size=8, shuffle=True, num_workers=2, persistent_workers=True
+    )
     for epoch in range(2):
         for x, y in loader:
             loss = loss_of(model, x, y)

@@ -4,7 +4,9 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 model = LlamaForCausalLM(
-    LlamaConfig(vocab_size=128, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4)
+    LlamaConfig(
+        vocab_size=128, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4
+    )
 ).eval()
 calls = []
 model.register_forward_hook(lambda *args: calls.append(args))
@@ -20,6 +22,8 @@ for context in (torch.no_grad, torch.inference_mode):
     for options in WAYS:
         calls.clear()
         with context():
-            result = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=6, pad_token_id=0, **options)
+            result = model.generate(
+                ids, attention_mask=torch.ones_like(ids), max_new_tokens=6, pad_token_id=0, **options
+            )
         if (tuple(result.shape), len(calls)) != ((2, 13), 6):
             raise ValueError(f"{context.__name__}, {options}: {tuple(result.shape)}, {len(calls)} calls")

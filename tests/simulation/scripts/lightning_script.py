@@ -28,6 +28,8 @@ class Autoencoder(lightning.LightningModule):
 data = torch.utils.data.TensorDataset(torch.randn(64, 64))
 loader = torch.utils.data.DataLoader(data, batch_size=8, num_workers=2)
 trainer = lightning.Trainer(
-    max_epochs=2, log_every_n_steps=1, callbacks=[EarlyStopping("val_loss"), ModelCheckpoint(monitor="val_loss")]
+    max_epochs=2,
+    log_every_n_steps=1,
+    callbacks=[EarlyStopping("val_loss"), ModelCheckpoint(monitor="val_loss")],
 )
 trainer.fit(Autoencoder(), loader, loader)

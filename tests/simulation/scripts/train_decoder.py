@@ -1,6 +1,6 @@
 """A script as people write it: a decoder of 3.4 billion parameters, attention and AdamW in plain torch operators.
 
-    python train_decoder.py [--length 128] [--autocast] [--forward] [--width 2560 --layers 32 ...]
+python train_decoder.py [--length 128] [--autocast] [--forward] [--width 2560 --layers 32 ...]
 """
 
 import argparse
@@ -36,7 +36,9 @@ class Linear(nn.Module):
 class Rotary(nn.Module):
     def __init__(self, head, length, theta=10000.0):
         super().__init__()
-        angles = torch.outer(torch.arange(length).float(), theta ** (-torch.arange(0, head, 2).float() / head))
+        angles = torch.outer(
+            torch.arange(length).float(), theta ** (-torch.arange(0, head, 2).float() / head)
+        )
         self.register_buffer("cos", angles.cos(), persistent=False)
         self.register_buffer("sin", angles.sin(), persistent=False)
 

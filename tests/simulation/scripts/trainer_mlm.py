@@ -4,7 +4,9 @@ import torch
 from transformers import BertConfig, BertForMaskedLM, Trainer, TrainingArguments
 
 model = BertForMaskedLM(
-    BertConfig(vocab_size=100, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64)
+    BertConfig(
+        vocab_size=100, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64
+    )
 )
 
 
@@ -18,5 +20,7 @@ def collate(examples):
 
 
 examples = [{"input_ids": torch.randint(4, 100, (16,))} for _ in range(32)]
-arguments = TrainingArguments("out_mlm", per_device_train_batch_size=2, max_steps=5, logging_steps=1, report_to=[])
+arguments = TrainingArguments(
+    "out_mlm", per_device_train_batch_size=2, max_steps=5, logging_steps=1, report_to=[]
+)
 Trainer(model=model, args=arguments, train_dataset=examples, data_collator=collate).train()

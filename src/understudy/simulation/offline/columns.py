@@ -1,0 +1,90 @@
+"""One row of a made-up data set, from the descriptions of its columns in `data_sets.toml`.
+
+text, sentence, word         strings: as long as a page, a line, a word
+int N, float LOW HIGH        numbers
+class A, B, C                a label by name; `class 1000` has that many
+image WIDTH HEIGHT [MODE]    a picture of PIL
+audio SECONDS RATE           samples, as `datasets.Audio` gives them
+messages, prompt             conversations: a list of messages with roles
+words, tags A, B             equally long lists of words, and of labels
+answers, translation A, B    as SQuAD and WMT have them
+list KIND                    several of a kind
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+WORDS = "a long time ago in a land of rivers and hills there was a small house by the sea where people met to talk and "
+TEXT = WORDS * 60
+SENTENCE = WORDS * 2
+REPLY = WORDS * 36
+"""Texts are long, and cut by those who tokenise them: that is when most memory is needed. A conversation has less than 1,024
+words, because some trainers do not cut it."""
+LENGTH = 24
+"""Of lists of words."""
+
+
+def make_value(kind: str, number: int) -> Any:
+    """The value of a column in row `number`."""
+    name, _, rest = kind.partition(" ")
+    match name:
+        case "text":
+            return TEXT
+        case "sentence":
+            return SENTENCE
+        case "word":
+            return f"word{number}"
+        case "int":
+            return number % int(rest or 1_000_000)
+        case "float":
+            low, high = (float(part) for part in rest.split())
+            return low + (high - low) * (number % 11) / 10
+        case "class":
+            return number % len(labels_of(kind) or ())
+        case "image":
+            return make_image(number, *rest.split())
+        case "audio":
+            return make_audio(number, *(int(part) for part in rest.split()))
+        case "messages":
+            return [{"role": "user", "content": SENTENCE}, {"role": "assistant", "content": REPLY}]
+        case "prompt":
+            return [{"role": "user", "content": SENTENCE}]
+        case "answer":
+            return [{"role": "assistant", "content": REPLY}]
+        case "words":
+            return WORDS.split()[:LENGTH]
+        case "tags":
+            return [i % len(labels_of(kind) or ()) for i in range(min(LENGTH, len(WORDS.split())))]
+        case "answers":
+            return {"text": [WORDS[2:11]], "answer_start": [2]}
+        case "translation":
+            return dict.fromkeys(split_names(rest), SENTENCE)
+        case "list":
+            return [make_value(rest, number + i) for i in range(4)]
+        case "bool":
+            return number % 2 == 0
+        case _:
+            raise ValueError(f"unknown kind of column {kind!r}")
+
+
+def labels_of(kind: str) -> tuple[str, ...] | None:
+    """The names of a column of classes or tags; None for other columns."""
+    name, _, rest = kind.partition(" ")
+    if name not in ("class", "tags"):
+        return None
+    return tuple(f"class {i}" for i in range(int(rest))) if rest.isdigit() else split_names(rest)
+
+
+def split_names(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(","))
+
+
+def make_image(number: int, width: str = "224", height: str = "224", mode: str = "RGB") -> Any:
+    return importlib.import_module("PIL.Image").new(mode, (int(width), int(height)), number % 256)
+
+
+def make_audio(number: int, seconds: int = 10, rate: int = 16_000) -> dict[str, Any]:
+    numpy: Any = importlib.import_module("numpy")
+    return {"path": None, "array": numpy.zeros(seconds * rate, dtype="float32"), "sampling_rate": rate}

@@ -1,0 +1,146 @@
+"""Tokenizers that are not here: an error that names them, or one that splits texts at spaces."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable, Collection
+from typing import Any, Literal
+
+from understudy import _torch
+from understudy.simulation.libraries import MissingFileError, when_imported
+from understudy.simulation.offline.columns import WORDS
+from understudy.simulation.offline.switch import is_made_up, note_made_up
+
+Function = Callable[..., Any]
+
+
+@when_imported("transformers.models.auto.tokenization_auto", "AutoTokenizer.from_pretrained")
+@when_imported("transformers.tokenization_utils_base", "PreTrainedTokenizerBase.from_pretrained")
+def find_missing_tokenizers(original: Function) -> Any:
+    """A tokenizer that is not here is named in the error, or made up."""
+    plain = getattr(original, "__func__", original)
+
+    def from_pretrained(cls: object, name: object, *args: Any, **kwargs: Any) -> Any:
+        try:
+            found = plain(cls, name, *args, **kwargs)
+        except (OSError, ValueError, AttributeError, TypeError) as error:
+            # Without their files, some tokenizers fail on what they would have read.
+            if not is_made_up():
+                raise
+            if not isinstance(error, OSError) and has_tokenizer(name):
+                raise
+            return make_tokenizer(str(name))
+        if _torch.active_fake_mode() is None or not is_empty(found):
+            return found
+        if is_made_up():
+            return make_tokenizer(str(name))
+        raise MissingFileError(
+            f"from_pretrained({str(name)!r}): its tokenizer.json is not on this machine: the tokenizer has no words, and "
+            f"every text would be empty; fetch it once with `hf download {name} tokenizer.json`, allow the network with "
+            "--online, or let a tokenizer be made up with --offline-data"
+        )
+
+    return classmethod(from_pretrained)
+
+
+def has_tokenizer(name: Any) -> bool:
+    files = (
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "vocab.json",
+        "vocab.txt",
+        "tokenizer.model",
+        "spiece.model",
+    )
+    return any(os.path.isfile(os.path.join(str(name), file)) for file in files)
+
+
+def is_empty(tokenizer: Any) -> bool:
+    """Whether it knows nothing but special tokens: transformers makes such a tokenizer where there is only a config.json."""
+    special = getattr(tokenizer, "all_special_ids", None)
+    return special is not None and hasattr(tokenizer, "__len__") and len(tokenizer) <= len(set(special)) + 1
+
+
+SPECIAL = {
+    "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>", "mask_token": "<mask>",
+    "cls_token": "<cls>", "sep_token": "<sep>",
+}  # fmt: skip
+
+
+def make_tokenizer(name: str) -> Any:
+    """A tokenizer that splits texts at spaces. Its numbers are below 100, which every vocabulary has."""
+    tokenizers: Any = importlib.import_module("tokenizers")
+    transformers: Any = importlib.import_module("transformers")
+    vocabulary = {token: i for i, token in enumerate(dict.fromkeys((*SPECIAL.values(), *WORDS.split())))}
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="<unk>"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    note_made_up(
+        name, f"the tokenizer of {name!r}: not on this machine; one that splits texts at spaces was made up"
+    )
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=made,
+        model_max_length=1024,
+        name_or_path=name,
+        chat_template="{% for m in messages %}{{ m['role'] }} {{ m['content'] }} </s> {% endfor %}",
+        **SPECIAL,
+    )
+
+
+# --- tiktoken --------------------------------------------------------------------------------------------------------
+
+SIZES = {"gpt2": 50257, "r50k_base": 50257, "p50k_base": 50281, "cl100k_base": 100277, "o200k_base": 200019}
+
+
+class MadeUpEncoding:
+    """As `tiktoken.Encoding`: a number for each word."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.n_vocab = SIZES.get(name, 50257)
+        self.max_token_value = self.n_vocab - 1
+        self.eot_token = self.n_vocab - 1
+        self.special_tokens_set = {"<|endoftext|>"}
+
+    def encode_ordinary(self, text: str) -> list[int]:
+        return [sum(word.encode()) % 1000 for word in text.split(" ")]
+
+    def encode(
+        self,
+        text: str,
+        *,
+        allowed_special: Literal["all"] | Collection[str] = (),
+        disallowed_special: Literal["all"] | Collection[str] = "all",
+    ) -> list[int]:
+        return self.encode_ordinary(text)
+
+    def encode_batch(self, text: list[str], **options: object) -> list[list[int]]:
+        return [self.encode_ordinary(part) for part in text]
+
+    encode_ordinary_batch = encode_batch
+
+    def decode(self, tokens: Collection[int], errors: str = "replace") -> str:
+        return " ".join(f"word{int(token)}" for token in tokens)
+
+
+@when_imported("tiktoken", "get_encoding", "encoding_for_model")
+def find_missing_encodings(original: Function) -> Function:
+    """An encoding that is not here is named in the error, or made up."""
+
+    def get_encoding(name: str) -> Any:
+        try:
+            return original(name)
+        except OSError as error:
+            if is_made_up():
+                note_made_up(
+                    name, f"tiktoken {name!r}: not on this machine; a token for each word was made up"
+                )
+                return MadeUpEncoding(name)
+            if _torch.active_fake_mode() is None:
+                raise
+            raise MissingFileError(
+                f"tiktoken.get_encoding({name!r}): its file is not in the cache, and a rehearsal downloads nothing; put it "
+                "there, allow the network with --online, or let tokens be made up with --offline-data"
+            ) from error
+
+    return get_encoding

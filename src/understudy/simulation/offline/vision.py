@@ -1,0 +1,145 @@
+"""`torchvision.datasets` whose files are not here: an error that names them, or made-up pictures with labels."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from understudy import _torch
+from understudy.simulation.libraries import MissingFileError, when_imported
+from understudy.simulation.offline.columns import make_image
+from understudy.simulation.offline.switch import is_made_up, note_made_up
+
+Function = Callable[..., Any]
+ROWS = 512
+
+
+class Pictures(NamedTuple):
+    """What the pictures of a data set are like."""
+
+    width: int
+    height: int
+    classes: int
+    mode: str = "RGB"
+
+
+KINDS = {
+    "MNIST": Pictures(28, 28, 10, "L"),
+    "FashionMNIST": Pictures(28, 28, 10, "L"),
+    "KMNIST": Pictures(28, 28, 10, "L"),
+    "EMNIST": Pictures(28, 28, 47, "L"),
+    "QMNIST": Pictures(28, 28, 10, "L"),
+    "USPS": Pictures(16, 16, 10, "L"),
+    "CIFAR10": Pictures(32, 32, 10),
+    "CIFAR100": Pictures(32, 32, 100),
+    "SVHN": Pictures(32, 32, 10),
+    "STL10": Pictures(96, 96, 10),
+    "ImageNet": Pictures(500, 375, 1000),
+    "ImageFolder": Pictures(500, 375, 1000),
+    "CelebA": Pictures(178, 218, 40),
+    "LSUN": Pictures(256, 256, 10),
+    "Food101": Pictures(512, 512, 101),
+    "Flowers102": Pictures(500, 600, 102),
+    "OxfordIIITPet": Pictures(500, 375, 37),
+    "Caltech101": Pictures(300, 200, 101),
+    "Caltech256": Pictures(351, 351, 257),
+    "Places365": Pictures(256, 256, 365),
+    "StanfordCars": Pictures(600, 400, 196),
+    "DTD": Pictures(500, 450, 47),
+    "GTSRB": Pictures(50, 50, 43),
+    "EuroSAT": Pictures(64, 64, 10),
+}
+"""Data sets of one picture and one label. `ImageFolder`: as ImageNet has them, because that is what it is used for most."""
+NAMES = tuple(KINDS)
+
+
+@when_imported("torchvision.datasets", *(f"{name}.__init__" for name in NAMES))
+def find_missing_pictures(original: Function) -> Function:
+    """A data set whose files are not here is named in the error, or made up."""
+
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        if _torch.active_fake_mode() is None:
+            return original(self, *args, **kwargs)
+        try:
+            return original(self, *args, **kwargs)
+        except (OSError, RuntimeError, ModuleNotFoundError) as error:
+            given = inspect.signature(original).bind(self, *args, **kwargs)
+            given.apply_defaults()
+            root = given.arguments.get("root")
+            if is_made_up():
+                return make_pictures(self, given.arguments)
+            raise MissingFileError(
+                f"torchvision.datasets.{type(self).__name__}: its files are not in {str(root)!r}, and a rehearsal downloads "
+                "nothing; put them there, allow the network with --online, or let pictures be made up with --offline-data"
+            ) from error
+
+    return __init__
+
+
+def make_pictures(self: Any, arguments: dict[str, Any]) -> None:
+    """Give a data set the state that it has after its files were read."""
+    kind = find_kind(type(self))
+    name = type(self).__name__
+    numpy: Any = importlib.import_module("numpy")
+    vision: Any = importlib.import_module("torchvision.datasets.vision")
+    self.root = arguments.get("root")
+    self.transform, self.target_transform = arguments.get("transform"), arguments.get("target_transform")
+    self.train, self.split = arguments.get("train", True), arguments.get("split", "train")
+    has_transforms = self.transform is not None or self.target_transform is not None
+    self.transforms = (
+        vision.StandardTransform(self.transform, self.target_transform) if has_transforms else None
+    )
+    labels = [i % kind.classes for i in range(ROWS)]
+    self.classes = [f"class {i}" for i in range(kind.classes)]
+    if not isinstance(inspect.getattr_static(type(self), "class_to_idx", None), property):
+        self.class_to_idx = {label: i for i, label in enumerate(self.classes)}
+    self.targets = self.labels = self._labels = labels
+    shape = (ROWS, kind.height, kind.width) if kind.mode == "L" else (ROWS, kind.height, kind.width, 3)
+    if kind.width <= SMALL:
+        self.data = numpy.zeros(shape, dtype="uint8")
+        if "MNIST" in name:
+            torch: Any = importlib.import_module("torch")
+            self.data, self.targets = torch.from_numpy(self.data), torch.from_numpy(numpy.array(labels))
+        elif name in ("SVHN", "STL10"):
+            self.data, self.labels = self.data.transpose(0, 3, 1, 2), numpy.array(labels)
+    self.samples = self.imgs = [(f"{i}.jpg", label) for i, label in enumerate(labels)]
+    self.made_up = kind
+    note_made_up(
+        name,
+        f"torchvision.datasets.{name}: not on this machine; {ROWS} pictures of {kind.width}x{kind.height} were made up",
+    )
+
+
+SMALL = 96
+"""Pictures of up to this width are kept as one array by torchvision."""
+
+
+def find_kind(cls: type) -> Pictures:
+    """By the name of the class, or of its first base that is known."""
+    return next(KINDS[base.__name__] for base in cls.__mro__ if base.__name__ in KINDS)
+
+
+@when_imported("torchvision.datasets", *(f"{name}.__getitem__" for name in NAMES))
+def read_made_up_picture(original: Function) -> Function:
+    """A picture and its label, as the data set's transforms give them."""
+
+    def __getitem__(self: Any, index: int) -> Any:
+        kind: Pictures | None = vars(self).get("made_up")
+        if kind is None:
+            return original(self, index)
+        if not 0 <= index < ROWS:
+            raise IndexError(f"index {index} is out of range for {ROWS} made-up pictures")
+        picture: Any = make_image(index, str(kind.width), str(kind.height), kind.mode)
+        label: Any = index % kind.classes
+        picture = picture if self.transform is None else self.transform(picture)
+        return picture, label if self.target_transform is None else self.target_transform(label)
+
+    return __getitem__
+
+
+@when_imported("torchvision.datasets", *(f"{name}.__len__" for name in NAMES))
+def count_made_up_pictures(original: Function) -> Function:
+    """As many as were made up."""
+    return lambda self: ROWS if "made_up" in vars(self) else original(self)
