@@ -1,0 +1,312 @@
+"""The parent of all ranks: it exchanges their values, keeps their store, and decides who computes.
+
+    broker = Broker(ranks, jobs=2, start=start)
+    outcomes, faults = broker.run()
+
+A rank computes, waits, or has ended; `jobs` of them compute at once. One that waits for others gives its place away, and
+ranks that have not begun are started when a place is free. If nobody computes and nobody can go on, the ranks that wait are
+in a deadlock, or wait for one that has ended: that is a fault, and they are ended.
+
+Of a rank that is not run, the value is that of the nearest rank of the group that is.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+from understudy.cluster.faults import Fault, describe_deadlock
+from understudy.simulation.network import Meeting
+
+Started = tuple[int, "Connection[Any, Any]"]
+
+
+@dataclass
+class RankOutcome:
+    """How a rank ended. `result`: what its program returned; None if the process was killed, or did not begin."""
+
+    rank: int
+    result: Any = None
+    signal: int = 0
+    was_started: bool = True
+
+    @property
+    def has_failed(self) -> bool:
+        return self.was_started and (self.result is None or bool(self.result.get("has_failed")))
+
+
+@dataclass
+class _Request:
+    """What a rank waits for: values of ranks, or keys of the store."""
+
+    meeting: Meeting | None
+    wanted: frozenset[int] = frozenset()
+    keys: tuple[str, ...] = ()
+    answer: Callable[[], object] = lambda: None
+
+
+@dataclass
+class _Rank:
+    number: int
+    pid: int = 0
+    connection: Any = None
+    watch: int = -1
+    """A descriptor that is readable when the process has ended."""
+    request: _Request | None = None
+    reply: tuple[str, Any] | None = None
+    is_computing: bool = False
+    outcome: RankOutcome | None = None
+
+    @property
+    def has_begun(self) -> bool:
+        return self.connection is not None or self.outcome is not None
+
+
+class Broker:
+    """`start(rank)` forks a rank; returns its process and the connection to it."""
+
+    def __init__(self, ranks: Sequence[int], jobs: int, start: Callable[[int], Started]) -> None:
+        self.ranks = {number: _Rank(number) for number in ranks}
+        self.jobs = jobs
+        self.faults: list[Fault] = []
+        self._start = start
+        self._store: dict[str, bytes] = {}
+        self._values: dict[tuple[Any, ...], dict[int, Any]] = {}
+        """What was given to each exchange, by rank."""
+        self._is_ending = False
+
+    def run(self) -> dict[int, RankOutcome]:
+        """Until every rank has ended. Leaves no process behind, whatever happens."""
+        try:
+            while self._schedule():
+                self._receive()
+        finally:
+            self._end_all()
+        return {number: rank.outcome or RankOutcome(number) for number, rank in self.ranks.items()}
+
+    # --- who computes ------------------------------------------------------------------------------------------------
+
+    def _schedule(self) -> bool:
+        """Fill the free places. False if all ranks have ended."""
+        while True:
+            computing = sum(rank.is_computing for rank in self.ranks.values())
+            ready = deque(rank for rank in self.ranks.values() if rank.reply is not None)
+            waiting = deque(rank for rank in self.ranks.values() if not rank.has_begun)
+            if computing < self.jobs and ready:
+                self._answer(ready[0])
+            elif computing < self.jobs and waiting and not self._is_ending:
+                self._begin(waiting[0])
+            elif computing:
+                return True
+            elif any(rank.request is not None for rank in self.ranks.values()):
+                self._end_stuck()
+            else:
+                for rank in waiting:
+                    rank.outcome = RankOutcome(rank.number, was_started=False)
+                return False
+
+    def _begin(self, rank: _Rank) -> None:
+        rank.pid, rank.connection = self._start(rank.number)
+        rank.is_computing = True
+        if hasattr(os, "pidfd_open"):
+            rank.watch = os.pidfd_open(rank.pid)
+
+    def _answer(self, rank: _Rank) -> None:
+        reply, rank.reply = rank.reply, None
+        rank.is_computing = True
+        try:
+            rank.connection.send(reply)
+        except OSError:
+            self._bury(rank)
+
+    # --- messages ----------------------------------------------------------------------------------------------------
+
+    def _receive(self) -> None:
+        alive = [rank for rank in self.ranks.values() if rank.connection is not None and rank.outcome is None]
+        sources: dict[Any, _Rank] = {rank.connection: rank for rank in alive}
+        sources |= {rank.watch: rank for rank in alive if rank.watch >= 0}
+        found = wait(list(sources))
+        for source in found:
+            rank = sources[source]
+            if rank.outcome is not None:
+                continue
+            try:
+                if rank.connection.poll():
+                    self._take(rank, rank.connection.recv())
+                elif source is rank.watch:
+                    self._bury(rank)
+            except (EOFError, OSError):
+                self._bury(rank)
+
+    def _take(self, rank: _Rank, message: tuple[Any, ...]) -> None:
+        what, *rest = message
+        if what == "exchange":
+            self._exchange(rank, *rest)
+        elif what == "store":
+            self._use_store(rank, *rest)
+        else:
+            assert what == "done", what
+            self._finish(rank, RankOutcome(rank.number, rest[0]))
+
+    def _exchange(self, rank: _Rank, meeting: Meeting, payload: Any, wanted: tuple[int, ...]) -> None:
+        values = self._values.setdefault(meeting.key, {})
+        values[rank.number] = payload
+        if meeting.key[0] == "pair" and not self.ranks.keys() >= set(wanted):
+            rank.is_computing, rank.reply = False, ("end", None)  # a message of a rank that is not run
+            return
+        if wanted:
+            self._wait(
+                rank,
+                _Request(
+                    meeting,
+                    frozenset(self._substitute(number, meeting, rank.number) for number in wanted),
+                    answer=lambda: {
+                        number: values[self._substitute(number, meeting, rank.number)] for number in wanted
+                    },
+                ),
+            )
+        for other in self.ranks.values():
+            waits_for = None if other.request is None else other.request.meeting
+            if waits_for is not None and waits_for.key == meeting.key:
+                self._check(other)
+
+    def _substitute(self, number: int, meeting: Meeting, asking: int) -> int:
+        """The rank that is run in the place of another: the nearest of its group."""
+        if number in self.ranks:
+            return number
+        run = [other for other in meeting.group.ranks if other in self.ranks]
+        return min(run or [asking], key=lambda other: abs(other - number))
+
+    def _wait(self, rank: _Rank, request: _Request) -> None:
+        rank.is_computing = False
+        rank.request = request
+        self._check(rank)
+        if rank.request is not None and self._is_ending:
+            self._end(rank)
+
+    def _check(self, rank: _Rank) -> None:
+        """Whether a rank that waits can go on."""
+        request = rank.request
+        assert request is not None
+        if request.meeting is not None:
+            values = self._values[request.meeting.key]
+            is_met = request.wanted <= values.keys()
+        else:
+            is_met = all(key in self._store for key in request.keys)
+        if is_met:
+            rank.request, rank.reply = None, ("ok", request.answer())
+            if request.meeting is not None:
+                self._forget(request.meeting)
+
+    def _forget(self, meeting: Meeting) -> None:
+        """Values that all ranks of the group have given and taken are not kept."""
+        is_pair = meeting.key[0] == "pair"
+        members = 2 if is_pair else sum(number in self.ranks for number in meeting.group.ranks)
+        is_wanted = any(
+            rank.request is not None
+            and rank.request.meeting is not None
+            and rank.request.meeting.key == meeting.key
+            for rank in self.ranks.values()
+        )
+        if not is_wanted and len(self._values[meeting.key]) >= members:
+            del self._values[meeting.key]
+
+    # --- the store ---------------------------------------------------------------------------------------------------
+
+    def _use_store(self, rank: _Rank, what: str, key: Any, value: Any = None) -> None:
+        answer: Any = None
+        if what in ("get", "wait"):
+            keys = tuple(key) if what == "wait" else (key,)
+            self._wait(
+                rank,
+                _Request(None, keys=keys, answer=lambda: self._store[keys[0]] if what == "get" else None),
+            )
+            return
+        if what == "set":
+            self._store[key] = value
+        elif what == "add":
+            answer = int(self._store.get(key, b"0")) + value
+            self._store[key] = str(answer).encode()
+        elif what == "check":
+            answer = all(each in self._store for each in key)
+        elif what == "compare_set":
+            expected, desired = value
+            if self._store.get(key, b"") == expected:
+                self._store[key] = desired
+            answer = self._store.get(key, expected)
+        elif what == "delete":
+            answer = self._store.pop(key, None) is not None
+        else:
+            answer = len(self._store)
+        rank.is_computing, rank.reply = False, ("ok", answer)
+        for other in self.ranks.values():
+            if other.request is not None and other.request.meeting is None:
+                self._check(other)
+
+    # --- the end -----------------------------------------------------------------------------------------------------
+
+    def _finish(self, rank: _Rank, outcome: RankOutcome) -> None:
+        rank.outcome, rank.is_computing, rank.request, rank.reply = outcome, False, None, None
+        if outcome.has_failed:
+            self._is_ending = True
+            for other in self.ranks.values():
+                if other.request is not None:
+                    self._end(other)
+
+    def _bury(self, rank: _Rank) -> None:
+        """A process that ended without a result."""
+        code = self._reap(rank)
+        self._finish(rank, RankOutcome(rank.number, signal=-code if code < 0 else 0))
+
+    def _reap(self, rank: _Rank) -> int:
+        if not rank.pid:
+            return 0
+        _, status = os.waitpid(rank.pid, 0)
+        rank.pid = 0
+        if rank.watch >= 0:
+            os.close(rank.watch)
+            rank.watch = -1
+        rank.connection.close()
+        return os.waitstatus_to_exitcode(status)
+
+    def _end(self, rank: _Rank) -> None:
+        """A rank that waits is told that nothing will come."""
+        rank.request, rank.reply = None, ("end", None)
+
+    def _end_stuck(self) -> None:
+        """Nobody computes, and some wait."""
+        waiting = [rank for rank in self.ranks.values() if rank.request is not None]
+        blocked: dict[int, tuple[str, str, tuple[int, ...]]] = {}
+        for rank in waiting:
+            request = rank.request
+            assert request is not None
+            if request.meeting is None:
+                blocked[rank.number] = (f"the key {request.keys[0]!r} of the store", "", ())
+            else:
+                missing = request.wanted - self._values[request.meeting.key].keys()
+                blocked[rank.number] = (request.meeting.kind, request.meeting.line, tuple(sorted(missing)))
+        ended = {
+            number: rank.outcome.result or {}
+            for number, rank in self.ranks.items()
+            if rank.outcome is not None and rank.outcome.was_started
+        }
+        if not self._is_ending and (fault := describe_deadlock(blocked, ended)) is not None:
+            self.faults.append(fault)
+        self._is_ending = True
+        for rank in waiting:
+            self._end(rank)
+
+    def _end_all(self) -> None:
+        """Processes that still run are killed."""
+        for rank in self.ranks.values():
+            if rank.pid:
+                if rank.outcome is None:
+                    os.kill(rank.pid, signal.SIGKILL)
+                code = self._reap(rank)
+                if rank.outcome is None:
+                    rank.outcome = RankOutcome(rank.number, signal=-code if code < 0 else 0)

@@ -1,0 +1,256 @@
+"""Faults of a distributed program, each with the lines of its ranks: what would hang or be wrong on the cluster.
+
+    faults = find_faults(histories)        after the run: logs are compared by group and order
+
+Deadlocks of what has values are found while the ranks run, by the broker (`describe_deadlock`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from understudy.simulation.network import CollectiveRecord, CreatedGroup, Group
+
+
+@dataclass(frozen=True)
+class Fault:
+    """`kind`: deadlock, missing, mismatch, divergence, point-to-point, groups, data, memory. Without `is_error`, a note."""
+
+    kind: str
+    text: str
+    ranks: list[int] = field(default_factory=list)
+    is_error: bool = True
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.text}"
+
+
+def write_ranks(ranks: Sequence[int]) -> str:
+    """rank 0; ranks 1-3, 8."""
+    parts: list[str] = []
+    ordered = sorted(ranks)
+    start = 0
+    for position in range(1, len(ordered) + 1):
+        if position == len(ordered) or ordered[position] != ordered[position - 1] + 1:
+            first, last = ordered[start], ordered[position - 1]
+            parts.append(str(first) if first == last else f"{first}-{last}")
+            start = position
+    return f"rank{'s' * (len(ordered) > 1)} {', '.join(parts)}"
+
+
+def describe_deadlock(
+    blocked: Mapping[int, tuple[str, str, tuple[int, ...]]], ended: Mapping[int, Mapping[str, Any]]
+) -> Fault | None:
+    """Ranks that wait: for what, on which line, for which ranks. `ended`: results of those that have ended. None if they
+    wait only for ranks that were ended after their last step, which is no fault."""
+    gone = {number for _, _, missing in blocked.values() for number in missing if number in ended}
+    if gone and all(ended[number].get("was_ended") for number in gone):
+        return None
+    lines: dict[tuple[str, str, tuple[int, ...]], list[int]] = {}
+    for rank, what in blocked.items():
+        lines.setdefault(what, []).append(rank)
+    shown = "; ".join(
+        f"{write_ranks(ranks)} in {kind}{f' at {_short(line)}' if line else ''}"
+        + (f", waiting for {write_ranks(missing)}" if missing else "")
+        for (kind, line, missing), ranks in lines.items()
+    )
+    if gone:
+        ends = "has" if len(gone) == 1 else "have"
+        return Fault(
+            "missing", f"{write_ranks(sorted(gone))} {ends} ended while others wait: {shown}", list(blocked)
+        )
+    return Fault("deadlock", f"every rank waits: {shown}", list(blocked))
+
+
+def _short(line: str) -> str:
+    """`train.py:11`, without the text of the line."""
+    place, _, _ = line.partition(": ")
+    return place
+
+
+# --- logs, compared after the run ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class History:
+    """What one rank did. `is_whole`: it was not ended while it waited, and did not fail."""
+
+    rank: int
+    log: Sequence[CollectiveRecord]
+    groups: Mapping[str, Group]
+    created: Sequence[CreatedGroup] = ()
+    loaders: Sequence[tuple[str, int]] = ()
+    is_whole: bool = True
+
+
+UNEVEN = ("all_to_all", "gather", "scatter")
+"""Kinds whose sizes may differ between ranks."""
+
+
+def find_faults(
+    histories: Sequence[History], name_group: Callable[[Group], str] = lambda group: group.name
+) -> list[Fault]:
+    """`name_group`: how a group is called in texts."""
+    found = _compare_created_groups(histories)
+    groups = {group for history in histories for group in history.groups.values()}
+    for group in sorted(groups, key=lambda group: (len(group.name), group.name)):
+        members = [history for history in histories if history.rank in group.ranks]
+        if len(members) > 1:
+            found += _compare_collectives(name_group(group), group, members)
+            found += _compare_messages(group, members)
+    return found + _compare_loaders(histories)
+
+
+def _compare_collectives(name: str, group: Group, members: Sequence[History]) -> list[Fault]:
+    """The first collective that does not match; before it, the first at which ranks are on different lines."""
+    logs = {
+        history.rank: [
+            record
+            for record in history.log
+            if record.group == group.name and record.kind not in ("send", "recv")
+        ]
+        for history in members
+    }
+    diverged = ""
+    for position in range(min(map(len, logs.values()))):
+        records = {rank: log[position] for rank, log in logs.items()}
+        what = f"collective {position + 1} of group {name}"
+        if len({_signature(record) for record in records.values()}) > 1:
+            text = f"{what}: {_write_sides(records, _write_call)}"
+            since = f"; the ranks are on different lines since {diverged}" if diverged else ""
+            return [Fault("mismatch", text + since, sorted(records))]
+        if not diverged and len({record.line for record in records.values()}) > 1:
+            diverged = (
+                f"{what}: {_write_sides(records, lambda record: f'{record.kind} at {_short(record.line)}')}"
+            )
+    lengths = {rank: len(log) for rank, log in logs.items()}
+    if len(set(lengths.values())) > 1 and all(history.is_whole for history in members):
+        least = min(lengths.values())
+        extra = {rank: logs[rank][least] for rank, length in lengths.items() if length > least}
+        others = write_ranks([rank for rank, length in lengths.items() if length == least])
+        since = f"; the ranks are on different lines since {diverged}" if diverged else ""
+        text = f"collective {least + 1} of group {name}: {_write_sides(extra, _write_call)}; {others}: none{since}"
+        return [Fault("missing", text, sorted(logs))]
+    return [Fault("divergence", diverged, sorted(logs), is_error=False)] if diverged else []
+
+
+def _signature(record: CollectiveRecord) -> tuple[object, ...]:
+    return (record.kind, record.peer, None if record.kind in UNEVEN else record.nbytes)
+
+
+def _write_call(record: CollectiveRecord) -> str:
+    return f"{record.kind} of {record.nbytes:,} B at {_short(record.line)}"
+
+
+def _write_sides(records: Mapping[int, CollectiveRecord], write: Callable[[CollectiveRecord], str]) -> str:
+    sides: dict[str, list[int]] = {}
+    for rank, record in records.items():
+        sides.setdefault(write(record), []).append(rank)
+    return "; ".join(f"{write_ranks(ranks)}: {text}" for text, ranks in sides.items())
+
+
+def _compare_messages(group: Group, members: Sequence[History]) -> list[Fault]:
+    """Sends and receives of each pair, in order; those of one batch come in any order."""
+    found = []
+    for first in members:
+        for second in members:
+            if first.rank < second.rank:
+                ends = [_list_batches(group, a, b.rank) for a, b in ((first, second), (second, first))]
+                text = _match_messages(first.rank, second.rank, *ends)
+                if text and (first.is_whole and second.is_whole):
+                    found.append(Fault("point-to-point", text, [first.rank, second.rank]))
+    return found
+
+
+def _list_batches(group: Group, history: History, peer: int) -> list[list[CollectiveRecord]]:
+    batches: list[list[CollectiveRecord]] = []
+    last = 0
+    for record in history.log:
+        if record.group == group.name and record.kind in ("send", "recv") and record.peer == peer:
+            if record.batch and record.batch == last:
+                batches[-1].append(record)
+            else:
+                batches.append([record])
+            last = record.batch
+    return batches
+
+
+def _match_messages(
+    first: int, second: int, ours: list[list[CollectiveRecord]], theirs: list[list[CollectiveRecord]]
+) -> str:
+    while ours or theirs:
+        if not (ours and theirs):
+            left = (ours or theirs)[0][0]
+            rank, other = (first, second) if ours else (second, first)
+            way = "to" if left.kind == "send" else "from"
+            partner = "receives" if left.kind == "send" else "sends"
+            return (
+                f"rank {rank}: {left.kind} of {left.nbytes:,} B {way} rank {other} at {_short(left.line)}; "
+                f"rank {other} {partner} nothing for it"
+            )
+        pairs = [(a, b) for a in ours[0] for b in theirs[0] if {a.kind, b.kind} == {"send", "recv"}]
+        if not pairs:
+            both = ((first, second, ours[0][0]), (second, first, theirs[0][0]))
+            shown = "; ".join(
+                f"rank {rank}: {record.kind} {'to' if record.kind == 'send' else 'from'} rank {other} "
+                f"at {_short(record.line)}"
+                for rank, other, record in both
+            )
+            return (
+                f"{shown}: each waits for the other; use batch_isend_irecv, or reverse the order on one rank"
+            )
+        a, b = pairs[0]
+        if a.nbytes != b.nbytes:
+            return f"rank {first}: {_write_call(a)}; rank {second}: {_write_call(b)}"
+        ours[0].remove(a)
+        theirs[0].remove(b)
+        ours, theirs = ([batch for batch in side if batch] for side in (ours, theirs))
+    return ""
+
+
+def _compare_created_groups(histories: Sequence[History]) -> list[Fault]:
+    """`new_group` has to be called by all processes in the same order."""
+    if len(histories) < 2 or not all(history.is_whole for history in histories):
+        return []
+    for position in range(max(len(history.created) for history in histories)):
+        sides: dict[str, list[int]] = {}
+        calls = set()
+        for history in histories:
+            call = history.created[position] if position < len(history.created) else None
+            calls.add(None if call is None else call.ranks)
+            shown = "none" if call is None else f"ranks {list(call.ranks)} at {_short(call.line)}"
+            sides.setdefault(shown, []).append(history.rank)
+        if len(calls) > 1:
+            text = "; ".join(f"{write_ranks(ranks)}: {shown}" for shown, ranks in sides.items())
+            return [
+                Fault(
+                    "groups",
+                    f"group {position + 1}: {text}; every rank has to call new_group for every group, in the same order",
+                    [history.rank for history in histories],
+                )
+            ]
+    return []
+
+
+def _compare_loaders(histories: Sequence[History]) -> list[Fault]:
+    lengths: dict[str, dict[int, int]] = {}
+    for history in histories:
+        for line, length in history.loaders:
+            lengths.setdefault(line, {}).setdefault(history.rank, length)
+    found = []
+    for line, by_rank in lengths.items():
+        if len(set(by_rank.values())) > 1:
+            sides: dict[int, list[int]] = {}
+            for rank, length in by_rank.items():
+                sides.setdefault(length, []).append(rank)
+            ordered = sorted(sides.items(), key=lambda side: len(side[1]))
+            shown = ", ".join(
+                f"{write_ranks(ranks)} {'has' if len(ranks) == 1 else 'have'} {length:,} batches"
+                for length, ranks in ordered
+            )
+            text = f"{shown} at {_short(line)}: the ranks with more wait at the end of the epoch"
+            found.append(Fault("data", text, sorted(by_rank), is_error=False))
+    return found

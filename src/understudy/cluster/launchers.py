@@ -1,0 +1,188 @@
+"""Launchers as people type them: what `torchrun --nproc-per-node 8 train.py --batch 4` starts, without starting it.
+
+    launch = parse_launch(["torchrun", "--nproc-per-node", "8", "train.py", "--batch", "4"], default_per_node=8)
+    launch.layout.per_node, launch.program         8, ("train.py", "--batch", "4")
+
+Known by name: `torchrun`, `-m torch.distributed.run`, `-m torch.distributed.launch`, `accelerate launch`,
+`-m accelerate.commands.launch`, `deepspeed`. Programs that start their ranks themselves (`torch.multiprocessing.spawn`,
+Lightning with `devices=8`) are met while they run: `simulation.started_ranks`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+from understudy.cluster.layout import Layout, LayoutError, parse_count
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What is run in each rank: a program as of `python`, "-m" in front of a module. `notes` are for the report."""
+
+    layout: Layout
+    program: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise LayoutError(f"{self.prog}: {message}")
+
+
+def parse_launch(words: Sequence[str], default_per_node: int) -> Launch | None:
+    """None if the words are no known launcher. `default_per_node`: where the command line has no number of processes."""
+    name, rest = _find_launcher(words)
+    return None if name is None else _LAUNCHERS[name](name, list(rest), default_per_node)
+
+
+def _find_launcher(words: Sequence[str]) -> tuple[str | None, Sequence[str]]:
+    if not words:
+        return None, ()
+    if words[0] == "-m" and len(words) > 1:
+        return (_MODULES[words[1]], words[2:]) if words[1] in _MODULES else (None, ())
+    name = os.path.basename(words[0])
+    if name == "accelerate":
+        return ("accelerate launch", words[2:]) if words[1:2] == ["launch"] else (None, ())
+    return (name, words[1:]) if name in _LAUNCHERS and not os.path.isfile(words[0]) else (None, ())
+
+
+# --- torchrun --------------------------------------------------------------------------------------------------------
+
+_VALUES = (
+    "rdzv-backend rdzv-endpoint rdzv-id rdzv-conf max-restarts monitor-interval start-method event-log-handler role log-dir "
+    "local-ranks-filter node-rank master-addr master-port local-addr logs-specs numa-binding signals-to-handle "
+    "duplicate-stdout-filters duplicate-stderr-filters shutdown-timeout"
+).split()
+_FLAGS = "standalone no-python run-path virtual-local-rank use-env".split()
+
+
+def _make_torchrun_parser(name: str) -> _Parser:
+    parser = _Parser(prog=name, add_help=False, allow_abbrev=False)
+    parser.add_argument("--nnodes", default="1")
+    parser.add_argument("--nproc-per-node", "--nproc_per_node", dest="per_node")
+    parser.add_argument("-m", "--module", action="store_true")
+    add_options_of_torchrun(parser)
+    parser.add_argument("program", nargs=argparse.REMAINDER)
+    return parser
+
+
+def add_options_of_torchrun(parser: argparse.ArgumentParser) -> None:
+    """Options that change nothing in a rehearsal."""
+    parser.add_argument("-r", "--redirects")
+    parser.add_argument("-t", "--tee")
+    for option in _VALUES:
+        parser.add_argument(f"--{option}", f"--{option.replace('-', '_')}")
+    for option in _FLAGS:
+        parser.add_argument(f"--{option}", f"--{option.replace('-', '_')}", action="store_true")
+
+
+def _parse_torchrun(name: str, words: list[str], default_per_node: int) -> Launch:
+    given = _make_torchrun_parser(name).parse_args(words)
+    if given.no_python:
+        raise LayoutError(f"{name} --no-python starts another program than Python, which can't be rehearsed")
+    per_node = default_per_node
+    if given.per_node not in (None, "auto", "gpu"):
+        per_node = parse_count(f"{name} --nproc-per-node", given.per_node)
+    nodes = parse_count(f"{name} --nnodes", given.nnodes)
+    notes = (f"--nnodes {given.nnodes}: rehearsed with {nodes}",) if ":" in given.nnodes else ()
+    environment = {
+        key: value
+        for key, value in (("MASTER_ADDR", given.master_addr), ("MASTER_PORT", given.master_port))
+        if value
+    }
+    return Launch(Layout(nodes, per_node, environment), _program_of(name, given.program, given.module), notes)
+
+
+def _program_of(name: str, words: list[str], is_module: bool) -> tuple[str, ...]:
+    words = words[1:] if words[:1] == ["--"] else words
+    if not words:
+        raise LayoutError(f"{name} is given no script: {name} [options] script.py [arguments]")
+    return ("-m", *words) if is_module else tuple(words)
+
+
+# --- deepspeed -------------------------------------------------------------------------------------------------------
+
+
+def _parse_deepspeed(name: str, words: list[str], default_per_node: int) -> Launch:
+    parser = _Parser(prog=name, add_help=False, allow_abbrev=False)
+    parser.add_argument("--num_gpus", "--num_accelerators", dest="per_node")
+    parser.add_argument("--num_nodes", default="1")
+    parser.add_argument("--module", action="store_true")
+    parser.add_argument("--no_python", action="store_true")
+    parser.add_argument("-H", "--hostfile")
+    parser.add_argument("-i", "--include")
+    parser.add_argument("-e", "--exclude")
+    for option in "master_addr master_port launcher launcher_args autotuning node_rank venv_script".split():
+        parser.add_argument(f"--{option}")
+    for option in (
+        "no_local_rank",
+        "no_ssh",
+        "no_ssh_check",
+        "force_multi",
+        "save_pid",
+        "bind_cores_to_rank",
+    ):
+        parser.add_argument(f"--{option}", action="store_true")
+    parser.add_argument("program", nargs=argparse.REMAINDER)
+    given = parser.parse_args(words)
+    per_node = default_per_node
+    if given.per_node is not None and given.per_node != "-1":
+        per_node = parse_count(f"{name} --num_gpus", given.per_node)
+    nodes = 1 if given.num_nodes == "-1" else parse_count(f"{name} --num_nodes", given.num_nodes)
+    program = _program_of(name, given.program, given.module)
+    return Launch(Layout(nodes, per_node), program)
+
+
+# --- accelerate ------------------------------------------------------------------------------------------------------
+
+
+def _parse_accelerate(name: str, words: list[str], default_per_node: int) -> Launch:
+    """By accelerate itself, which reads its configuration file and sets variables for its libraries."""
+    try:
+        # why: an optional package
+        from accelerate.commands.launch import (  # type: ignore[import-untyped]
+            _validate_launch_command,
+            launch_command_parser,
+            prepare_deepspeed_cmd_env,
+            prepare_multi_gpu_env,
+        )
+    except ImportError:
+        raise LayoutError("accelerate launch: the package accelerate is not installed") from None
+    try:
+        parser = launch_command_parser()
+        parser.error = _Parser(prog=name).error
+        given = parser.parse_args(words)
+        given = _validate_launch_command(given)[0]
+    except (ValueError, FileNotFoundError) as error:
+        raise LayoutError(f"{name}: {str(error).strip().splitlines()[0]}") from None
+    nodes = int(given.num_machines or 1)
+    count = int(given.num_processes or default_per_node * nodes)
+    if count % nodes:
+        raise LayoutError(f"{name}: {count} processes can't be divided by {nodes} machines")
+    given.num_processes = count
+    given.nproc_per_node, given.nnodes = str(count // nodes), str(nodes)
+    if given.use_deepspeed:
+        environment = prepare_deepspeed_cmd_env(given)[1]
+    else:
+        given.multi_gpu = True
+        environment = prepare_multi_gpu_env(given)
+    changed = {key: value for key, value in environment.items() if os.environ.get(key) != value}
+    program = (("-m",) if given.module else ()) + (given.training_script, *given.training_script_args)
+    return Launch(Layout(nodes, count // nodes, changed), program)
+
+
+_LAUNCHERS: dict[str, Callable[[str, list[str], int], Launch]] = {
+    "torchrun": _parse_torchrun,
+    "deepspeed": _parse_deepspeed,
+    "accelerate launch": _parse_accelerate,
+}
+_MODULES = {
+    "torch.distributed.run": "torchrun",
+    "torch.distributed.launch": "torchrun",
+    "accelerate.commands.launch": "accelerate launch",
+    "deepspeed.launcher.runner": "deepspeed",
+}

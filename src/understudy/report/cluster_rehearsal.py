@@ -1,0 +1,147 @@
+"""The data of a rehearsed cluster: a row for each rank that was run, its communication, faults, and one verdict.
+
+    cluster.verdict, cluster.headline
+    cluster.ranks[7].peak.reserved_bytes       also of a rank that another one stands for
+    cluster.ranks[7].rehearsal                 the whole `Rehearsal` of that rank
+    cluster.communication                      rows: rank, collective, group, calls, bytes, line
+    cluster.faults                             deadlocks, mismatches, …: each with a text that names ranks and lines
+    cluster.to_json(), ClusterRehearsal.from_json(text)
+
+JSON has the same names; `cluster.schema.json` beside this file is its schema.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from understudy.cluster.communication import CommunicationRow
+from understudy.cluster.faults import Fault
+from understudy.report.rehearsal import (
+    DOES_NOT_FIT,
+    FAILED,
+    FITS,
+    NO_VERDICT,
+    TIGHT,
+    Device,
+    Peak,
+    Rehearsal,
+    make_schema,
+    read_record,
+)
+
+SCHEMA_VERSION = 1
+SCHEMA_FILE = Path(__file__).with_name("cluster.schema.json")
+KIND = "cluster"
+"""The value of `kind` in JSON, by which a cluster is known from a rehearsal of one card."""
+
+
+@dataclass(frozen=True)
+class CardUse:
+    """What one rank holds on one card, at its peak. `line`: where most of it was made."""
+
+    card: int
+    reserved_bytes: int
+    allocated_bytes: int
+    line: str = ""
+
+
+@dataclass(frozen=True)
+class RankRow:
+    """A rank that was run, for itself and for the ranks that it `stands_for`."""
+
+    rank: int
+    node: int
+    local_rank: int
+    verdict: str
+    steps: int
+    peak: Peak
+    coordinates: dict[str, int] = field(default_factory=dict)
+    stands_for: list[int] = field(default_factory=list)
+    cards: list[CardUse] = field(default_factory=list)
+    outside_bytes: int = 0
+    host_peak_bytes: int = 0
+    failure: str = ""
+    rehearsal: Rehearsal | None = None
+
+
+@dataclass
+class ClusterRehearsal:
+    """All that was measured of one program on several cards."""
+
+    verdict: str
+    headline: str
+    device: Device
+    nodes: int
+    per_node: int
+    rows: list[RankRow]
+    communication: list[CommunicationRow] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)
+    assumptions: list[str] = field(default_factory=list)
+    kind: str = KIND
+    schema_version: int = SCHEMA_VERSION
+
+    @property
+    def world_size(self) -> int:
+        return self.nodes * self.per_node
+
+    @property
+    def ranks(self) -> dict[int, RankRow]:
+        """The row of every rank, also of those that another one stands for."""
+        return {rank: row for row in self.rows for rank in (*row.stands_for, row.rank)}
+
+    @property
+    def worst(self) -> RankRow:
+        """The rank that fails, or the one with the highest peak."""
+        order = (FITS, TIGHT, NO_VERDICT, DOES_NOT_FIT, FAILED)
+        return max(
+            self.rows,
+            key=lambda row: (
+                order.index(row.verdict),
+                row.peak.reserved_bytes,
+                row.peak.allocated_bytes,
+                -row.rank,
+            ),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    def to_json(self, indent: int | None = 2) -> str:
+        return json.dumps(self.to_dict(), indent=indent)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> ClusterRehearsal:
+        data = json.loads(text)
+        version = data.get("schema_version")
+        if data.get("kind") != KIND or version != SCHEMA_VERSION:
+            raise ValueError(
+                f"expected a cluster rehearsal of schema_version {SCHEMA_VERSION}, got {data.get('kind')!r} of {version!r}"
+            )
+        return read_record(cls, data)
+
+    def __str__(self) -> str:
+        from understudy.report.cluster_text import (
+            write_cluster,
+        )  # why: tables are loaded when they are printed
+
+        return write_cluster(self)
+
+
+def _make_whole_schema() -> dict[str, Any]:
+    head = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "Cluster rehearsal of understudy",
+    }
+    schema = head | make_schema(ClusterRehearsal)
+    schema["properties"]["verdict"] = {"enum": [FITS, TIGHT, DOES_NOT_FIT, NO_VERDICT, FAILED]}
+    schema["properties"]["schema_version"] = {"const": SCHEMA_VERSION}
+    schema["properties"]["kind"] = {"const": KIND}
+    return schema
+
+
+if __name__ == "__main__":
+    SCHEMA_FILE.write_text(json.dumps(_make_whole_schema(), indent=1) + "\n")

@@ -1,0 +1,414 @@
+"""`rehearse_cluster`: a program on several cards, each of its ranks run on stand-ins and measured.
+
+    cluster = understudy.rehearse_cluster("train.py", args=["--batch", "4"], device="h100", nodes=16, per_node=8)
+    cluster.verdict, cluster.ranks[7].peak.reserved_bytes, cluster.communication, cluster.faults
+
+`run_cluster` is what this function and `understudy run --nproc-per-node` share.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import importlib
+import io
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from understudy.cluster.broker import RankOutcome
+from understudy.cluster.classes import choose_checked, choose_representatives, find_mesh, find_pipeline
+from understudy.cluster.communication import coordinates_of, make_rows, name_group
+from understudy.cluster.faults import Fault, History, find_faults, write_ranks
+from understudy.cluster.layout import CLASSES, Interconnect, Layout, LayoutError, parse_ranks
+from understudy.cluster.ranks import run_ranks
+from understudy.report.cluster_rehearsal import CardUse, ClusterRehearsal, RankRow
+from understudy.report.measurement import Measurement
+from understudy.report.rehearsal import DOES_NOT_FIT, FAILED, FITS, NO_VERDICT, TIGHT, Device, Peak, Rehearsal
+from understudy.report.runs import Recorder, RehearsalOptions
+from understudy.report.script_facts import take_facts
+from understudy.report.summary import write_line
+from understudy.report.text import format_size
+from understudy.simulation.catalogue import Card
+from understudy.simulation.network import MeshRecord
+from understudy.simulation.overlay import Overlay
+from understudy.simulation.sandbox import LANDLOCK, PYTHON, Sandbox
+from understudy.simulation.scripts import Script, ScriptResult, format_error, run_script
+from understudy.simulation.simulator import find_device
+
+GiB = 1 << 30
+
+
+@dataclass(frozen=True)
+class ClusterOptions:
+    """`ranks`: which are run, as of `--ranks`. `jobs`: how many compute at once; the number of cores if None. `is_quiet`: no
+    rank's output is shown, else that of the first. The others as of `understudy run`."""
+
+    rehearsal: RehearsalOptions = field(default_factory=RehearsalOptions)
+    ranks: str | None = None
+    jobs: int | None = None
+    steps: int | None = 2
+    is_online: bool = False
+    has_margin: bool = False
+    """Whether the user has chosen the margin."""
+    takes_longest: bool = False
+    makes_data: bool = False
+    is_quiet: bool = False
+    interconnect: Interconnect | None = None
+
+
+def rehearse_cluster(
+    program: str | Path | Callable[[], object], *, args: Sequence[str] = (), device: str | Card | None = None,
+    nodes: int = 1, per_node: int | None = None, options: ClusterOptions | None = None, **settings: Any,
+) -> ClusterRehearsal:  # fmt: skip
+    """Rehearse a script, or a function that is called once in each rank, on `nodes` machines with `per_node` cards each.
+
+        understudy.rehearse_cluster("train.py", args=["--batch", "4"], device="h100", nodes=16, per_node=8)
+        understudy.rehearse_cluster(train, device="8xh100")
+
+    Without a `device`, ranks are processes on the CPU. `settings` are fields of `ClusterOptions`: `ranks="0,8"`, `steps=3`.
+    """
+    card, count = (None, 1) if device is None else find_device(device)
+    if per_node is not None and 1 < count < per_node:
+        raise LayoutError(f"{per_node} processes per node, and the device has {count} cards")
+    layout = Layout(nodes, per_node or count)
+    options = replace(options or ClusterOptions(), **settings)
+    if callable(program):
+        return run_cluster(layout, program, card, options)
+    return run_cluster(layout, Script(str(program), tuple(args)), card, options)
+
+
+def run_cluster(
+    layout: Layout, program: Script | Callable[[], object], card: Card | None, options: ClusterOptions,
+    entry: bytes = b"", sandbox: Sandbox | None = None,
+) -> ClusterRehearsal:  # fmt: skip
+    """`entry`: what the ranks call, if the program has started them itself (`started_ranks`). `sandbox`: the one that this
+    process is in; all ranks share it."""
+    run = parse_ranks(options.ranks, layout.world_size)
+    if isinstance(program, Script):
+        _import_ahead(program)
+    jobs = options.jobs or os.cpu_count() or 1
+    sandbox = sandbox or Sandbox(PYTHON)
+    is_patched = sandbox.level in (PYTHON, LANDLOCK)
+
+    def run_some(ranks: Sequence[int]) -> tuple[dict[int, RankOutcome], list[Fault]]:
+        def body(rank: int) -> dict[str, Any]:
+            return _run_rank(rank, layout, program, card, options, entry, rank == 0, sandbox)
+
+        return run_ranks(layout, ranks, jobs, body)
+
+    with Overlay(sandbox.folder) if is_patched else contextlib.nullcontext():
+        if run == CLASSES and layout.world_size > 3:
+            return _run_classes(layout, run_some, options)
+        ranks = run if isinstance(run, tuple) else tuple(range(layout.world_size))
+        outcomes, faults = run_some(ranks)
+    return _summarise(layout, outcomes, faults, options)
+
+
+RunRanks = Callable[[Sequence[int]], tuple[dict[int, RankOutcome], list[Fault]]]
+
+
+def _run_classes(layout: Layout, run_some: RunRanks, options: ClusterOptions) -> ClusterRehearsal:
+    """Rank 0 and the last one tell the dimensions; the representatives follow, and some more to compare them with."""
+    world_size = layout.world_size
+    outcomes, faults = run_some((0, world_size - 1))
+    pilot = outcomes[0].result
+    if pilot is None or pilot["has_failed"]:
+        return _summarise(layout, outcomes, faults, options)
+    mesh = find_mesh(pilot["meshes"], world_size)
+    pipeline = find_pipeline(0, pilot["log"], mesh, world_size)
+    chosen = choose_representatives(mesh, world_size, pipeline)
+    checked = choose_checked(chosen, pipeline)
+    if pipeline is None:
+        more, found = run_some([rank for rank in sorted({*chosen, *checked}) if rank not in outcomes])
+        outcomes, faults = {**outcomes, **more}, [*faults, *found]
+    else:
+        outcomes, faults = run_some(sorted(chosen))
+    cluster = _summarise(layout, dict(sorted(outcomes.items())), faults, options, chosen)
+    differing = [rank for rank in checked if not _is_like(cluster, rank, chosen)]
+    shown = write_ranks(checked)
+    if differing:
+        cluster.assumptions.append(
+            f"{write_ranks(differing)} differ from the ranks that stand for them: rehearse with --ranks all"
+        )
+    elif checked:
+        cluster.assumptions.append(f"{shown} were run and compared with the ranks that stand for them: equal")
+    else:
+        cluster.assumptions.append(
+            "no other ranks were run to compare: stages of a pipeline need their whole column"
+        )
+    return cluster
+
+
+def _is_like(cluster: ClusterRehearsal, rank: int, chosen: dict[int, list[int]]) -> bool:
+    """Whether a rank that was run has the peak and the communication of the one that stands for it."""
+    rows = {row.rank: row for row in cluster.rows}
+    other = next(run for run, ranks in chosen.items() if rank in ranks)
+
+    def describe(number: int) -> list[object]:
+        peak = rows[number].peak
+        calls = [
+            (row.when, row.collective, row.dtype, row.calls, row.bytes, row.line)
+            for row in cluster.communication
+            if row.rank == number
+        ]
+        return [peak.allocated_bytes, peak.reserved_bytes, sorted(calls)]
+
+    return describe(rank) == describe(other)
+
+
+HEAVY = ("torch", "transformers", "accelerate", "lightning", "pytorch_lightning", "peft", "datasets", "numpy")
+"""Packages that are imported once in the parent of all ranks, if the script imports them."""
+
+
+def _import_ahead(script: Script) -> None:
+    if script.is_module or not os.path.isfile(script.target):
+        return
+    try:
+        tree = ast.parse(Path(script.target).read_text(encoding="utf-8"))
+    except (SyntaxError, ValueError):
+        return  # the ranks say so
+    for node in ast.walk(tree):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names = [node.module]
+        for name in names:
+            if name.partition(".")[0] in HEAVY:
+                with contextlib.suppress(ImportError):
+                    importlib.import_module(name)
+
+
+# --- in a rank -------------------------------------------------------------------------------------------------------
+
+
+def _run_rank(
+    rank: int, layout: Layout, program: Script | Callable[[], object], card: Card | None, options: ClusterOptions,
+    entry: bytes, is_shown: bool, sandbox: Sandbox,
+) -> dict[str, Any]:  # fmt: skip
+    recorder = Recorder(card, options.rehearsal)
+    recorder.count = layout.per_node
+    with _hide_output(options.is_quiet or not is_shown) as said, recorder:
+        if isinstance(program, Script):
+            if entry:
+                program = replace(program, entry=entry, rank=layout.local_rank_of(rank))
+            result = run_script(
+                program, mode=recorder.mode, steps=options.steps, sandbox=sandbox, is_online=options.is_online,
+                takes_longest=options.takes_longest, makes_data=options.makes_data,
+            )  # fmt: skip
+            take_facts(recorder.facts, result, has_margin=options.has_margin)
+        else:
+            result = _call(program)
+            recorder.facts.failure = "the function failed" if result.exit_code else ""
+    rehearsal = recorder.rehearsal()
+    network = recorder.mode.network
+    return {
+        "has_failed": bool(result.exit_code)
+        and not (result.is_out_of_memory and rehearsal.verdict == DOES_NOT_FIT),
+        "was_ended": result.was_ended,
+        "exit_code": result.exit_code,
+        "error": result.error or (said.getvalue() if result.exit_code else ""),
+        "rehearsal": rehearsal.to_dict(),
+        "log": network.log if network is not None else [],
+        "groups": network.groups if network is not None else {},
+        "meshes": network.meshes if network is not None else [],
+        "created": network.created if network is not None else [],
+        "loaders": network.loaders if network is not None else [],
+        "cards": [
+            CardUse(
+                index,
+                peaks["reserved_bytes"],
+                peaks["allocated_bytes"],
+                _find_largest(recorder.measurement, index),
+            )
+            for index, memory in enumerate(recorder.memory.devices)
+            if (peaks := memory.allocator.peaks())["reserved_bytes"]
+        ],
+    }
+
+
+def _find_largest(measurement: Measurement, card: int) -> str:
+    """The line that made the largest storage on a card."""
+    records = [record for record in measurement.events if record.device == torch.device("cuda", card)]
+    return write_line(max(records, key=lambda record: record.nbytes).line) if records else ""
+
+
+def _call(function: Callable[[], object]) -> ScriptResult:
+    result = ScriptResult()
+    try:
+        function()
+    except Exception as error:
+        result.exit_code, result.error = 1, format_error(error)
+    return result
+
+
+@contextlib.contextmanager
+def _hide_output(is_hidden: bool) -> Iterator[io.StringIO]:
+    """What a rank writes to standard error is kept: it may say why it failed."""
+    said = io.StringIO()
+    if not is_hidden:
+        yield said
+        return
+    with (
+        open(os.devnull, "w") as nowhere,
+        contextlib.redirect_stdout(nowhere),
+        contextlib.redirect_stderr(said),
+    ):
+        # What C++ writes goes nowhere, too.
+        before = [os.dup(stream) for stream in (1, 2)]
+        for stream in (1, 2):
+            os.dup2(nowhere.fileno(), stream)
+        try:
+            yield said
+        finally:
+            for stream, kept in zip((1, 2), before, strict=True):
+                os.dup2(kept, stream)
+                os.close(kept)
+
+
+# --- the whole -------------------------------------------------------------------------------------------------------
+
+
+def _summarise(
+    layout: Layout, outcomes: dict[int, RankOutcome], faults: list[Fault], options: ClusterOptions,
+    classes: dict[int, list[int]] | None = None,
+) -> ClusterRehearsal:  # fmt: skip
+    meshes = _merge_meshes(outcomes)
+    results = {rank: outcome.result for rank, outcome in outcomes.items() if outcome.result is not None}
+    histories = [_make_history(rank, result) for rank, result in results.items()]
+    if len(results) == len(outcomes) and not any(outcome.has_failed for outcome in outcomes.values()):
+        faults = [*faults, *find_faults(histories, lambda group: name_group(group, meshes))]
+    stands_for = {
+        run: [rank for rank in ranks if rank not in outcomes] for run, ranks in (classes or {}).items()
+    }
+    rows = [
+        replace(_make_row(layout, outcome, meshes), stands_for=stands_for.get(rank, []))
+        for rank, outcome in outcomes.items()
+    ]
+    communication = [
+        row
+        for outcome in outcomes.values()
+        if outcome.result is not None
+        for row in make_rows(
+            outcome.rank,
+            outcome.result["log"],
+            outcome.result["groups"],
+            meshes,
+            layout,
+            options.interconnect,
+        )
+    ]
+    known = [row.rehearsal for row in rows if row.rehearsal is not None]
+    device = known[0].device if known else Device("", "", "")
+    cluster = ClusterRehearsal(
+        verdict=_decide(rows, faults), headline="", device=device, nodes=layout.nodes, per_node=layout.per_node,
+        rows=rows, communication=communication, faults=faults, assumptions=_merge_notes(known),
+    )  # fmt: skip
+    _add_cards(cluster)
+    cluster.headline = _write_headline(cluster)
+    return cluster
+
+
+def _add_cards(cluster: ClusterRehearsal) -> None:
+    """A card's memory is the sum over the processes that use it, each with a context of its own."""
+    used: dict[tuple[int, int], list[tuple[RankRow, CardUse]]] = {}
+    for row in cluster.rows:
+        for use in row.cards:
+            used.setdefault((row.node, use.card), []).append((row, use))
+    for (node, card), users in sorted(used.items()):
+        strays = [(row, use) for row, use in users if row.local_rank != card and len(row.cards) > 1]
+        if not strays:
+            continue
+        row, use = max(strays, key=lambda stray: stray[1].reserved_bytes)
+        each = " each" if len(strays) > 1 else ""
+        whole = sum(use.reserved_bytes + cluster.device.context_bytes for _, use in users)
+        limit = cluster.device.memory_bytes
+        holds = "hold" if len(strays) > 1 else "holds"
+        where = f"cuda:{card}{f' of node {node}' if cluster.nodes > 1 else ''}"
+        text = (
+            f"{write_ranks([row.rank for row, _ in strays])} {holds} {use.reserved_bytes / GiB:.1f} GiB{each} on {where}, "
+            f"{use.line}, and a context of {cluster.device.context_bytes / GiB:.1f} GiB{each}; in all {whole / GiB:.1f} of "
+            f"{limit / GiB:.1f} GiB: call torch.cuda.set_device(local_rank) first, and load with map_location"
+        )
+        is_over = bool(limit) and whole > limit
+        cluster.faults.append(Fault("memory", text, [row.rank for row, _ in strays], is_error=False))
+        if is_over and cluster.verdict != FAILED:
+            cluster.verdict = DOES_NOT_FIT
+
+
+def _make_history(rank: int, result: dict[str, Any]) -> History:
+    is_whole = not (result["has_failed"] or result["was_cut_off"])
+    return History(rank, result["log"], result["groups"], result["created"], result["loaders"], is_whole)
+
+
+def _make_row(layout: Layout, outcome: RankOutcome, meshes: Sequence[MeshRecord]) -> RankRow:
+    rank = outcome.rank
+    place: dict[str, Any] = {
+        "rank": rank,
+        "node": layout.node_of(rank),
+        "local_rank": layout.local_rank_of(rank),
+    }
+    coordinates: dict[str, int] = {}
+    for mesh in meshes:
+        coordinates |= {
+            key: value for key, value in coordinates_of(rank, mesh).items() if key not in coordinates
+        }
+    if outcome.result is None:
+        why = "was not started, because another rank failed"
+        if outcome.was_started:
+            why = f"was killed by signal {outcome.signal}" if outcome.signal else "ended without a result"
+        return RankRow(**place, verdict=FAILED, steps=0, peak=Peak(), failure=f"rank {rank} {why}")
+    result, rehearsal = outcome.result, Rehearsal.from_dict(outcome.result["rehearsal"])
+    failure = ""
+    if result["has_failed"]:
+        failure = result["error"] or f"rank {rank} ended with exit code {result['exit_code']}"
+    return RankRow(
+        **place, verdict=rehearsal.verdict, steps=rehearsal.steps, peak=rehearsal.peak, coordinates=coordinates,
+        cards=result["cards"], host_peak_bytes=rehearsal.host_peak_bytes, failure=failure, rehearsal=rehearsal,
+    )  # fmt: skip
+
+
+def _merge_meshes(outcomes: dict[int, RankOutcome]) -> list[MeshRecord]:
+    """Largest first, so that dimensions of a part are named as in the whole."""
+    found: dict[MeshRecord, None] = {}
+    for outcome in outcomes.values():
+        if outcome.result is not None:
+            found |= dict.fromkeys(outcome.result["meshes"])
+    return sorted(found, key=lambda mesh: (-len(mesh.ranks), -len(mesh.shape)))
+
+
+def _merge_notes(rehearsals: Sequence[Rehearsal]) -> list[str]:
+    return list(dict.fromkeys(note for rehearsal in rehearsals for note in rehearsal.assumptions))
+
+
+def _decide(rows: Sequence[RankRow], faults: Sequence[Fault]) -> str:
+    verdicts = {row.verdict for row in rows}
+    if any(fault.is_error for fault in faults):
+        return FAILED
+    return next(verdict for verdict in (FAILED, DOES_NOT_FIT, NO_VERDICT, TIGHT, FITS) if verdict in verdicts)
+
+
+def _write_headline(cluster: ClusterRehearsal) -> str:
+    count, worst, device = cluster.world_size, cluster.worst, cluster.device
+    failed = [row for row in cluster.rows if row.failure]
+    if any(fault.is_error for fault in cluster.faults):
+        return str(next(fault for fault in cluster.faults if fault.is_error))
+    if failed:
+        last = failed[0].failure.strip().splitlines()[-1]
+        return f"failed: rank {failed[0].rank} of {count}: {last}"
+    if cluster.verdict == NO_VERDICT and worst.rehearsal is not None:
+        return f"{worst.rehearsal.headline} (rank {worst.rank} of {count})"
+    peak = worst.peak
+    where = ", ".join(part for part in (peak.phase, peak.line) if part)
+    if device.kind == "cpu" or not device.memory_bytes:
+        most = f"at most {format_size(peak.allocated_bytes)} on rank {worst.rank}"
+        return f"{cluster.verdict}: {count} ranks on the CPU, {most}, {where}"
+    sizes = f"{peak.reserved_bytes / GiB:.1f} of {device.memory_bytes / GiB:.1f} GiB"
+    bad = [rank for rank, row in cluster.ranks.items() if row.verdict == DOES_NOT_FIT]
+    if bad:
+        return f"does not fit: {len(bad)} of {count} ranks; {sizes} on rank {worst.rank}, {where}"
+    share = f"{peak.reserved_bytes / device.memory_bytes:.0%}"
+    return f"{cluster.verdict} on {count} x {device.name}: {sizes} reserved on rank {worst.rank} ({share}), peak in {where}"

@@ -1,0 +1,189 @@
+"""Small distributed programs, run by real processes on the CPU and rehearsed: `python programs.py KIND`.
+
+As a script it runs one kind; with REAL=memory or REAL=communication in the environment, for real, and writes what was measured
+to the file named by RESULT. The process group is gloo's, or torch's fake one with GROUP=fake, which needs no other process.
+"""
+
+from __future__ import annotations
+
+import collections
+import json
+import os
+import sys
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn import functional as F
+
+rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+WIDTH, HEADS, VOCABULARY = 64, 4, 1000
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.second_norm = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.q, self.k, self.v, self.o = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(4))
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH, bias=False), nn.Linear(4 * WIDTH, WIDTH, bias=False)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        y = self.norm(x)
+        q, k, v = (
+            part(y).view(*y.shape[:2], -1, WIDTH // HEADS).transpose(1, 2)
+            for part in (self.q, self.k, self.v)
+        )
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.o(mixed.transpose(1, 2).flatten(2))
+        return x + self.down(F.gelu(self.up(self.second_norm(x))))
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
+        self.blocks = nn.ModuleList(Block() for _ in range(2))
+        self.out = nn.Linear(WIDTH, VOCABULARY, bias=False)
+
+    def forward(self, tokens: torch.Tensor) -> Any:
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return self.out(x)
+
+
+def wrap(kind: str, model: Model) -> nn.Module:
+    if kind in ("ddp", "zero1"):
+        return nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=kind == "zero1")
+    if kind == "fsdp1":
+        from torch.distributed.fsdp import FullyShardedDataParallel
+
+        for i, block in enumerate(model.blocks):
+            model.blocks[i] = FullyShardedDataParallel(block, device_id=torch.device("cpu"))
+        return FullyShardedDataParallel(model, device_id=torch.device("cpu"))
+    if kind in ("fsdp2", "mixed", "hsdp"):
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+        shape, names = ((2, world // 2), ("replicate", "shard")) if kind == "hsdp" else ((world,), ("dp",))
+        mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
+        policy = (
+            MixedPrecisionPolicy(torch.bfloat16, torch.float32) if kind == "mixed" else MixedPrecisionPolicy()
+        )
+        for block in model.blocks:
+            fully_shard(block, mesh=mesh, mp_policy=policy)
+        return fully_shard(model, mesh=mesh, mp_policy=policy)
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        SequenceParallel,
+        parallelize_module,
+    )
+
+    mesh = init_device_mesh("cpu", (world,), mesh_dim_names=("tp",))
+    parts = {"q": "c", "k": "c", "v": "c", "o": "r", "up": "c", "down": "r"}
+    if kind == "tp":
+        rows: Any = {"c": ColwiseParallel(), "r": RowwiseParallel()}
+        plan = {
+            "embedding": RowwiseParallel(input_layouts=Replicate()),
+            "out": ColwiseParallel(output_layouts=Replicate()),
+        }
+    else:
+        rows = {"c": ColwiseParallel(input_layouts=Shard(1)), "r": RowwiseParallel(output_layouts=Shard(1))}
+        plan = {
+            "embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
+            "out": ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate()),
+        }
+    parallelize_module(model, mesh, plan)
+    for block in model.blocks:
+        inner = {name: rows[side] for name, side in parts.items()}
+        if kind == "sp":
+            inner |= {"norm": SequenceParallel(), "second_norm": SequenceParallel()}
+        parallelize_module(block, mesh, inner)
+    return model
+
+
+def train(kind: str) -> None:
+    torch.manual_seed(0)
+    model = Model()
+    wrapped = wrap(kind, model)
+    if kind == "zero1":
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+
+        optimizer: Any = ZeroRedundancyOptimizer(
+            model.parameters(), torch.optim.AdamW, lr=1e-3, foreach=False
+        )
+    else:
+        optimizer = torch.optim.AdamW(wrapped.parameters(), lr=1e-3, foreach=False)
+    for _ in range(3):
+        tokens = torch.randint(0, VOCABULARY, (4, 64))
+        out = wrapped(tokens)
+        F.cross_entropy(out.flatten(0, 1).float(), tokens.flatten()).backward()
+        del out
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def count_bytes(value: object) -> int:
+    if isinstance(value, torch.Tensor):
+        return value.numel() * value.element_size()
+    return sum(map(count_bytes, value)) if isinstance(value, (list, tuple)) else 0
+
+
+def measure_memory(kind: str) -> int:
+    """The peak of what torch allocates on the CPU, by its profiler."""
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+    ) as profile:
+        train(kind)
+    events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
+    live = peak = 0
+    for _, size in sorted((event.start_ns(), event.nbytes()) for event in events):
+        live += size
+        peak = max(peak, live)
+    return peak
+
+
+def measure_communication(kind: str) -> dict[str, list[int]]:
+    """Calls and bytes by operator: the larger of what is given and returned, of a scatter what is received."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    found: dict[str, list[int]] = collections.defaultdict(lambda: [0, 0])
+
+    class Log(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
+            result = func(*args, **(kwargs or {}))
+            if (
+                func.namespace in ("c10d", "_c10d_functional")
+                and "wait" not in str(func)
+                and "wrap" not in str(func)
+            ):
+                name = func._schema.name.split("::")[1]
+                sides = [count_bytes(value) for value in (args[:1] if name == "scatter_" else args)]
+                sides.append(count_bytes(result) if func.namespace != "c10d" else 0)
+                found[name][0] += 1
+                found[name][1] += max(sides)
+            return result
+
+    with Log():
+        train(kind)
+    return dict(found)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    if os.environ.get("GROUP") == "fake":
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+
+        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
+    else:
+        dist.init_process_group("gloo")
+    real = os.environ.get("REAL")
+    if real is None:
+        train(sys.argv[1])
+    else:
+        measured = measure_memory(sys.argv[1]) if real == "memory" else measure_communication(sys.argv[1])
+        with open(os.environ["RESULT"], "w") as file:
+            json.dump(measured, file)

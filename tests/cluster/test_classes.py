@@ -1,0 +1,59 @@
+"""Some ranks run for all: the figures are those of a run of all ranks."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+from understudy.cli import main
+from understudy.cluster.classes import choose_checked, choose_representatives
+from understudy.report.cluster_rehearsal import ClusterRehearsal
+from understudy.simulation.network import MeshRecord
+
+pytestmark = pytest.mark.skipif(
+    not dist.is_available() or not hasattr(os, "fork"),
+    reason="ranks are forked processes of torch.distributed",
+)
+
+SHARDED = """
+import torch, torch.nn as nn, torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+mesh = init_device_mesh("cuda", (2, 5), mesh_dim_names=("replicate", "shard"))
+torch.cuda.set_device(dist.get_rank()); model = nn.Sequential(nn.Linear(1000, 1001), nn.Linear(1001, 1000)).cuda()
+fully_shard(model, mesh=mesh); optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+rows = torch.tensor([4], device="cuda"); dist.broadcast(rows, src=3)
+for _ in range(2): model(torch.randn(int(rows), 1000, device="cuda")).sum().backward(); optimizer.step(); optimizer.zero_grad()
+"""
+
+
+def rehearse(ranks: str) -> ClusterRehearsal:
+    words = ["run", "--quiet", "--device", "10xh100", "--nproc-per-node", "10", "--ranks", ranks]
+    assert main([*words, "--json", "run.json", "script.py"]) == 0
+    return ClusterRehearsal.from_json(Path("run.json").read_text())
+
+
+def test_figures_are_those_of_all_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    (tmp_path / "script.py").write_text(SHARDED)
+    some, whole = rehearse("classes"), rehearse("all")
+    assert (len(some.rows), len(whole.rows)) == (8, 10)
+    assert any(
+        "were run and compared with the ranks that stand for them" in note for note in some.assumptions
+    )
+    found = {rank: row.peak.allocated_bytes for rank, row in some.ranks.items()}
+    assert found == {row.rank: row.peak.allocated_bytes for row in whole.rows}
+
+
+def test_columns_of_a_pipeline() -> None:
+    mesh = MeshRecord(("pp", "dp", "tp"), (2, 4, 2), tuple(range(16)))
+    chosen = choose_representatives(mesh, 16, pipeline=0)
+    assert sorted(chosen) == [0, 2, 7, 8, 10, 15]  # each at both stages
+    assert sorted([*chosen, *(rank for ranks in chosen.values() for rank in ranks)]) == list(range(16))
+    assert chosen[0] == [] and not choose_checked(chosen, pipeline=0)
+    without = choose_representatives(None, 64, pipeline=None)
+    assert sorted(without) == [0, 1, 63] and len(without[1]) == 61

@@ -1,0 +1,168 @@
+"""Faults of distributed programs: scripts of some lines, and the text that names the ranks and lines."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+from understudy.cli import main
+from understudy.cluster.faults import write_ranks
+from understudy.report.cluster_rehearsal import ClusterRehearsal
+
+pytestmark = pytest.mark.skipif(
+    not dist.is_available() or not hasattr(os, "fork"),
+    reason="ranks are forked processes of torch.distributed",
+)
+
+START = """import os, torch, torch.nn as nn, torch.distributed as dist
+dist.init_process_group("nccl"); rank = dist.get_rank(); torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+x = torch.ones(1024, device="cuda"); layer = nn.Linear(1024, 1024).cuda(); sgd = torch.optim.SGD(layer.parameters(), 0.1)
+layer(x).sum().backward()
+"""
+END = "sgd.step()\n"
+
+ERRORS = {
+    "deadlock": (
+        """
+box = [None]
+if rank == 0: dist.recv_object_list(box, src=1); dist.send_object_list([1], dst=1)
+elif rank == 1: dist.recv_object_list(box, src=0); dist.send_object_list([1], dst=0)
+dist.barrier()
+""",
+        "deadlock: every rank waits: rank 0 in recv at script.py:7, waiting for rank 1; rank 1 in recv at script.py:8, waiting "
+        "for rank 0; rank 2 in barrier at script.py:9, waiting for ranks 0-1",
+    ),
+    "missing, with values": (
+        """
+if rank == 2: raise SystemExit(0)
+dist.barrier()
+""",
+        "missing: rank 2 has ended while others wait: ranks 0-1 in barrier at script.py:7, waiting for rank 2",
+    ),
+    "missing": (
+        """
+if rank == 0: dist.all_reduce(x)
+""",
+        "missing: collective 1 of group world: rank 0: all_reduce of 4,096 B at script.py:6; ranks 1-2: none",
+    ),
+    "mismatch": (
+        """
+dist.all_reduce(x if rank else x[:1])
+""",
+        "mismatch: collective 1 of group world: rank 0: all_reduce of 4 B at script.py:6; ranks 1-2: all_reduce of 4,096 B at "
+        "script.py:6",
+    ),
+    "mismatch after divergence": (
+        """
+if rank == 0: dist.all_reduce(x[:1])
+dist.all_reduce(x[:1]); dist.all_reduce(x)
+dist.all_reduce(x[:1])
+""",
+        "mismatch: collective 2 of group world: rank 0: all_reduce of 4 B at script.py:7; ranks 1-2: all_reduce of 4,096 B at "
+        "script.py:7; the ranks are on different lines since collective 1 of group world: rank 0: all_reduce at script.py:6; "
+        "ranks 1-2: all_reduce at script.py:7",
+    ),
+    "another kind": (
+        """
+dist.broadcast(x, src=0) if rank == 1 else dist.all_reduce(x)
+""",
+        "mismatch: collective 1 of group world: ranks 0, 2: all_reduce of 4,096 B at script.py:6; rank 1: broadcast of 4,096 B "
+        "at script.py:6",
+    ),
+    "message without a partner": (
+        """
+if rank == 0: dist.send(x, 1); dist.send(x, 1)
+if rank == 1: dist.recv(x, 0)
+""",
+        "point-to-point: rank 0: send of 4,096 B to rank 1 at script.py:6; rank 1 receives nothing for it",
+    ),
+    "sizes of messages": (
+        """
+if rank == 0: dist.send(x, 1)
+if rank == 1: dist.recv(x[:8], 0)
+""",
+        "point-to-point: rank 0: send of 4,096 B at script.py:6; rank 1: recv of 32 B at script.py:7",
+    ),
+    "order of messages": (
+        """
+if rank == 0: dist.send(x, 1); dist.recv(x, 1)
+if rank == 1: dist.send(x, 0); dist.recv(x, 0)
+""",
+        "point-to-point: rank 0: send to rank 1 at script.py:6; rank 1: send to rank 0 at script.py:7: each waits for the "
+        "other; use batch_isend_irecv, or reverse the order on one rank",
+    ),
+    "groups": (
+        """
+group = dist.new_group([0, 1]) if rank < 2 else None
+""",
+        "groups: group 2: ranks 0-1: ranks [0, 1] at script.py:6; rank 2: none; every rank has to call new_group for every "
+        "group, in the same order",
+    ),
+}  # fmt: skip
+
+NOTES = {
+    "divergence": (
+        """
+if rank == 0: dist.all_reduce(x)
+else: dist.all_reduce(x)
+""",
+        "divergence: collective 1 of group world: rank 0: all_reduce at script.py:6; ranks 1-2: all_reduce at script.py:7",
+    ),
+    "data": (
+        """
+for _ in torch.utils.data.DataLoader(list(range(8 - rank // 2)), batch_size=1): pass
+""",
+        "data: rank 2 has 7 batches, ranks 0-1 have 8 batches at script.py:6: the ranks with more wait at the end of the epoch",
+    ),
+    "memory": (
+        """
+state = torch.zeros(1 << 28, device="cuda:0")
+""",
+        "memory: ranks 1-2 hold 1.0 GiB each on cuda:0, script.py:6, and a context of 0.7 GiB each; in all 5.1 of 79.1 GiB: "
+        "call torch.cuda.set_device(local_rank) first, and load with map_location",
+    ),
+    "a batch of messages": (
+        """
+peers = {0: 1, 1: 0}
+if rank in peers:
+    ops = [dist.P2POp(dist.isend, x, peers[rank]), dist.P2POp(dist.irecv, torch.empty_like(x), peers[rank])]
+    for work in dist.batch_isend_irecv(ops): work.wait()
+""",
+        "",
+    ),
+}
+
+
+def rehearse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> tuple[int, ClusterRehearsal]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    (tmp_path / "script.py").write_text(f"{START}{body}{END}")
+    words = ["run", "--quiet", "--device", "h100", "--nproc-per-node", "3", "--json", "run.json", "script.py"]
+    code = main(words)
+    return code, ClusterRehearsal.from_json((tmp_path / "run.json").read_text())
+
+
+@pytest.mark.parametrize(("body", "text"), ERRORS.values(), ids=ERRORS)
+def test_what_would_hang_is_named(
+    body: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, cluster = rehearse(tmp_path, monkeypatch, body)
+    assert [str(fault) for fault in cluster.faults] == [text]
+    assert (code, cluster.verdict) == (1, "failed") and capsys.readouterr().out.strip() == text
+    assert all(row.peak.reserved_bytes for row in cluster.rows)  # the figures until then
+
+
+@pytest.mark.parametrize(("body", "text"), NOTES.values(), ids=NOTES)
+def test_what_may_hang_is_noted(
+    body: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, cluster = rehearse(tmp_path, monkeypatch, body)
+    assert [str(fault) for fault in cluster.faults] == [text] * bool(text)
+    assert (code, cluster.verdict) == (0, "fits")
+
+
+def test_names_of_ranks() -> None:
+    assert write_ranks([3]) == "rank 3" and write_ranks([0, 1, 2, 8, 10, 11]) == "ranks 0-2, 8, 10-11"
