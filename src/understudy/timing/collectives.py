@@ -1,0 +1,113 @@
+"""The seconds of a collective: latency of its steps, and bytes over the slowest link.
+
+    collective_seconds("all_reduce", ranks=8, nbytes=1 << 30, link=find_link(find_card("h100")))
+    collective_seconds("all_gather", ranks=64, nbytes=…, link=…, ranks_per_node=8, network=find_network(400))
+
+Pure: kind, size of the group, bytes and interconnect in, seconds out. `nbytes` is the size of the whole tensor: what an
+all-reduce reduces, what an all-gather gives, what a reduce-scatter is given.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil, log2
+from types import MappingProxyType
+
+from understudy.simulation.catalogue import Card
+from understudy.timing.curves import read_curves
+
+
+@dataclass(frozen=True)
+class Link:
+    """A way between ranks. `bandwidth`: bytes that a rank sends in a second, one way, as published."""
+
+    name: str
+    bandwidth: float
+    efficiency: Mapping[str, float]
+    """The part of it that large messages reach, by kind of collective; "other" for the rest."""
+    latency: float
+    """Seconds for a message of no bytes to pass one step."""
+    fixed: float = 0.0
+    """Seconds for a collective of no bytes, beside its steps."""
+
+    def speed(self, kind: str) -> float:
+        """Bytes in a second."""
+        part = self.efficiency.get(kind)
+        return self.bandwidth * (self.efficiency["other"] if part is None else part)
+
+
+ROUNDS: Mapping[str, float] = MappingProxyType(
+    {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "broadcast": 1.0, "reduce": 1.0, "all_to_all": 1.0,
+     "send": 1.0, "recv": 1.0, "gather": 1.0, "scatter": 1.0, "barrier": 2.0}
+)  # fmt: skip
+"""How many times the data goes around the ring."""
+SLOWEST, FASTEST = "PCIe 4 x16", "NVLink 4"
+POINT_TO_POINT = ("send", "recv")
+
+
+def find_link(card: Card) -> Link:
+    """Between cards of one node, by what the catalogue has for the card: NVLink or PCIe. A generation that nobody measured
+    has the efficiency of the one that is alike, with its own bandwidth."""
+    table = read_curves()["links"]
+    name = card.interconnect or SLOWEST
+    alike = name if name in table else SLOWEST if name.startswith("PCIe") else FASTEST
+    found = table[alike]
+    one_way = (card.interconnect_bandwidth or 2e9 * found["bandwidth"]) / 2
+    return Link(name, one_way, found["efficiency"], found["latency"], found["fixed"])
+
+
+def group_seconds(kind: str, ranks: Sequence[int], nbytes: float, card: Card, per_node: int) -> float:
+    """Of a collective of these ranks, which are numbered node by node; the network is the usual one of the card."""
+    nodes = Counter(rank // per_node for rank in ranks)
+    inside = max(nodes.values(), default=1)
+    network = find_network(usual_network(card)) if len(nodes) > 1 else None
+    return collective_seconds(kind, len(ranks), nbytes, find_link(card), inside, network)
+
+
+def usual_network(card: Card) -> float:
+    """Gb/s for each card in machines that are usually built with it."""
+    if card.interconnect is None or not card.interconnect.startswith("NVLink"):
+        return 100.0
+    return 400.0 if (card.capability or (0, 0)) >= (9, 0) else 200.0
+
+
+def find_network(gigabits: float) -> Link:
+    """InfiniBand or RoCE with so many Gb/s for each card: 100, 200, 400."""
+    table = read_curves()["network"]
+    return Link(
+        f"{gigabits:g} Gb/s", gigabits * 1e9 / 8, table["efficiency"], table["latency"], table["fixed"]
+    )
+
+
+def collective_seconds(
+    kind: str, ranks: int, nbytes: float, link: Link, ranks_per_node: int | None = None, network: Link | None = None
+) -> float:  # fmt: skip
+    """`network` joins nodes of `ranks_per_node` ranks, each rank with a share of its own; without it, all are in one
+    node."""
+    if ranks <= 1:
+        return 0.0
+    rounds = ROUNDS[kind]
+    if kind in POINT_TO_POINT:
+        way = network if network is not None and ranks_per_node == 1 else link
+        return way.fixed + way.latency + nbytes / way.speed(kind)
+    inside = min(ranks, ranks_per_node or ranks)
+    nodes = ceil(ranks / inside)
+    if nodes == 1 or network is None:
+        return _ring_seconds(kind, ranks, nbytes, link)
+    # Each rank of a node carries its part of the data between the nodes; both levels are pipelined.
+    within = _ring_seconds(kind, inside, nbytes, link)
+    between = nbytes / inside * rounds * (nodes - 1) / nodes / network.speed(kind)
+    steps = rounds * (min(nodes - 1, 2 * ceil(log2(nodes))))
+    return max(within, between) + network.fixed + steps * network.latency
+
+
+def _ring_seconds(kind: str, ranks: int, nbytes: float, link: Link) -> float:
+    """Large messages go by a ring; the latency of small ones is that of a tree, where it is shorter."""
+    if ranks == 1:
+        return 0.0
+    rounds = ROUNDS[kind]
+    steps = rounds * min(ranks - 1, 2 * ceil(log2(ranks)))
+    moved = rounds * nbytes * (ranks - 1) / ranks
+    return link.fixed + steps * link.latency + moved / link.speed(kind)
