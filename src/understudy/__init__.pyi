@@ -6,6 +6,7 @@ from understudy.capture.decompositions import decompose as decompose
 from understudy.capture.decompositions import disable_autocast_cache as disable_autocast_cache
 from understudy.capture.decompositions import maybe_handle_decomp as maybe_handle_decomp
 from understudy.capture.decompositions import set_original_aten_op as set_original_aten_op
+from understudy.capture.deprecated import run_every_layer as run_every_layer
 from understudy.capture.graph_passes import insert_deferred_runtime_asserts as insert_deferred_runtime_asserts
 
 # graphs of operators
@@ -33,7 +34,6 @@ from understudy.capture.proxy_slots import thunkify as thunkify
 from understudy.capture.proxy_slots import track_tensor as track_tensor
 from understudy.capture.proxy_slots import track_tensor_tree as track_tensor_tree
 from understudy.capture.recorder import ProxyTorchDispatchMode as ProxyTorchDispatchMode
-from understudy.capture.repeated_layers.layers import run_every_layer as run_every_layer
 from understudy.capture.step import capture_step as capture_step
 from understudy.capture.tracer import PythonKeyTracer as PythonKeyTracer
 
@@ -75,8 +75,8 @@ from understudy.graph.show import show as show
 from understudy.infer.cache import DispatchCacheInfo as DispatchCacheInfo
 from understudy.infer.engine import mark_pure as mark_pure
 from understudy.infer.engine import rule as rule
-from understudy.meta.derivation import manual_meta_overrides as manual_meta_overrides
 from understudy.meta.errors import MetaTraceError as MetaTraceError
+from understudy.meta.overrides import manual_meta_overrides as manual_meta_overrides
 
 # torch-level traces
 from understudy.meta.tracer import MetaTracer as MetaTracer
@@ -85,6 +85,9 @@ from understudy.meta.tracer import symbolic_trace as symbolic_trace
 # fake values for the nodes of a graph
 from understudy.prop.propagation import FakeTensorProp as FakeTensorProp
 from understudy.prop.propagation import PropagateUnbackedSymInts as PropagateUnbackedSymInts
+from understudy.report.cluster_rehearsal import ClusterRehearsal as ClusterRehearsal
+from understudy.report.cluster_runs import ClusterOptions as ClusterOptions
+from understudy.report.cluster_runs import rehearse_cluster as rehearse_cluster
 from understudy.report.rehearsal import Rehearsal as Rehearsal
 from understudy.report.runs import RehearsalOptions as RehearsalOptions
 from understudy.report.runs import rehearse as rehearse
@@ -281,6 +284,9 @@ __all__ = [
     "RehearsalOptions",
     "rehearse",
     "Rehearsal",
+    "ClusterOptions",
+    "rehearse_cluster",
+    "ClusterRehearsal",
     "export",
     "AccelerationWarning",
     "accelerate_export",

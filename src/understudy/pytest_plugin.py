@@ -76,22 +76,30 @@ def _read_marker(marker: pytest.Mark) -> dict[str, Any]:
     names = dict(zip(("device", "budget"), marker.args, strict=False)) | dict(marker.kwargs)
     unknown = sorted(set(names) - set(SETTINGS))
     if unknown or len(marker.args) > 2:
-        raise pytest.UsageError(f"the marker rehearse takes {', '.join(SETTINGS)}, not {', '.join(unknown) or 'more'}")
+        raise pytest.UsageError(
+            f"the marker rehearse takes {', '.join(SETTINGS)}, not {', '.join(unknown) or 'more'}"
+        )
     return names
 
 
-def _rehearse(function: Callable[..., object], args: Any, kwargs: dict[str, Any], settings: dict[str, Any]) -> Rehearsal:
+def _rehearse(
+    function: Callable[..., object], args: Any, kwargs: dict[str, Any], settings: dict[str, Any]
+) -> Rehearsal:
     # why: this file is loaded with every run of pytest
     import understudy
     from understudy.cli.tables import parse_size  # why: as above
     from understudy.errors import UnderstudyError  # why: as above
     from understudy.lines import drop_own_frames  # why: as above
-    from understudy.report.rehearsal import DOES_NOT_FIT, TIGHT  # why: as above
+    from understudy.report.rehearsal import DOES_NOT_FIT, NO_VERDICT, TIGHT  # why: as above
     from understudy.simulation.simulator import find_device  # why: as above
 
     problem = ""
     try:
-        budget = parse_size(settings["budget"]) if isinstance(settings.get("budget"), str) else settings.get("budget")
+        budget = (
+            parse_size(settings["budget"])
+            if isinstance(settings.get("budget"), str)
+            else settings.get("budget")
+        )
         if settings.get("device") is not None:
             find_device(settings["device"])
     except (UnderstudyError, OSError, ValueError) as error:
@@ -103,6 +111,8 @@ def _rehearse(function: Callable[..., object], args: Any, kwargs: dict[str, Any]
         result: Rehearsal = understudy.rehearse(function, *args, **given, **kwargs)
     except Exception as error:
         raise error.with_traceback(drop_own_frames(error.__traceback__)) from error.__cause__
+    if result.verdict == NO_VERDICT:
+        pytest.fail(result.headline, pytrace=False)
     if result.verdict == DOES_NOT_FIT or (settings.get("strict") and result.verdict == TIGHT):
         pytest.fail(_explain(result, result.headline), pytrace=False)
     if budget is not None and result.peak.reserved_bytes > budget:

@@ -19,7 +19,10 @@ def test_devices_as_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["devices"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == "device name GiB outside capability SMs GB/s fp32 TF bf16 TF link GB/s".split()
-    assert "h100     NVIDIA H100 80GB HBM3     79.11     0.67         9.0  132  3,350     67.0      989        900" in lines
+    assert (
+        "h100     NVIDIA H100 80GB HBM3     79.11     0.67         9.0  132  3,350     67.0      989        900"
+        in lines
+    )
     assert lines[-1] == "Simulated software: CUDA 13.0, cuDNN 9.20.0, NCCL 2.29.7, driver 580.65.06."
     assert max(map(len, lines)) <= 120
 
@@ -55,7 +58,18 @@ def test_devices_with_cards_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFi
     file = tmp_path / "cards.toml"
     file.write_text("[mine]\nmemory = 10.5\n")
     assert main(["devices", "--cards", str(file)]) == 0
-    assert capsys.readouterr().out.splitlines()[1].split() == ["mine", "mine", "10.50", "~0.50", "-", "-", "-", "-", "-", "-"]
+    assert capsys.readouterr().out.splitlines()[1].split() == [
+        "mine",
+        "mine",
+        "10.50",
+        "~0.50",
+        "-",
+        "-",
+        "-",
+        "-",
+        "-",
+        "-",
+    ]
 
 
 def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -76,10 +90,15 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
         ([], "understudy: the following arguments are required: COMMAND (see understudy --help)"),
         (["devices", "--jsn"], "understudy devices: there is no option --jsn: did you mean --json? (see"),
         (["devices", "h100"], "understudy devices: 'h100' is one argument too many"),
-        (["devices", "--cards", "no_such.toml"], "understudy devices: no_such.toml: No such file or directory"),
+        (
+            ["devices", "--cards", "no_such.toml"],
+            "understudy devices: no_such.toml: No such file or directory",
+        ),
     ],
 )
-def test_wrong_input_is_one_line_and_exit_code_2(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_input_is_one_line_and_exit_code_2(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     try:
         code: object = main(arguments)
     except SystemExit as ended:

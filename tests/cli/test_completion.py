@@ -31,7 +31,13 @@ def test_commands_options_cards_and_choices(capsys: pytest.CaptureFixture[str]) 
 
 def test_files_are_left_to_the_shell(capsys: pytest.CaptureFixture[str]) -> None:
     """Also all that follows a script: it has options of its own."""
-    for words in (["run", "tr"], ["run", "--json", ""], ["run", "train.py", "--de"], ["nothing", "x"], ["report", ""]):
+    for words in (
+        ["run", "tr"],
+        ["run", "--json", ""],
+        ["run", "train.py", "--de"],
+        ["nothing", "x"],
+        ["report", ""],
+    ):
         assert complete(*words, capsys=capsys) == []
 
 
@@ -62,11 +68,15 @@ def test_bash_asks_and_gets(tmp_path: Path) -> None:
         '_understudy_complete; echo "${COMPREPLY[@]}"; complete -p understudy'
     )
     environment = {**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
-    said = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True, check=True).stdout
+    said = subprocess.run(
+        ["bash", "-c", script], env=environment, capture_output=True, text=True, check=True
+    ).stdout
     assert said.splitlines() == ["--device", "complete -o default -F _understudy_complete understudy"]
 
 
-def test_installing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_installing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("SHELL", "/usr/bin/zsh")
     (tmp_path / ".zshrc").write_text("setopt x")

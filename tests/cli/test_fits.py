@@ -90,7 +90,9 @@ def test_requests_are_those_of_the_run(tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text(NET)
     outcome = rehearse_variant(Variant(str(tmp_path / "net.py"), keeps_requests=True), "t4")
     assert outcome.rehearsal is not None
-    assert max(accumulate(outcome.requests)) == pytest.approx(outcome.rehearsal.peak.requested_bytes, rel=1e-3)
+    assert max(accumulate(outcome.requests)) == pytest.approx(
+        outcome.rehearsal.peak.requested_bytes, rel=1e-3
+    )
 
 
 def test_a_formula_is_the_largest_of_the_moments() -> None:
@@ -113,7 +115,9 @@ def test_no_formula_where_runs_differ() -> None:
     assert find_formula({n: Outcome(None, requests=[n, -n]) for n in range(1, 6)}) is None
 
 
-def test_fit_finds_the_largest(script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_fit_finds_the_largest(
+    script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def rule(variant: Variant, text: str) -> Outcome:
         batch = int(text.split("BATCH, LENGTH = ")[1].split(",")[0])
         return Outcome(rehearsal_of(2 * GiB + batch * GiB // 4, 10 * GiB))
@@ -126,7 +130,9 @@ def test_fit_finds_the_largest(script: str, monkeypatch: pytest.MonkeyPatch, cap
     assert len(seen) < 20
 
 
-def test_fit_of_an_argument(script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_fit_of_an_argument(
+    script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     answer(monkeypatch, lambda variant, text: Outcome(rehearsal_of(int(variant.arguments[1]) * GiB, 5 * GiB)))
     command = ["fit", "--device", "h100", "--json", "--vary", "n=1..100", script, "--n", "{n}"]
     assert main(command) == 0
@@ -135,3 +141,32 @@ def test_fit_of_an_argument(script: str, monkeypatch: pytest.MonkeyPatch, capsys
     assert record["sizes"]["6"]["verdict"] == "does not fit"
     answer(monkeypatch, lambda variant, text: Outcome(rehearsal_of(6 * GiB, 5 * GiB)))
     assert main(command) == 3
+
+
+SLOW_HOST = """import torch
+
+BATCH = 8
+model = torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(8))).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(10):
+    model(torch.randn(BATCH, 512, device="cuda")).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_the_fastest_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Small batches wait for the host: twice the batch is nearly twice as fast."""
+    monkeypatch.chdir(tmp_path)
+    Path("net.py").write_text(SLOW_HOST)
+    words = ["fit", "--device", "h100", "--workers", "1", "--vary", "batch=1..64", "--for", "speed"]
+    assert main([*words, "--json", "net.py"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    rates = {int(size): row["per_second"] for size, row in found["sizes"].items()}
+    assert found["fastest"] == found["largest"] == 64
+    assert {1, 2, 4, 8, 16, 32, 64} <= set(rates)
+    assert rates[2] > 1.8 * rates[1] and rates[64] == max(rates.values())
+    assert main([*words, "net.py"]) == 0
+    assert "Fastest: batch = 64: step " in capsys.readouterr().out

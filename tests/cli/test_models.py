@@ -13,7 +13,7 @@ import torch
 from understudy.cli import main, models
 from understudy.cli.targets import TargetError, choose_examples, parse_input, parse_target
 
-SOURCE = '''
+SOURCE = """
 import torch
 from torch import nn
 
@@ -57,7 +57,7 @@ instance = Net(2)
 
 def double(x):
     return x * 2
-'''
+"""
 
 
 @pytest.fixture
@@ -79,19 +79,33 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 def test_layers_as_a_table(file: str, capsys: pytest.CaptureFixture[str]) -> None:
     out = run(capsys, "model", f"{file}:Net")
-    assert out.splitlines()[0] == "input: ids: i64[batch, length] with batch=1, length=128 (guessed from the first layer)"
+    assert (
+        out.splitlines()[0]
+        == "input: ids: i64[batch, length] with batch=1, length=128 (guessed from the first layer)"
+    )
     lines = {line.split()[0]: line.split("  ") for line in out.splitlines()[3:] if line.strip()}
     assert "0..2 (Block x3)" in out
     assert "f32[1, 128, 32]" in out
-    assert [cell.strip() for cell in lines["head"] if cell.strip()] == ["head (Linear)", "f32[1, 128, 8]", "f32[1, 128, 50]", "400", "51.2K", "25.00 KiB"]
+    assert [cell.strip() for cell in lines["head"] if cell.strip()] == [
+        "head (Linear)",
+        "f32[1, 128, 8]",
+        "f32[1, 128, 50]",
+        "400",
+        "51.2K",
+        "25.00 KiB",
+    ]
     assert "unused (Linear)                   (not called)" in out
     parameters = 50 * 8 * 2 + 3 * (8 * 32 + 32 + 32 * 8 + 8 + 2)
     assert f"parameters: {parameters:,}" in out
     assert "not called: blocks.0.unused, blocks.1.unused, blocks.2.unused" in out
 
 
-def test_saved_memory_is_what_autograd_saves_of_real_tensors(file: str, capsys: pytest.CaptureFixture[str]) -> None:
-    record = json.loads(run(capsys, "model", f"{file}:Net(layers=2)", "--train", "--json", "--input", "ids: i64[3, 5]"))
+def test_saved_memory_is_what_autograd_saves_of_real_tensors(
+    file: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = json.loads(
+        run(capsys, "model", f"{file}:Net(layers=2)", "--train", "--json", "--input", "ids: i64[3, 5]")
+    )
     namespace: dict[str, type] = {}
     exec(SOURCE, namespace)
     model = namespace["Net"](layers=2)
@@ -128,11 +142,24 @@ def test_targets_of_each_kind(name: str, file: str, capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "bert", "vit", "t5"])
-def test_configurations_of_transformers(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_configurations_of_transformers(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     small = {
         "gpt2": {"n_layer": 2, "n_embd": 32, "n_head": 2, "architectures": ["GPT2LMHeadModel"]},
-        "bert": {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64},
-        "vit": {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64, "image_size": 32},
+        "bert": {
+            "num_hidden_layers": 2,
+            "hidden_size": 32,
+            "num_attention_heads": 2,
+            "intermediate_size": 64,
+        },
+        "vit": {
+            "num_hidden_layers": 2,
+            "hidden_size": 32,
+            "num_attention_heads": 2,
+            "intermediate_size": 64,
+            "image_size": 32,
+        },
         "t5": {"num_layers": 3, "d_model": 32, "num_heads": 2, "d_ff": 64, "d_kv": 16},
     }[kind]
     (tmp_path / "config.json").write_text(json.dumps({"model_type": kind, **small}))
@@ -154,7 +181,10 @@ def test_check_says_for_which_sizes_it_holds(file: str, capsys: pytest.CaptureFi
 
 def test_check_fails_where_a_name_becomes_a_number(file: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", f"{file}:Fixed", "--input", "x: f32[n=3, 4]"]) == 1
-    assert "n = 3    because nets_of_test.py:32: return sum(x[i] for i in range(x.shape[0]))" in capsys.readouterr().out
+    assert (
+        "n = 3    because nets_of_test.py:32: return sum(x[i] for i in range(x.shape[0]))"
+        in capsys.readouterr().out
+    )
 
 
 def test_a_model_that_fails_shows_its_own_lines(file: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -167,14 +197,22 @@ def test_a_model_that_fails_shows_its_own_lines(file: str, capsys: pytest.Captur
 
 def test_graphs(file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = run(capsys, "graph", f"{file}:Net", "--input", "ids: i64[batch, 7]")
-    assert "aten.embedding" in out and "f32[batch, 7, 50]@cpu" in out and "nets_of_test.py:" in out and "blocks.1.up" in out
+    assert (
+        "aten.embedding" in out
+        and "f32[batch, 7, 50]@cpu" in out
+        and "nets_of_test.py:" in out
+        and "blocks.1.up" in out
+    )
     limited = run(capsys, "graph", f"{file}:Net", "--limit", "6")
     assert len(limited.splitlines()) == 8 and "more" in limited
     record = json.loads(run(capsys, "graph", f"{file}:double", "--input", "f32[n]", "--format", "json"))
     names = [node["name"] for node in record["nodes"]]
     assert names[-1] == "output"
     assert all(parent in names for node in record["nodes"] for parent in node["inputs"])
-    assert run(capsys, "graph", f"{file}:double", "--input", "f32[n]", "--format", "dot", "--output", "g.dot") == ""
+    assert (
+        run(capsys, "graph", f"{file}:double", "--input", "f32[n]", "--format", "dot", "--output", "g.dot")
+        == ""
+    )
     dot = (tmp_path / "g.dot").read_text()
     assert dot.startswith("digraph understudy {") and dot.rstrip().endswith("}")
     assert dot.count("[label=") == len(names)
@@ -184,22 +222,33 @@ def test_graphs(file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     ("arguments", "message"),
     [
         (["nets.py:Net"], "nets.py: No such file or directory"),
-        (["nets_of_test.py"], "a target is file.py:name, package.module:name or a config.json, not 'nets_of_test.py'"),
+        (
+            ["nets_of_test.py"],
+            "a target is file.py:name, package.module:name or a config.json, not 'nets_of_test.py'",
+        ),
         (["nets_of_test.py:Nett"], "nets_of_test.py has nothing named 'Nett': did you mean Net?"),
         (["nets_of_test.py:Net(os)"], "a name, or a call with literals, has to follow the colon"),
         (["nets_of_test.py:"], "a target is file.py:name"),
         (["no_such_package:Net"], "no module is named 'no_such_package'"),
         (["missing/config.json"], "missing/config.json: No such file or directory"),
-        (["nets_of_test.py:Net", "--input", "spam"], 'an input is written as "x: f32[batch, 3, 224]", not \'spam\''),
+        (
+            ["nets_of_test.py:Net", "--input", "spam"],
+            "an input is written as \"x: f32[batch, 3, 224]\", not 'spam'",
+        ),
         (["nets_of_test.py:Net", "--input", "q7[3]"], "no dtype is named 'q7'"),
-        (["nets_of_test.py:Net", "--input", "f32[a+1]"], "a size is a number, a name, or name=example, not 'a+1'"),
+        (
+            ["nets_of_test.py:Net", "--input", "f32[a+1]"],
+            "a size is a number, a name, or name=example, not 'a+1'",
+        ),
         (["nets_of_test.py:Net", "--input", "f32[a=1, a=2]"], "a is given two examples, 1 and 2"),
         (["nets_of_test.py:Net", "--columns", "spam"], "no column is named 'spam'"),
         (["nets_of_test.py:double"], "nets_of_test.py:double is a function"),
         (["nets_of_test.py:Windows"], "nets_of_test.py:Windows takes (x): say what it is given"),
     ],
 )
-def test_wrong_words(arguments: list[str], message: str, file: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_words(
+    arguments: list[str], message: str, file: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["model", *arguments]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
@@ -214,7 +263,12 @@ def test_wrong_words_are_told_before_torch_is_imported(file: str) -> None:
 
 def test_inputs_in_words() -> None:
     spec = parse_input(" x : bf16 [ batch=8, 3, h ] @ cuda:0")
-    assert (spec.name, spec.dtype, spec.sizes, spec.device) == ("x", "bfloat16", (("batch", 8), 3, ("h", None)), "cuda:0")
+    assert (spec.name, spec.dtype, spec.sizes, spec.device) == (
+        "x",
+        "bfloat16",
+        (("batch", 8), 3, ("h", None)),
+        "cuda:0",
+    )
     assert str(spec) == "x: bf16[batch, 3, h]"
     assert parse_input("f32[]").sizes == ()
     examples = choose_examples([parse_input("f32[b, 3, h, w]"), parse_input("i64[b, t]")])
@@ -223,12 +277,13 @@ def test_inputs_in_words() -> None:
         parse_target("a.py:x[0]")
 
 
-def test_names_of_the_program_do_no_harm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_names_of_the_program_do_no_harm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     Path("hostile_of_test.py").write_text(
-        "from torch import nn\nm = nn.Sequential()\n"
-        "m.add_module('a\\x1b[2J\"];evil', nn.Linear(2, 2))\n"
+        "from torch import nn\nm = nn.Sequential()\nm.add_module('a\\x1b[2J\"];evil', nn.Linear(2, 2))\n"
     )
     out = run(capsys, "model", "hostile_of_test.py:m")
     assert "a\\x1b[2J" in out and "\x1b" not in out

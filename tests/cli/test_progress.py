@@ -87,7 +87,9 @@ def test_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     assert terminal.getvalue() == ERASE + "step 1, 2"
 
 
-def test_nothing_is_shown_elsewhere(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_shown_elsewhere(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(progress, "INTERVAL", 0.001)
     with show_progress(lambda: "step 1"):
         time.sleep(0.05)

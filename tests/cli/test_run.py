@@ -65,19 +65,26 @@ def test_the_cpu_without_a_device(script: str, capsys: pytest.CaptureFixture[str
 def test_exit_codes(script: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "--quiet", "--device", "t4", "--budget", "1MiB", script]) == 3
     said = capsys.readouterr().out
-    assert said.startswith("does not fit on T4 with a budget of 1.00 MiB: ") and "GiB over the budget, peak in" in said
+    assert (
+        said.startswith("does not fit on T4 with a budget of 1.00 MiB: ")
+        and "GiB over the budget, peak in" in said
+    )
     assert main(["run", "--device", "t4", script, "--width", "40000"]) == 3
     said = capsys.readouterr().out
     assert "does not fit on T4" in said and "train.py" in said and "gets it with --oom raise" in said
     assert main(["run", "--quiet", "--device", "t4", "--margin", "0.99", script]) == 0
 
 
-def test_an_out_of_memory_error_that_ends_the_script_is_a_verdict(script: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_out_of_memory_error_that_ends_the_script_is_a_verdict(
+    script: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     wide = ["--oom", "raise", "--json", "out.json", script, "--width", "40000"]
     assert main(["run", "--quiet", "--device", "t4", *wide]) == 3
     said = capsys.readouterr()
     assert "torch.OutOfMemoryError" in said.err
-    assert said.out.startswith("does not fit on T4: the script failed in its first step, out of memory at train.py:")
+    assert said.out.startswith(
+        "does not fit on T4: the script failed in its first step, out of memory at train.py:"
+    )
     assert "; until then " in said.out
     found = record()
     assert found["verdict"] == "does not fit" and found["out_of_memory"]["line"].startswith("train.py:")
@@ -134,7 +141,9 @@ def test_several_cards_are_a_table(script: str, capfd: pytest.CaptureFixture[str
 
 
 def test_of_several_cards_only_the_first_is_heard(script: str, capfd: pytest.CaptureFixture[str]) -> None:
-    Path("says.py").write_text("import sys\nprint('here')\nprint('there', file=sys.stderr)\n")
+    Path("says.py").write_text(
+        "import sys, torch\nprint('here')\nprint('there', file=sys.stderr)\ntorch.ones(2, device='cuda').sum()\n"
+    )
     assert main(["run", "--device", "h100,t4", "says.py"]) == 0
     captured = capfd.readouterr()
     assert captured.out.count("here") == captured.err.count("there") == 1
@@ -142,32 +151,53 @@ def test_of_several_cards_only_the_first_is_heard(script: str, capfd: pytest.Cap
 
 def test_a_card_of_ones_own(script: str, capsys: pytest.CaptureFixture[str]) -> None:
     Path("cards.toml").write_text("[mine]\nmemory = 0.6\n")
-    assert main(["run", "--quiet", "--cards", "cards.toml", "--device", "mine", "--context", "0", script]) == 0
+    assert (
+        main(["run", "--quiet", "--cards", "cards.toml", "--device", "mine", "--context", "0", script]) == 0
+    )
     assert "MINE" in capsys.readouterr().out.upper()
 
 
 WRONG = [
     (["run"], "understudy run: no script is named"),
     (["run", "nope.py"], "understudy run: can't run 'nope.py': there is no such file"),
-    (["run", "trian.py"], "understudy run: can't run 'trian.py': there is no such file: did you mean train.py?"),
-    (["run", "-m", "no.such.module"], "understudy run: can't run -m no.such.module: there is no module named 'no'"),
+    (
+        ["run", "trian.py"],
+        "understudy run: can't run 'trian.py': there is no such file: did you mean train.py?",
+    ),
+    (
+        ["run", "-m", "no.such.module"],
+        "understudy run: can't run -m no.such.module: there is no module named 'no'",
+    ),
     (["run", "."], "understudy run: can't run '.': it is a folder"),
     (["run", "-m"], "understudy run: -m needs the name of a module"),
     (["run", "--device", "h10", "train.py"], "understudy run: no device is named 'h10': did you mean h100"),
     (["run", "--device", "h100,nope", "train.py"], "understudy run: no device is named 'nope'"),
     (["run", "--steps", "0", "train.py"], "understudy run: argument --steps: '0' is no number of steps"),
     (["run", "--budget", "40 sacks", "train.py"], "understudy run: argument --budget: '40 sacks' is no size"),
-    (["run", "--budget", "40", "train.py"], "understudy run: argument --budget: '40' is no size: write 40GiB"),
-    (["run", "--devic", "h100", "train.py"], "understudy run: there is no option --devic: did you mean --device?"),
+    (
+        ["run", "--budget", "40", "train.py"],
+        "understudy run: argument --budget: '40' is no size: write 40GiB",
+    ),
+    (
+        ["run", "--devic", "h100", "train.py"],
+        "understudy run: there is no option --devic: did you mean --device?",
+    ),
     (["run", "--margin", "2", "train.py"], "understudy run: argument --margin: '2' is no part of memory"),
     (["run", "--answers", "maybe", "train.py"], "understudy run: --answers 'maybe': there are plausible"),
-    (["run", "--json", "no/where.json", "train.py"], "understudy run: --json 'no/where.json': there is no such folder"),
+    (
+        ["run", "--json", "no/where.json", "train.py"],
+        "understudy run: --json 'no/where.json': there is no such folder",
+    ),
     (["run", "--cards", "no.toml", "--device", "h100", "train.py"], "understudy run: no.toml: No such file"),
 ]
 
 
-@pytest.mark.parametrize(("arguments", "message"), WRONG, ids=lambda value: " ".join(value) if isinstance(value, list) else "")
-def test_wrong_input(script: str, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "message"), WRONG, ids=lambda value: " ".join(value) if isinstance(value, list) else ""
+)
+def test_wrong_input(
+    script: str, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     try:
         code: object = main(arguments)
     except SystemExit as ended:
@@ -193,14 +223,19 @@ assert "torch" not in sys.modules
 
 
 def test_the_package_is_the_command(script: str) -> None:
-    ended = subprocess.run([sys.executable, "-m", "understudy", "run", "nope.py"], capture_output=True, text=True)
+    ended = subprocess.run(
+        [sys.executable, "-m", "understudy", "run", "nope.py"], capture_output=True, text=True
+    )
     assert (ended.returncode, ended.stdout) == (2, "")
 
 
 def test_standard_input_is_the_scripts(script: str) -> None:
     Path("reads.py").write_text("print('read', input())\n")
     ended = subprocess.run(
-        [sys.executable, "-m", "understudy", "run", "reads.py"], input="a line\n", capture_output=True, text=True
+        [sys.executable, "-m", "understudy", "run", "reads.py"],
+        input="a line\n",
+        capture_output=True,
+        text=True,
     )
     assert ended.stdout.splitlines()[0] == "read a line"
     assert ended.returncode == 0, ended.stderr
@@ -228,7 +263,9 @@ def test_names_of_files_do_no_harm(script: str, tmp_path: Path, capsys: pytest.C
     assert "\x1b" not in capsys.readouterr().err
 
 
-def test_a_narrow_terminal(script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_narrow_terminal(
+    script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("COLUMNS", "60")
     assert main(["run", "--device", "t4", script]) == 0
     tables = capsys.readouterr().out.partition("Where the memory goes")[2].partition("\nNotes")[0]
@@ -241,7 +278,9 @@ def test_a_script_that_fails_has_no_verdict(script: str, capsys: pytest.CaptureF
     Path("bad.py").write_text("import torch\nx = torch.ones(2, 3, device='cuda')\nx @ x\n")
     assert main(["run", "--device", "h100", "--json", "bad.json", "bad.py"]) == 1
     said = capsys.readouterr()
-    assert said.out.startswith("no verdict on H100: the script failed in its first step; until then 0.002 of 79.1 GiB")
+    assert said.out.startswith(
+        "no verdict on H100: the script failed in its first step; until then 0.002 of 79.1 GiB"
+    )
     assert "fits" not in said.out.splitlines()[0]
     assert "_ops.py" not in said.err
     assert record("bad.json")["verdict"] == "failed"
@@ -250,13 +289,13 @@ def test_a_script_that_fails_has_no_verdict(script: str, capsys: pytest.CaptureF
 
 
 def test_a_card_that_nothing_was_put_on(script: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", "--quiet", "--device", "h100", script, "--device", "cpu"]) == 0
-    assert capsys.readouterr().out.startswith("fits on this machine's CPU (nothing was put on the H100): ")
+    assert main(["run", "--quiet", "--device", "h100", script, "--device", "cpu"]) == 4
+    assert capsys.readouterr().out == "no verdict on H100: nothing ran on it\n"
 
 
 def test_a_card_on_which_the_script_fails_is_a_row(script: str, capfd: pytest.CaptureFixture[str]) -> None:
     Path("new.py").write_text(
-        "import torch\nx = torch.ones(9, device='cuda')\nassert torch.cuda.get_device_capability() >= (8, 0), 'too old'\n"
+        "import torch\nx = torch.ones(9, device='cuda').sum()\nassert torch.cuda.get_device_capability() >= (8, 0), 'too old'\n"
     )
     assert main(["run", "--device", "h100,t4", "new.py"]) == 1
     said = capfd.readouterr()
@@ -291,13 +330,19 @@ GiB = 1 << 30
 kept = [torch.empty(GiB // 4, device="cuda") for _ in range(4)]
 del kept
 x = torch.empty(12 * GiB // 4, device="cuda")
+x += 1
 """
 
 
 def test_the_snapshot_says_what_the_report_says(script: str) -> None:
     """Where the card releases what is cached, an allocator without limit would have kept it."""
     Path("near.py").write_text(NEAR_THE_LIMIT)
-    assert main(["run", "--quiet", "--device", "t4", "--json", "out.json", "--snapshot", "out.pickle", "near.py"]) == 0
+    assert (
+        main(
+            ["run", "--quiet", "--device", "t4", "--json", "out.json", "--snapshot", "out.pickle", "near.py"]
+        )
+        == 0
+    )
     with open("out.pickle", "rb") as file:
         (trace,) = pickle.load(file)["device_traces"]
     reserved, most = 0, 0
@@ -345,5 +390,65 @@ def test_steps_of_several_optimizers_and_what_is_assumed_of_gradients(
     assert {row["step"] for row in found["phases"]} == {0, 1, 2}
     assert max(found["timeline"]["steps"]) == 1
     assert said.err.endswith("\n")
-    assert ("overflow of gradients", False) in [(entry["read"], entry["answer"]) for entry in found["answers"]]
+    assert ("overflow of gradients", False) in [
+        (entry["read"], entry["answer"]) for entry in found["answers"]
+    ]
     assert "two.py:10: overflow of gradients of f32[]@cuda:0 → False, 4 times" in said.out
+
+
+# --- time
+
+
+def test_the_time_of_a_step_stands_below_the_verdict(script: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "--quiet", "--device", "h100", "--json", "out.json", script]) == 0
+    verdict, time = capsys.readouterr().out.splitlines()
+    assert verdict.startswith("fits on H100") and time.startswith("step ") and "bound by: launches" in time
+    found = record()["time"]
+    assert found["low_seconds"] < found["seconds_per_step"] < found["high_seconds"]
+    assert (found["per"], found["steps"], found["cost"]) == ("step", 1, None)
+
+
+def test_a_step_that_takes_too_long(script: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "--quiet", "--device", "h100", "--max-step-time", "1us", script]) == 3
+    assert "a step takes longer than 1e-06 s" in capsys.readouterr().err
+    assert main(["run", "--quiet", "--device", "h100", "--max-step-time", "10s", script]) == 0
+    assert main(["run", "--quiet", "--max-step-time", "10s", script]) == 0
+    assert "--max-step-time was not checked" in capsys.readouterr().err
+
+
+def test_what_a_run_costs(script: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--device", "8xh100", "--cost", "2.5/h", "--total-steps", "1000000", "--json", "out.json"]
+    assert main(["run", "--quiet", *words, script]) == 0
+    assert "1,000,000 steps: " in capsys.readouterr().out
+    time = record()["time"]
+    cost = time["cost"]
+    assert cost["hours"] == pytest.approx(1e6 * time["seconds_per_step"] / 3600)
+    assert cost["card_hours"] == pytest.approx(8 * cost["hours"])
+    assert cost["money"] == pytest.approx(2.5 * cost["card_hours"])
+    assert cost["low_money"] < cost["money"] < cost["high_money"]
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["--max-step-time", "soon"], "expected a time such as 0.5s or 250ms, got 'soon'"),
+        (["--cost", "2.49/h"], "--cost needs --total-steps or --total-tokens"),
+        (["--cost", "cheap", "--total-steps", "3"], "expected a positive number such as 300e9, got 'cheap'"),
+        (["--host", "fridge"], "--host: invalid choice 'fridge' (choose from desktop, server, cloud)"),
+        (
+            ["--total-tokens", "1e9"],
+            "--total-tokens: the inputs of the model are no tokens; give --total-steps",
+        ),
+    ],
+)
+def test_wrong_words_about_time(
+    script: str, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with_exit = pytest.raises(SystemExit) if "expected" in message else None
+    if with_exit is not None:
+        with with_exit as left:
+            main(["run", "--device", "h100", *words, script])
+        assert left.value.code == 2
+    else:
+        assert main(["run", "--quiet", "--device", "h100", *words, script]) == 2
+    assert message in capsys.readouterr().err

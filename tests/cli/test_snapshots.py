@@ -24,7 +24,9 @@ def oom(tmp_path: Path) -> str:
 def test_replay_says_who_held_the_memory(oom: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["replay", oom]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("oom.pickle: GPU 0, 1,250 events, settings: none\nout of memory at event 1,249: 30.54 MiB for train.py:")
+    assert out.startswith(
+        "oom.pickle: GPU 0, 1,250 events, settings: none\nout of memory at event 1,249: 30.54 MiB for train.py:"
+    )
     assert "out of memory: 1.59 GiB requested, 1.83 GiB reserved by torch, 26.00 MiB free on the card" in out
     assert "train.py:1 (step)" in out
     assert "as recorded                 1.84 GiB   1.63 GiB        1  out of memory at event 1,249" in out
@@ -42,7 +44,9 @@ def test_replay_on_another_card_and_as_json(oom: str, capsys: pytest.CaptureFixt
     assert sum(holder["bytes"] for holder in holders) == record["moments"]["out of memory"]["requested"]
 
 
-def test_replay_fits_a_narrow_terminal(oom: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replay_fits_a_narrow_terminal(
+    oom: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", "60")
     main(["replay", oom])
     table = [line for line in capsys.readouterr().out.splitlines() if "retries" in line or "MiB  " in line]
@@ -67,7 +71,10 @@ def test_names_of_the_program_do_no_harm(tmp_path: Path, capsys: pytest.CaptureF
     [
         (["replay", "no_such.pickle"], "understudy replay: no_such.pickle: No such file or directory"),
         (["replay", __file__], "understudy replay: "),
-        (["replay", "x", "--device", "h10"], "understudy replay: no device is named 'h10': did you mean h100"),
+        (
+            ["replay", "x", "--device", "h10"],
+            "understudy replay: no device is named 'h10': did you mean h100",
+        ),
         (["replay", "x", "--settings", "spam:1"], "understudy replay: the allocator has no option 'spam'"),
         (["calibrate", "--device", "t4"], "understudy calibrate: a snapshot or --context has to be given"),
         (["calibrate", "--device", "t4", "--context", "20"], "understudy calibrate: --context 20.0: t4"),

@@ -52,7 +52,9 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    def __init__(self, sdpa: bool = False, layers: int = 2, is_checkpointed: bool = False, dropout: float = 0.0) -> None:
+    def __init__(
+        self, sdpa: bool = False, layers: int = 2, is_checkpointed: bool = False, dropout: float = 0.0
+    ) -> None:
         super().__init__()
         self.is_checkpointed = is_checkpointed
         self.tokens = nn.Embedding(VOCABULARY, WIDTH)
@@ -168,11 +170,17 @@ PROGRAMS: dict[str, Callable[[], None]] = {
     **{
         f"{loss.__name__}": partial(regress, loss)
         for loss in (
-            F.mse_loss, F.smooth_l1_loss, F.huber_loss, F.soft_margin_loss, F.binary_cross_entropy,
+            F.mse_loss,
+            F.smooth_l1_loss,
+            F.huber_loss,
+            F.soft_margin_loss,
+            F.binary_cross_entropy,
             F.binary_cross_entropy_with_logits,
         )
     },
-    "logits, weighted": partial(regress, lambda x, y: F.binary_cross_entropy_with_logits(x, y, weight=torch.ones(512))),
+    "logits, weighted": partial(
+        regress, lambda x, y: F.binary_cross_entropy_with_logits(x, y, weight=torch.ones(512))
+    ),
     "logits, positive examples weighted": partial(
         regress, lambda x, y: F.binary_cross_entropy_with_logits(x, y, pos_weight=torch.ones(512))
     ),

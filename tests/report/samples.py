@@ -21,18 +21,25 @@ MiB = 1 << 20
 HOSTILE = '</script><script>document.title="harmed"</script><img src=x onerror="document.title=\'harmed\'">\x1b[2J&|`'
 
 
-def make_rehearsal(layers: int = 4, extra: int = 0, name: str = "model.py", verdict: str = "fits") -> Rehearsal:
+def make_rehearsal(
+    layers: int = 4, extra: int = 0, name: str = "model.py", verdict: str = "fits"
+) -> Rehearsal:
     """`extra` bytes are activations of one more line."""
     activations = [
         Contributor("activations", f"layers.{i}.mlp", f"{name}:{20 + k}", "aten.mm.default", 1, MiB)
         for i in range(layers)
         for k in range(3)
     ]
-    weights = [Contributor("parameters", f"layers.{i}.mlp", f"{name}:5", "aten.empty", 1, 4 * MiB) for i in range(layers)]
+    weights = [
+        Contributor("parameters", f"layers.{i}.mlp", f"{name}:5", "aten.empty", 1, 4 * MiB)
+        for i in range(layers)
+    ]
     more = [Contributor("activations", "head", f"{name}:99", "aten.exp.default", 1, extra)] if extra else []
     contributors = [*weights, *activations, *more]
     allocated = sum(entry.bytes for entry in contributors)
-    categories = {category: sum(c.bytes for c in contributors if c.category == category) for category in CATEGORIES}
+    categories = {
+        category: sum(c.bytes for c in contributors if c.category == category) for category in CATEGORIES
+    }
     lines: dict[str, int] = {}
     for entry in contributors:
         lines[entry.line] = lines.get(entry.line, 0) + entry.bytes

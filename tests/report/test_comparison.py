@@ -77,9 +77,12 @@ def test_hostile_names_stay_in_their_cells() -> None:
         (None, "No such file or directory"),
         ("{", "is no rehearsal: it is no JSON"),
         ("[1]", "is no rehearsal: it has no schema_version"),
-        ('{"schema_version": 99}', "has schema_version 99, and this version of understudy reads 1: rehearse again"),
-        ('{"schema_version": 1}', "is no rehearsal: "),
-        ('{"schema_version": 1, "peak": 3}', "is no rehearsal: "),
+        (
+            '{"schema_version": 99}',
+            "has schema_version 99, and this version of understudy reads 2: rehearse again",
+        ),
+        ('{"schema_version": 2}', "is no rehearsal: "),
+        ('{"schema_version": 2, "peak": 3}', "is no rehearsal: "),
     ],
 )
 @pytest.mark.parametrize("command", ["diff", "report"])
@@ -98,7 +101,11 @@ def test_files_that_are_no_rehearsals(
 
 def test_sizes_in_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     a = save(tmp_path, "a.json", make_rehearsal())
-    for wrong, message in (("much", "'much' is no size"), ("7", "'7' is no size: write 40GiB"), ("much%", "write 2%")):
+    for wrong, message in (
+        ("much", "'much' is no size"),
+        ("7", "'7' is no size: write 40GiB"),
+        ("much%", "write 2%"),
+    ):
         assert main(["diff", a, a, "--allow", wrong]) == 2
         assert message in capsys.readouterr().err
     assert main(["diff", a, a, "--allow", "0"]) == 0
@@ -107,10 +114,52 @@ def test_sizes_in_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
 def test_report_writes_each_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     a = save(tmp_path, "a.json", make_rehearsal(extra=MiB))
     files = {name: tmp_path / f"out.{name}" for name in ("html", "trace", "speedscope", "folded")}
-    assert main(["report", a, *(part for name, file in files.items() for part in (f"--{name}", str(file)))]) == 0
+    assert (
+        main(["report", a, *(part for name, file in files.items() for part in (f"--{name}", str(file)))]) == 0
+    )
     assert capsys.readouterr().out == ""
     assert files["html"].read_text().startswith("<!doctype html>")
     json.loads(files["trace"].read_text())
     json.loads(files["speedscope"].read_text())
     assert main(["report", a, "--html", str(tmp_path / "none" / "x.html")]) == 2
     assert "No such file or directory" in capsys.readouterr().err
+
+
+FORGED = {
+    "peak.allocated_bytes: expected integer, got str": {"peak": {"allocated_bytes": "x"}},
+    "peak.reserved_bytes: expected integer, got float": {"peak": {"reserved_bytes": 1.5}},
+    "steps: expected integer, got bool": {"steps": True},
+    "headline: expected string, got NoneType": {"headline": None},
+    "modules: expected list, got dict": {"modules": {}},
+    "modules[0].: expected an object, got int": {"modules": [3]},
+    "margin: expected a finite number, got inf": {"margin": float("inf")},
+    "flops: 1000000000000000000000000000000 is out of range": {"flops": 10**30},
+    "verdict: expected one of fits, tight, does not fit, failed, no verdict, got 'maybe'": {
+        "verdict": "maybe"
+    },
+    "timeline: its columns differ in length": {"timeline": {"steps": [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]}},
+    "writes[0].target: expected str, got None": {"writes": [{"what": "write"}]},
+    "answers[0].answer: expected object, got None": {
+        "answers": [{"line": "", "read": "", "tensor": "", "count": 1}]
+    },
+    "Peak has no 'x'": {"peak": {"x": 1}},
+}
+
+
+@pytest.mark.parametrize("message", FORGED)
+@pytest.mark.parametrize("command", ["report", "html", "diff"])
+def test_forged_files_are_refused_by_name(
+    command: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = make_rehearsal().to_dict()
+    for name, value in FORGED[message].items():
+        record[name] = {**record[name], **value} if isinstance(value, dict) and name != "modules" else value
+    file = tmp_path / "forged.json"
+    file.write_text(json.dumps(record))
+    words = {
+        "report": ["report", str(file)],
+        "html": ["report", str(file), "--html", str(tmp_path / "page.html")],
+        "diff": ["diff", save(tmp_path, "a.json", make_rehearsal()), str(file)],
+    }
+    assert main(words[command]) == 2
+    assert f"forged.json is no rehearsal: {message}\n" in capsys.readouterr().err

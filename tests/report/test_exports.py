@@ -39,7 +39,9 @@ def test_speedscope(tmp_path: Path) -> None:
         assert all(0 <= number < len(frames) for stack in profile["samples"] for number in stack)
     first = record["profiles"][1]["samples"][0]
     assert [frames[number] for number in first] == ["model.py", "model.py:5", "x = model.py(x)"]
-    assert ["layers", "3", "mlp", "activations"] in [[frames[n] for n in s] for s in record["profiles"][0]["samples"]]
+    assert ["layers", "3", "mlp", "activations"] in [
+        [frames[n] for n in s] for s in record["profiles"][0]["samples"]
+    ]
 
 
 def test_folded_stacks(tmp_path: Path) -> None:

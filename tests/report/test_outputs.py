@@ -21,7 +21,21 @@ from understudy.report.text import write_text
 from understudy.simulation.snapshots import read_snapshot
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "train_gpt.py"
-GPT = ("--layers", "2", "--width", "64", "--heads", "2", "--length", "64", "--batch", "2", "--vocabulary", "512", "--amp")
+GPT = (
+    "--layers",
+    "2",
+    "--width",
+    "64",
+    "--heads",
+    "2",
+    "--length",
+    "64",
+    "--batch",
+    "2",
+    "--vocabulary",
+    "512",
+    "--amp",
+)
 
 STEP = """
 model = model.cuda()
@@ -49,9 +63,20 @@ def rehearsed(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytes
     script = [str(EXAMPLE), *GPT]
     if request.param != "example":
         pytest.importorskip("transformers")
-        Path("train.py").write_text(f"import torch\nimport transformers\n\nmodel = transformers.{MODELS[request.param]}{STEP}")
+        Path("train.py").write_text(
+            f"import torch\nimport transformers\n\nmodel = transformers.{MODELS[request.param]}{STEP}"
+        )
         script = ["train.py"]
-    files = ["--json", "run.json", "--html", "run.html", "--trace", "run.json.gz", "--speedscope", "peak.json"]
+    files = [
+        "--json",
+        "run.json",
+        "--html",
+        "run.html",
+        "--trace",
+        "run.json.gz",
+        "--speedscope",
+        "peak.json",
+    ]
     files += ["--folded", "peak.folded", "--snapshot", "run.pickle"]
     assert main(["run", "--device", "4090", *files, *script]) == 0
     return tmp_path
@@ -117,9 +142,10 @@ for step in range(4):
     optimizer.step()
     optimizer.zero_grad()
 """
-AFTER = BEFORE.replace("    y = model(x)\n", "    y = model(x)\n    kept.append(torch.zeros(3 * 2**28, device='cuda').requires_grad_())\n").replace(
-    "range(4)", "range(1)"
-)
+AFTER = BEFORE.replace(
+    "    y = model(x)\n",
+    "    y = model(x)\n    kept.append(torch.zeros(3 * 2**28, device='cuda').requires_grad_())\n",
+).replace("range(4)", "range(1)")
 
 
 def test_a_pull_request_that_adds_3_gib_is_caught(
@@ -127,8 +153,12 @@ def test_a_pull_request_that_adds_3_gib_is_caught(
 ) -> None:
     """By the commands of the example workflow, with the line that did it."""
     workflow = (EXAMPLE.parent / "memory-check.yml").read_text()
-    commands = [line.partition("run: ")[2] or line.strip() for line in workflow.splitlines() if "understudy " in line]
-    before, after, diff = (command.split(" || ")[0].split(" >>")[0].split()[1:] for command in commands if "pip" not in command)
+    commands = [
+        line.partition("run: ")[2] or line.strip() for line in workflow.splitlines() if "understudy " in line
+    ]
+    before, after, diff = (
+        command.split(" || ")[0].split(" >>")[0].split()[1:] for command in commands if "pip" not in command
+    )
     monkeypatch.chdir(tmp_path)
 
     def run(words: list[str], text: str = "") -> int:

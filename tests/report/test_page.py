@@ -111,7 +111,9 @@ def test_names_are_escaped_in_the_file() -> None:
     assert page.count("<script") == 2
     assert "<img" not in page
     assert "onerror=&quot;" in page or "onerror=\\" in page
-    assert HOSTILE in json.dumps(data_of(page), ensure_ascii=False).replace('\\"', '"').replace("\\u001b", "\x1b")
+    assert HOSTILE in json.dumps(data_of(page), ensure_ascii=False).replace('\\"', '"').replace(
+        "\\u001b", "\x1b"
+    )
 
 
 def test_nothing_is_loaded() -> None:
@@ -123,8 +125,19 @@ def test_nothing_is_loaded() -> None:
 def test_a_step_of_a_large_model_is_small() -> None:
     count = 400_000
     samples = [Sample(f"operator {i}", (i % 1000, 5)) for i in range(count)]
-    blocks = [Block(i, i + 1000, i, 0, f"layers.{i % 126}.mlp.down_proj", f"model.py:{i % 300}") for i in range(0, count, 4)]
-    page = Page("t", "h", categories=("a", "b"), samples=samples, blocks=blocks, peak=999, marks=((0, "one"), (200_000, "two")))
+    blocks = [
+        Block(i, i + 1000, i, 0, f"layers.{i % 126}.mlp.down_proj", f"model.py:{i % 300}")
+        for i in range(0, count, 4)
+    ]
+    page = Page(
+        "t",
+        "h",
+        categories=("a", "b"),
+        samples=samples,
+        blocks=blocks,
+        peak=999,
+        marks=((0, "one"), (200_000, "two")),
+    )
     text = page.to_html()
     assert len(text) < 3_000_000
     data = data_of(text)

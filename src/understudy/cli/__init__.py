@@ -2,6 +2,7 @@
 
     commands    what a command is; errors in one line
     run         understudy run [--device D] script.py …: rehearse a script
+    clusters    understudy torchrun …, and the options of `run` for several ranks
     devices     understudy devices [--json] [--cards FILE]: the cards that can be simulated
     fixes       understudy fix --device D script.py …: the cheapest changes that make a script fit
     fits        understudy fit --device D --vary batch=1..512 script.py …: the largest size that fits
@@ -10,12 +11,14 @@
     patches     understudy patches: what is changed of torch, when and why
     snapshots   understudy replay SNAPSHOT, calibrate SNAPSHOT --device D: memory snapshots of real runs
 
+    script_runs one rehearsal of a script in a sandbox, and what comes back from it
     changes     changes of a script that save memory, found in its source
     rehearsals  many rehearsals on an executor
     targets     models by name, inputs as specs
     layer_table what each module takes, gives and keeps
     progress    a line on terminals, beside what a script writes
     tables      plain text for terminals and pipes
+    time_options  options about time: limits, the host, the cost of a run
     completion  of commands, options and cards, in shells
     __main__    python -m understudy.cli
 
@@ -39,6 +42,7 @@ from understudy.errors import UnderstudyError
 
 COMMANDS = (
     ("run", "Rehearse a script on a card that is not here.", "run"),
+    ("torchrun", "Rehearse a script on all ranks: torchrun's own line.", "run"),
     ("fix", "The cheapest changes that make a script fit.", "fixes"),
     ("fit", "The largest batch, or length, that fits.", "fits"),
     ("report", "Show a saved rehearsal, or write it for other tools.", "reports"),

@@ -48,13 +48,22 @@ class Change:
 
     def is_compatible(self, other: Change) -> bool:
         """Whether both can be made: they touch different text and different settings."""
-        if set(self.environment) & set(other.environment) or set(self.arguments[:1]) & set(other.arguments[:1]):
+        if set(self.environment) & set(other.environment) or set(self.arguments[:1]) & set(
+            other.arguments[:1]
+        ):
             return False
         return not any(
-            a.file == b.file and a.start < b.end and b.start < a.end and (a.text, a.start) != (b.text, b.start)
+            a.file == b.file
+            and a.start < b.end
+            and b.start < a.end
+            and (a.text, a.start) != (b.text, b.start)
             for a in self.edits
             for b in other.edits
-        ) and not any(a.file == b.file and a.start == b.start and a.text != b.text for a in self.edits for b in other.edits)
+        ) and not any(
+            a.file == b.file and a.start == b.start and a.text != b.text
+            for a in self.edits
+            for b in other.edits
+        )
 
 
 def apply_changes(changes: tuple[Change, ...], files: Files) -> dict[str, str]:
@@ -67,7 +76,9 @@ def apply_changes(changes: tuple[Change, ...], files: Files) -> dict[str, str]:
         for line in lines:
             starts.append(starts[-1] + len(line) + 1)
         data = files[file].encode()
-        for edit in sorted((e for e in edits if e.file == file), key=lambda e: (e.start, e.end), reverse=True):
+        for edit in sorted(
+            (e for e in edits if e.file == file), key=lambda e: (e.start, e.end), reverse=True
+        ):
             first, last = (starts[line - 1] + column for line, column in (edit.start, edit.end))
             data = data[:first] + edit.text.encode() + data[last:]
         changed[file] = data.decode()
@@ -87,7 +98,15 @@ def write_patch(changes: tuple[Change, ...], files: Files) -> str:
 
 def find_changes(files: Files, arguments: tuple[str, ...] = ()) -> list[Change]:
     """All that the texts and the command line suggest. A file that is no Python suggests nothing."""
-    changes = [Change("expandable segments", "environment", 0, (), {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"})]
+    changes = [
+        Change(
+            "expandable segments",
+            "environment",
+            0,
+            (),
+            {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
+        )
+    ]
     for file, text in files.items():
         try:
             source = _Source(file, text, ast.parse(text))
@@ -114,7 +133,9 @@ def _find_switch_changes(source: _Source, arguments: tuple[str, ...]) -> Iterato
         action = _list_keywords(call).get("action")
         if not isinstance(action, ast.Constant) or action.value != "store_true":
             continue
-        for option in (part.value for part in call.args if isinstance(part, ast.Constant) and isinstance(part.value, str)):
+        for option in (
+            part.value for part in call.args if isinstance(part, ast.Constant) and isinstance(part.value, str)
+        ):
             rank = SWITCHES.get(_plain(option))
             if rank is not None and option not in arguments:
                 yield Change(f"its own {option}", source.place(call), rank, arguments=(option,))
@@ -138,7 +159,9 @@ class _Source:
     def calls(self, *names: str) -> Iterator[ast.Call]:
         """The calls of functions and methods with one of these names, in the order of the source."""
         found = [
-            node for node in ast.walk(self.tree) if isinstance(node, ast.Call) and last_name(node.func) in names
+            node
+            for node in ast.walk(self.tree)
+            if isinstance(node, ast.Call) and last_name(node.func) in names
         ]
         yield from sorted(found, key=lambda call: (call.lineno, call.col_offset))
 
@@ -157,7 +180,9 @@ class _Source:
     def add_keyword(self, call: ast.Call, text: str) -> Edit:
         """Insert a keyword argument before the closing bracket of a call."""
         line, column = _end(call)
-        last = max((_end(part) for part in (*call.args, *(word.value for word in call.keywords))), default=None)
+        last = max(
+            (_end(part) for part in (*call.args, *(word.value for word in call.keywords))), default=None
+        )
         if last is None:
             return self.insert(line, column - 1, text)
         return self.insert(*last, f", {text}")
@@ -192,7 +217,12 @@ def _find_optimizer_changes(source: _Source) -> Iterator[Change]:
         name = last_name(call.func)
         if name in FUSED:
             yield Change(f"fused {name}", source.place(call), 0, (source.add_keyword(call, "fused=True"),))
-        yield Change(f"{name} parameter by parameter", source.place(call), 1, (source.add_keyword(call, "foreach=False"),))
+        yield Change(
+            f"{name} parameter by parameter",
+            source.place(call),
+            1,
+            (source.add_keyword(call, "foreach=False"),),
+        )
 
 
 def _find_gradient_changes(source: _Source) -> Iterator[Change]:
@@ -209,9 +239,16 @@ def _find_checkpoint_changes(source: _Source) -> Iterator[Change]:
             continue
         names = {node.id for node in ast.walk(loop.target) if isinstance(node, ast.Name)}
         for call in ast.walk(ast.Module(loop.body, [])):
-            if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in names and call.args:
+            if (
+                isinstance(call, ast.Call)
+                and isinstance(call.func, ast.Name)
+                and call.func.id in names
+                and call.args
+            ):
                 given = ", ".join(source.source_of(part) for part in (call.func, *call.args))
-                words = "".join(f", {word.arg}={source.source_of(word.value)}" for word in call.keywords if word.arg)
+                words = "".join(
+                    f", {word.arg}={source.source_of(word.value)}" for word in call.keywords if word.arg
+                )
                 edit = source.replace(call, f"{CHECKPOINT}({given}{words}, use_reentrant=False)")
                 name = f"checkpoint each {call.func.id}"
                 yield Change(name, source.place(call), 1, (edit, *source.import_checkpoint()))
@@ -249,7 +286,9 @@ def _find_autocast_changes(source: _Source) -> Iterator[Change]:
     for node in ast.walk(source.tree):
         if not isinstance(node, (ast.Assign, ast.Expr, ast.Return, ast.AugAssign)) or node.value is None:
             continue
-        if any(isinstance(call, ast.Call) and last_name(call.func) in models for call in ast.walk(node.value)):
+        if any(
+            isinstance(call, ast.Call) and last_name(call.func) in models for call in ast.walk(node.value)
+        ):
             indent = " " * node.col_offset
             lines = source.source_of(node).split("\n")
             body = "\n".join([lines[0], *(f"    {line}" for line in lines[1:])])
@@ -262,7 +301,9 @@ def _find_batch_changes(source: _Source) -> Iterator[Change]:
         size = constant.value
         if isinstance(size, int) and size >= 2:
             name = f"batch {size} -> {size // 2} (accumulate 2 to keep the effective batch)"
-            yield Change(name, source.place(constant), 3, (source.replace(constant, str(size // 2)),), repeats=2)
+            yield Change(
+                name, source.place(constant), 3, (source.replace(constant, str(size // 2)),), repeats=2
+            )
 
 
 def _find_relu_changes(source: _Source) -> Iterator[Change]:
@@ -313,9 +354,15 @@ def _find_assigned(target: ast.expr, value: ast.expr, wanted: str) -> Iterator[a
 def _find_passed(call: ast.Call, wanted: str) -> Iterator[ast.Constant]:
     words = _list_keywords(call)
     if last_name(call.func) == "add_argument":
-        options = [part.value for part in call.args if isinstance(part, ast.Constant) and isinstance(part.value, str)]
+        options = [
+            part.value for part in call.args if isinstance(part, ast.Constant) and isinstance(part.value, str)
+        ]
         default = words.get("default")
-        if default is not None and _is_integer(default) and any(_is_named(option, wanted) for option in options):
+        if (
+            default is not None
+            and _is_integer(default)
+            and any(_is_named(option, wanted) for option in options)
+        ):
             assert isinstance(default, ast.Constant)
             yield default
         return
@@ -334,7 +381,13 @@ def _plain(name: str) -> str:
 
 
 def _is_named(name: str, wanted: str) -> bool:
-    return _plain(name) in (wanted, f"{wanted}size", f"n{wanted}", f"micro{wanted}size", f"perdevicetrain{wanted}size")
+    return _plain(name) in (
+        wanted,
+        f"{wanted}size",
+        f"n{wanted}",
+        f"micro{wanted}size",
+        f"perdevicetrain{wanted}size",
+    )
 
 
 def set_constant(files: Files, name: str, value: int) -> dict[str, str] | None:

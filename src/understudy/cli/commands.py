@@ -47,7 +47,11 @@ class Parser(argparse.ArgumentParser):
     def refuse(self, argument: str) -> NoReturn:
         """An argument that the command does not know."""
         near = difflib.get_close_matches(argument.partition("=")[0], self._option_string_actions, n=1)
-        what = f"there is no option {argument}" if argument.startswith("-") else f"{argument!r} is one argument too many"
+        what = (
+            f"there is no option {argument}"
+            if argument.startswith("-")
+            else f"{argument!r} is one argument too many"
+        )
         self.error(f"{what}: did you mean {near[0]}?" if near else what)
 
     def takes_value(self, option: str) -> bool:

@@ -50,11 +50,15 @@ def find_shell(words: Sequence[str]) -> str:
     """The shell that is named, or that of the user."""
     shell = words[0] if words else os.path.basename(os.environ.get("SHELL", ""))
     if shell not in SCRIPTS:
-        raise UnderstudyError(f"completion is for {', '.join(SCRIPTS)}, not {shell or 'no shell'!r}: name one of them")
+        raise UnderstudyError(
+            f"completion is for {', '.join(SCRIPTS)}, not {shell or 'no shell'!r}: name one of them"
+        )
     return shell
 
 
-def answer_completion(words: Sequence[str], find: Callable[[str], Command | None], commands: Sequence[str]) -> int:
+def answer_completion(
+    words: Sequence[str], find: Callable[[str], Command | None], commands: Sequence[str]
+) -> int:
     """The three options of `understudy` itself."""
     if words[0] == "--complete":
         try:

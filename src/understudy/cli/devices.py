@@ -39,7 +39,18 @@ def _list_devices(options: argparse.Namespace) -> int:
     return 0
 
 
-DEVICE_COLUMNS = ("device", "name", "GiB", "outside", "capability", "SMs", "GB/s", "fp32 TF", "bf16 TF", "link GB/s")
+DEVICE_COLUMNS = (
+    "device",
+    "name",
+    "GiB",
+    "outside",
+    "capability",
+    "SMs",
+    "GB/s",
+    "fp32 TF",
+    "bf16 TF",
+    "link GB/s",
+)
 _LEFT = (True, True, *(False,) * 8)
 DEVICE_NOTES = """
 Memory as the driver reports it. Outside: what a process holds outside of torch's allocator (~ not published: typical).

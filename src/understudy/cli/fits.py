@@ -17,12 +17,22 @@ from understudy.cli.fixes import NOTHING_FITS, add_script, check_words, report_f
 from understudy.cli.rehearsals import Outcome, Progress, Variant, Workers, rehearse_all
 from understudy.cli.tables import clean, format_size, print_table
 from understudy.errors import UnderstudyError
+from understudy.report.times import write_interval, write_rate, write_step
 
 
 def add_fit_arguments(parser: argparse.ArgumentParser) -> None:
     add_script(parser)
     parser.usage = "understudy fit --device D --vary NAME=LOW..HIGH [options] script.py [arguments]"
-    parser.add_argument("--vary", required=True, metavar="NAME=LOW..HIGH", help="the number to vary: batch=1..512")
+    parser.add_argument(
+        "--vary", required=True, metavar="NAME=LOW..HIGH", help="the number to vary: batch=1..512"
+    )
+    parser.add_argument(
+        "--for",
+        dest="goal",
+        choices=("size", "speed"),
+        default="size",
+        help="size: the largest that fits; speed: the one with the most samples in a second that fits (size)",
+    )
     parser.epilog = """\
 The number is an argument of the script, written as {batch}, or a number that the script calls by that name (BATCH = 8,
 batch_size=8, an option's default). The answer is found by rehearsals, and so is that the next one does not fit.
@@ -30,6 +40,7 @@ Exit code 0: something fits. 3: nothing does. 1: the script fails.
 
 examples:
     understudy fit --device h100 --vary batch=1..512 train.py
+    understudy fit --device h100 --vary batch=1..512 --for speed train.py
     understudy fit --device h100 --vary length=128..8192 train.py --length {length}"""
 
 
@@ -57,10 +68,13 @@ def fit_script(options: argparse.Namespace) -> int:
         largest = _find_largest(low, high, outcomes, rehearse)
         if outcomes[low].rehearsal is not None:
             rehearse(_choose_sizes_to_check(outcomes))
+        if options.goal == "speed" and largest is not None:
+            rehearse(_double(low, largest))
     progress.clear()
     if outcomes[low].rehearsal is None:
         return report_failure("fit", outcomes[low])
-    answer = FitAnswer(name, low, high, largest, outcomes, find_formula(outcomes))
+    fastest = find_fastest(outcomes) if options.goal == "speed" else None
+    answer = FitAnswer(name, low, high, largest, outcomes, find_formula(outcomes), fastest)
     if options.json:
         print(json.dumps(answer.to_record(), indent=2))
     else:
@@ -107,6 +121,32 @@ def _find_largest(
     return fits
 
 
+# speed
+
+
+def _double(low: int, high: int) -> list[int]:
+    """Sizes from the smallest to the largest, each twice the one before."""
+    sizes = [low]
+    while 2 * sizes[-1] < high:
+        sizes.append(2 * sizes[-1])
+    return sizes
+
+
+def find_rate(size: int, outcome: Outcome) -> float | None:
+    """Tokens or samples in a second; where the inputs do not tell, `size` in a second."""
+    time = outcome.rehearsal.time if outcome.rehearsal else None
+    if time is None:
+        return None
+    return time.tokens_per_second or time.samples_per_second or size / time.seconds_per_step
+
+
+def find_fastest(outcomes: dict[int, Outcome]) -> int | None:
+    """The size that fits with the highest rate; of those within a hundredth of it, the smallest."""
+    rates = {size: find_rate(size, outcome) or 0.0 for size, outcome in outcomes.items() if outcome.fits}
+    most = max(rates.values(), default=0.0)
+    return min((size for size, rate in rates.items() if rate >= 0.99 * most), default=None) if most else None
+
+
 # the peak as a formula
 
 POINTS = 3
@@ -121,7 +161,9 @@ def _choose_sizes_to_check(outcomes: dict[int, Outcome]) -> list[int]:
     missing = POINTS + CHECKS - len(known)
     if missing <= 0 or known[-1] - known[0] < missing + 1:
         return []
-    spaced = (known[0] + (known[-1] - known[0]) * part // (2 * missing + 1) for part in range(1, 2 * missing + 1))
+    spaced = (
+        known[0] + (known[-1] - known[0]) * part // (2 * missing + 1) for part in range(1, 2 * missing + 1)
+    )
     return [size for size in dict.fromkeys(spaced) if size not in outcomes][:missing]
 
 
@@ -146,7 +188,11 @@ class Polynomial:
 
     def format(self, name: str, high: int) -> str:
         """The formula as text, without terms that are too small to show in three digits."""
-        terms = ((self.constant, 1, ""), (self.linear, high, f" x {name}"), (self.square, high**2, f" x {name}^2"))
+        terms = (
+            (self.constant, 1, ""),
+            (self.linear, high, f" x {name}"),
+            (self.square, high**2, f" x {name}^2"),
+        )
         text = ""
         for value, most, unit in terms:
             if abs(value * most) >= self.at(high) / 1000:
@@ -227,16 +273,29 @@ class FitAnswer:
     largest: int | None
     outcomes: dict[int, Outcome]
     formula: PeakFormula | None
+    fastest: int | None = None
+    """With --for speed: the size with the most samples in a second."""
 
     def to_record(self) -> dict[str, Any]:
         sizes = {
-            size: {"verdict": o.rehearsal.verdict, "reserved_bytes": o.reserved_bytes} if o.rehearsal else {"error": o.error}
+            size: {
+                "verdict": o.rehearsal.verdict,
+                "reserved_bytes": o.reserved_bytes,
+                "seconds_per_step": o.rehearsal.time and o.rehearsal.time.seconds_per_step,
+                "per_second": find_rate(size, o),
+            }
+            if o.rehearsal
+            else {"error": o.error}
             for size, o in sorted(self.outcomes.items())
         }
-        record: dict[str, Any] = {"name": self.name, "largest": self.largest, "sizes": sizes, "formula": None}
+        record: dict[str, Any] = {
+            "name": self.name, "largest": self.largest, "fastest": self.fastest, "sizes": sizes, "formula": None,
+        }  # fmt: skip
         if self.formula is not None:
             record["formula"] = {
-                "requested_bytes": [[float(p.constant), float(p.linear), float(p.square)] for p in self.formula.pieces],
+                "requested_bytes": [
+                    [float(p.constant), float(p.linear), float(p.square)] for p in self.formula.pieces
+                ],
                 "from_sizes": list(self.formula.sizes),
                 "deviations": {str(size): part for size, part in self.formula.deviations.items()},
             }
@@ -245,19 +304,29 @@ class FitAnswer:
     def print(self) -> None:
         name, largest, outcomes = self.name, self.largest, self.outcomes
         if largest is None:
-            print(f"No {name} from {self.low} to {self.high} fits: {clean(_write_verdict(outcomes[self.low]))}")
+            print(
+                f"No {name} from {self.low} to {self.high} fits: {clean(_write_verdict(outcomes[self.low]))}"
+            )
         elif largest == self.high:
-            print(f"{name} = {largest} fits, the largest that was asked about: {clean(_write_verdict(outcomes[largest]))}")
+            print(
+                f"{name} = {largest} fits, the largest that was asked about: {clean(_write_verdict(outcomes[largest]))}"
+            )
         else:
-            print(f"{name} = {largest} fits, {largest + 1} does not: {clean(_write_verdict(outcomes[largest]))}")
+            print(
+                f"{name} = {largest} fits, {largest + 1} does not: {clean(_write_verdict(outcomes[largest]))}"
+            )
+        if self.fastest is not None:
+            time = outcomes[self.fastest].rehearsal.time  # type: ignore[union-attr]
+            assert time is not None
+            print(f"Fastest: {name} = {self.fastest}: {write_step(time)}")
         print()
         rows = [
-            (str(size), format_size(o.reserved_bytes), o.rehearsal.verdict)
+            (str(size), format_size(o.reserved_bytes), _write_time(o), o.rehearsal.verdict)
             if o.rehearsal
-            else (str(size), "-", _write_verdict(o))
+            else (str(size), "-", "-", _write_verdict(o))
             for size, o in sorted(outcomes.items())
         ]
-        print_table((name, "reserved", "verdict"), rows, (False, False, True))
+        print_table((name, "reserved", "time of a step", "verdict"), rows, (False, False, False, True))
         print(f"\n{self._explain_formula()}")
 
     def _explain_formula(self) -> str:
@@ -265,12 +334,22 @@ class FitAnswer:
             return "No formula of the peak: the runs differ in more than the sizes of what they allocate, or are too few."
         worst = max(self.formula.deviations.values())
         others = len(self.formula.deviations)
-        checked = f"exact in {others} others" if worst == 0 else f"off by at most {worst:.2%} in {others} others"
+        checked = (
+            f"exact in {others} others" if worst == 0 else f"off by at most {worst:.2%} in {others} others"
+        )
         first = ", ".join(str(size) for size in self.formula.sizes)
         return (
             f"Requested at the peak: {self.formula.format(self.name)}\n"
             f"(from the rehearsals of {self.name} = {first}; {checked}; blocks and fragmentation come on top)"
         )
+
+
+def _write_time(outcome: Outcome) -> str:
+    time = outcome.rehearsal.time if outcome.rehearsal else None
+    if time is None:
+        return "-"
+    interval = write_interval(time.seconds_per_step, time.low_seconds, time.high_seconds)
+    return ", ".join(filter(None, (interval, write_rate(time))))
 
 
 def _write_verdict(outcome: Outcome) -> str:

@@ -19,6 +19,7 @@ from understudy.cli.commands import Command
 from understudy.cli.rehearsals import Outcome, Progress, Variant, Workers, rehearse_all
 from understudy.cli.tables import clean, format_count, format_size, print_table
 from understudy.errors import UnderstudyError
+from understudy.report.times import write_step
 from understudy.simulation.catalogue import Card, list_cards, parse_devices, read_cards
 
 FAILED = 1
@@ -32,8 +33,12 @@ MOST_FILES = 40
 def add_script(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", required=True, metavar="CARD", help="the card (see `understudy devices`)")
     parser.add_argument("--cards", metavar="FILE", help="a TOML file with cards of your own")
-    parser.add_argument("--steps", type=int, metavar="N", help="optimizer steps of each rehearsal (default: that of `run`)")
-    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, metavar="N", help="rehearsals at a time")
+    parser.add_argument(
+        "--steps", type=int, metavar="N", help="optimizer steps of each rehearsal (default: that of `run`)"
+    )
+    parser.add_argument(
+        "--workers", type=int, default=os.cpu_count() or 1, metavar="N", help="rehearsals at a time"
+    )
     parser.add_argument("--dask", metavar="ADDRESS", help="rehearse on the workers of this Dask cluster")
     parser.add_argument("--json", action="store_true", help="as data, sizes in bytes")
 
@@ -121,7 +126,15 @@ class Trial:
         """Cheapest first: what fits, with the least loss and the least work added, and few changes."""
         assert self.outcome.rehearsal is not None
         rank = max(change.rank for change in self.changes)
-        return (not self.outcome.fits, rank, self.flops, len(self.changes), self.outcome.reserved_bytes)
+        work = self.flops if self.seconds is None else float(f"{self.seconds:.2g}")
+        return (not self.outcome.fits, rank, work, len(self.changes), self.outcome.reserved_bytes)
+
+    @property
+    def seconds(self) -> float | None:
+        """Of a step, for as many samples as before."""
+        assert self.outcome.rehearsal is not None
+        time = self.outcome.rehearsal.time
+        return None if time is None else time.seconds_per_step * math.prod(c.repeats for c in self.changes)
 
     @property
     def flops(self) -> int:
@@ -164,7 +177,9 @@ class _Search:
             environment = {name: value for change in changes for name, value in change.environment.items()}
             texts = apply_changes(changes, self.files)
             added = tuple(part for change in changes for part in change.arguments)
-            variants.append(Variant(plain.script, (*plain.arguments, *added), texts, environment, plain.options))
+            variants.append(
+                Variant(plain.script, (*plain.arguments, *added), texts, environment, plain.options)
+            )
         self.progress.total += len(groups)
         self.progress.show("rehearsing")
         for number, outcome in rehearse_all(variants, self.device, self.workers):
@@ -187,10 +202,16 @@ def _try_changes(search: _Search, base: Outcome, most: int) -> tuple[list[Trial]
     for size in (2, 3):
         if base.fits or sum(trial.outcome.fits for trial in trials) >= ENOUGH:
             break
-        saving = sorted((t for t in trials if len(t.changes) == 1), key=lambda trial: trial.outcome.reserved_bytes)
-        saving = [t for t in saving if t.outcome.reserved_bytes < base.reserved_bytes and not t.outcome.fits][:6]
+        saving = sorted(
+            (t for t in trials if len(t.changes) == 1), key=lambda trial: trial.outcome.reserved_bytes
+        )
+        saving = [t for t in saving if t.outcome.reserved_bytes < base.reserved_bytes and not t.outcome.fits][
+            :6
+        ]
         groups = itertools.combinations((trial.changes[0] for trial in saving), size)
-        wanted = [group for group in groups if all(a.is_compatible(b) for a, b in itertools.combinations(group, 2))]
+        wanted = [
+            group for group in groups if all(a.is_compatible(b) for a, b in itertools.combinations(group, 2))
+        ]
         found = search.rehearse(wanted[: max(0, most - search.progress.done)])
         trials += [trial for trial in found if trial.outcome.rehearsal is not None]
     search.progress.clear()
@@ -210,6 +231,7 @@ def _make_fix_record(base: Outcome, trials: Sequence[Trial], files: dict[str, st
                 "reserved_bytes": trial.outcome.reserved_bytes,
                 "saved_bytes": base.reserved_bytes - trial.outcome.reserved_bytes,
                 "added_flops": trial.flops - base.rehearsal.flops,
+                "time": _make_time_record(trial, base),
                 "patch": write_patch(trial.changes, files),
             }
             for trial in trials
@@ -217,13 +239,38 @@ def _make_fix_record(base: Outcome, trials: Sequence[Trial], files: dict[str, st
     }
 
 
+def _make_time_record(trial: Trial, base: Outcome) -> dict[str, float] | None:
+    """Of as many samples as a step before, with the interval; `change` is a part of the time before."""
+    before = base.rehearsal.time if base.rehearsal else None
+    after = trial.outcome.rehearsal.time if trial.outcome.rehearsal else None
+    if before is None or after is None or trial.seconds is None:
+        return None
+    repeats = trial.seconds / after.seconds_per_step
+    return {
+        "seconds": trial.seconds,
+        "low_seconds": repeats * after.low_seconds,
+        "high_seconds": repeats * after.high_seconds,
+        "change": trial.seconds / before.seconds_per_step - 1,
+    }
+
+
 def _print_fixes(
-    base: Outcome, trials: Sequence[Trial], failed: Sequence[tuple[Change, str]], files: dict[str, str], card: Card
+    base: Outcome,
+    trials: Sequence[Trial],
+    failed: Sequence[tuple[Change, str]],
+    files: dict[str, str],
+    card: Card,
 ) -> None:
     assert base.rehearsal is not None
     print(clean(f"as it is: {base.rehearsal.headline}"), end="\n\n")
+    if base.rehearsal.time is not None:
+        print(write_step(base.rehearsal.time), end="\n\n")
     rows = [_make_fix_row(trial, base) for trial in trials]
-    print_table(("change", "line", "reserved", "saved", "FLOPs", "verdict"), rows, (True, True, False, False, False, True))
+    print_table(
+        ("change", "line", "reserved", "saved", "FLOPs", "time", "verdict"),
+        rows,
+        (True, True, False, False, False, False, True),
+    )
     for change, error in failed:
         print(clean(f"not possible: {change.name} ({change.line}): {error}"))
     best = next((trial for trial in trials if trial.outcome.fits), None)
@@ -243,10 +290,14 @@ def _make_fix_row(trial: Trial, base: Outcome) -> tuple[str, ...]:
     added = trial.flops - before.flops
     part = round(100 * added / before.flops) if before.flops else 0
     work = f"{part:+d}%" if part else "same" if before.flops or not added else format_count(added)
-    names, lines = (list(dict.fromkeys(part)) for part in zip(*((c.name, c.line) for c in trial.changes), strict=True))
+    names, lines = (
+        list(dict.fromkeys(part)) for part in zip(*((c.name, c.line) for c in trial.changes), strict=True)
+    )
     saved = base.reserved_bytes - trial.outcome.reserved_bytes
     sizes = format_size(trial.outcome.reserved_bytes), format_size(saved)
-    return " + ".join(names), ", ".join(lines), *sizes, work, rehearsal.verdict
+    time = _make_time_record(trial, base)
+    shown = "-" if time is None else f"{time['change']:+.0%}"
+    return " + ".join(names), ", ".join(lines), *sizes, work, shown, rehearsal.verdict
 
 
 def _explain_nothing(base: Outcome, trials: Sequence[Trial], card: Card) -> str:

@@ -100,7 +100,9 @@ def _make_layers(module: nn.Module, name: str, path: str = "") -> Layer:
     for child_name, child in module.named_children():
         if id(child) not in seen:
             seen.add(id(child))
-            layer.children.append(_make_layers(child, child_name, f"{path}.{child_name}" if path else child_name))
+            layer.children.append(
+                _make_layers(child, child_name, f"{path}.{child_name}" if path else child_name)
+            )
     return layer
 
 
@@ -127,10 +129,14 @@ class _Watch(Listener):
         layer = self.layers[module]
         if layer.calls == 1:
             layer.outputs = describe([result])
-        layer.output_bytes += sum(tensor.numel() * tensor.element_size() for tensor in flat(Tensor, (result,), {}))
+        layer.output_bytes += sum(
+            tensor.numel() * tensor.element_size() for tensor in flat(Tensor, (result,), {})
+        )
         self.stack.pop()
 
-    def after_operator(self, func: Any, args: tuple[object, ...], kwargs: dict[str, Any], result: object) -> None:
+    def after_operator(
+        self, func: Any, args: tuple[object, ...], kwargs: dict[str, Any], result: object
+    ) -> None:
         if not self.stack:
             return
         macs = work_of(*specs_of_call(func, args, kwargs, result)).macs
@@ -157,7 +163,11 @@ def describe(values: object) -> str:
 
 
 def describe_tensor(tensor: Tensor) -> str:
-    spec = str(tensor.spec) if isinstance(tensor, FakeTensor) else f"{tensor.dtype}{list(tensor.shape)}@{tensor.device}"
+    spec = (
+        str(tensor.spec)
+        if isinstance(tensor, FakeTensor)
+        else f"{tensor.dtype}{list(tensor.shape)}@{tensor.device}"
+    )
     return spec.partition("~")[0].partition("@")[0] if spec.endswith("@cpu") else spec
 
 

@@ -47,7 +47,9 @@ is guessed from the configuration or the first layer."""
 def _add_target(parser: argparse.ArgumentParser, examples: str) -> None:
     parser.epilog = f"{TARGETS}\n\nexamples:\n{examples}"
     parser.add_argument("target", metavar="TARGET", help="the model")
-    parser.add_argument("--input", action="append", default=[], metavar="SPEC", help="an input, as `x: f32[batch, 3, 224]`")
+    parser.add_argument(
+        "--input", action="append", default=[], metavar="SPEC", help="an input, as `x: f32[batch, 3, 224]`"
+    )
 
 
 def _parse_words(options: argparse.Namespace) -> tuple[ModelTarget, list[InputSpec]]:
@@ -66,7 +68,9 @@ def _run_guarded(command: str, run: Callable[[], int]) -> int:
     except Exception as error:
         from understudy.lines import is_user_file  # why: it imports torch, which is there by now
 
-        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_user_file(frame.filename)]
+        frames = [
+            frame for frame in traceback.extract_tb(error.__traceback__) if is_user_file(frame.filename)
+        ]
         text = str(error) if isinstance(error, UnderstudyError) else f"{type(error).__name__}: {error}"
         shown = "".join(traceback.format_list(frames)) + f"understudy {command}: the model failed: {text}"
         for line in shown.splitlines():
@@ -89,8 +93,12 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--depth", type=int, default=3, metavar="N", help="levels of modules (default: 3)")
     parser.add_argument("--columns", metavar="A,B", help=f"some of {', '.join(COLUMNS)}")
-    parser.add_argument("--sort", choices=("params", "macs", "memory"), help="the layers without children, largest first")
-    parser.add_argument("--train", action="store_true", help="train mode; memory is what is saved for the backward pass")
+    parser.add_argument(
+        "--sort", choices=("params", "macs", "memory"), help="the layers without children, largest first"
+    )
+    parser.add_argument(
+        "--train", action="store_true", help="train mode; memory is what is saved for the backward pass"
+    )
     parser.add_argument("--json", action="store_true", help="the whole tree, sizes in bytes")
 
 
@@ -108,7 +116,9 @@ def _parse_columns(text: str | None) -> tuple[str, ...]:
     return columns
 
 
-def _show_model(options: argparse.Namespace, target: ModelTarget, given: list[InputSpec], columns: Sequence[str]) -> int:
+def _show_model(
+    options: argparse.Namespace, target: ModelTarget, given: list[InputSpec], columns: Sequence[str]
+) -> int:
     # why: what is wrong with the words is said before torch is imported
     import torch
 
@@ -128,7 +138,11 @@ def _show_model(options: argparse.Namespace, target: ModelTarget, given: list[In
     with mode, torch.set_grad_enabled(options.train):
         root = measure_layers(model, mode, lambda: call_with(model, inputs, values))
     if options.json:
-        print(json.dumps({"inputs": [str(spec) for spec in inputs], "train": options.train, "model": root.to_record()}))
+        print(
+            json.dumps(
+                {"inputs": [str(spec) for spec in inputs], "train": options.train, "model": root.to_record()}
+            )
+        )
         return 0
     _print_inputs(inputs, program, given)
     rows = fold_layers(root, max(0, options.depth))
@@ -158,7 +172,9 @@ def _print_inputs(inputs: Sequence[InputSpec], program: LoadedModel, given: Sequ
     examples = choose_examples(inputs)
     sizes = ", ".join(f"{name}={size}" for name, size in examples.items())
     guessed = "" if given else f" (guessed from {program.origin})"
-    print(clean(f"input: {'; '.join(map(str, inputs))}{f' with {sizes}' if sizes else ''}{guessed}"), end="\n\n")
+    print(
+        clean(f"input: {'; '.join(map(str, inputs))}{f' with {sizes}' if sizes else ''}{guessed}"), end="\n\n"
+    )
 
 
 def _sort_leaves(root: Layer, by: str, train: bool) -> list[LayerRow]:
@@ -168,7 +184,9 @@ def _sort_leaves(root: Layer, by: str, train: bool) -> list[LayerRow]:
         return {"params": layer.parameters, "macs": layer.macs}.get(by, _measure_memory(layer, train))
 
     leaves = [layer for layer in root.walk() if not layer.children]
-    return [LayerRow(layer, layer.path or layer.name, 0, 1) for layer in sorted(leaves, key=size, reverse=True)]
+    return [
+        LayerRow(layer, layer.path or layer.name, 0, 1) for layer in sorted(leaves, key=size, reverse=True)
+    ]
 
 
 def _measure_memory(layer: Layer, train: bool) -> int:
@@ -177,7 +195,9 @@ def _measure_memory(layer: Layer, train: bool) -> int:
 
 def _print_layers(rows: Sequence[LayerRow], columns: Sequence[str], train: bool) -> None:
     titles = {"memory": "saved" if train else "output size", "params": "parameters", "macs": "MACs"}
-    cells = [[_write_label(row), *(_write_cell(row.layer, column, train) for column in columns)] for row in rows]
+    cells = [
+        [_write_label(row), *(_write_cell(row.layer, column, train) for column in columns)] for row in rows
+    ]
     left = (True, *(column in ("input", "output") for column in columns))
     print_table(("layer", *(titles.get(column, column) for column in columns)), cells, left)
 
@@ -211,10 +231,14 @@ def _print_sums(root: Layer, train: bool) -> None:
     )
     print(f"multiply-adds of products: {root.macs:,} ({format_count(root.macs)}); FLOPs are twice as many")
     if train:
-        print(f"saved for the backward pass: {format_size(root.saved_bytes)}, each storage counted where it is saved first")
+        print(
+            f"saved for the backward pass: {format_size(root.saved_bytes)}, each storage counted where it is saved first"
+        )
     idle = [layer.path for layer in root.walk() if not layer.calls and not layer.children]
     if idle:
-        print(clean(f"not called: {', '.join(idle[:8])}{f' and {len(idle) - 8} more' if len(idle) > 8 else ''}"))
+        print(
+            clean(f"not called: {', '.join(idle[:8])}{f' and {len(idle) - 8} more' if len(idle) > 8 else ''}")
+        )
 
 
 # understudy check
@@ -274,7 +298,9 @@ def _make_symbolic_values(mode: FakeTensorMode, inputs: Sequence[InputSpec]) -> 
         sizes = [size if isinstance(size, int) else examples[size[0]] for size in spec.sizes]
         example = torch.empty(sizes, dtype=getattr(torch, spec.dtype))
         context = tuple("static" if isinstance(size, int) else size[0] for size in spec.sizes)
-        value: torch.Tensor = mode.from_tensor(example, source=spec.name or f"input{position}", symbolic_context=context)
+        value: torch.Tensor = mode.from_tensor(
+            example, source=spec.name or f"input{position}", symbolic_context=context
+        )
         if spec.device != "cpu":
             with mode:
                 value = value.to(spec.device)
@@ -288,11 +314,21 @@ def _name_tensors(value: object, name: str = "") -> list[tuple[str, Any]]:
 
     if isinstance(value, torch.Tensor):
         return [(name, value)]
-    pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, (list, tuple)) else ()
-    return [found for key, part in pairs for found in _name_tensors(part, f"{name}.{key}" if name else str(key))]
+    pairs = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, (list, tuple))
+        else ()
+    )
+    return [
+        found for key, part in pairs for found in _name_tensors(part, f"{name}.{key}" if name else str(key))
+    ]
 
 
-def _make_check_record(inputs: Sequence[InputSpec], outputs: list[tuple[str, str]], env: ShapeEnv) -> dict[str, Any]:
+def _make_check_record(
+    inputs: Sequence[InputSpec], outputs: list[tuple[str, str]], env: ShapeEnv
+) -> dict[str, Any]:
     return {
         "inputs": [str(spec) for spec in inputs],
         "outputs": [{"name": name, "spec": spec} for name, spec in outputs],
@@ -360,7 +396,9 @@ def _show_graph(options: argparse.Namespace, target: ModelTarget, given: list[In
         program.function.eval()
     values = _make_symbolic_values(mode, inputs)
     with mode, torch.no_grad():
-        graph = make_fx(_make_caller(program.function, inputs), tracing_mode="symbolic", record_module_stack=True)(*values)
+        graph = make_fx(
+            _make_caller(program.function, inputs), tracing_mode="symbolic", record_module_stack=True
+        )(*values)
     if options.format == "text" and not options.output:
         _print_graph(graph, options.limit)
         return 0
@@ -396,14 +434,20 @@ def _print_graph(graph: GraphModule, limit: int | None) -> None:
     rows = [(row.name, row.operator, row.spec, row.module, row.line) for row in rows_of(graph)]
     if limit is not None and len(rows) > limit:
         head = (limit + 1) // 2
-        rows = [*rows[:head], ("…", f"{len(rows) - limit} more", "", "", ""), *rows[len(rows) - limit + head :]]
+        rows = [
+            *rows[:head],
+            ("…", f"{len(rows) - limit} more", "", "", ""),
+            *rows[len(rows) - limit + head :],
+        ]
     print_table(("name", "operator", "gives", "module", "line"), rows, (True,) * 5)
 
 
 def _write_graph_text(graph: GraphModule) -> str:
     from understudy.graph.show import rows_of  # why: it imports torch
 
-    return "\n".join(clean("  ".join((r.name, r.operator, r.spec, r.module, r.line))).rstrip() for r in rows_of(graph))
+    return "\n".join(
+        clean("  ".join((r.name, r.operator, r.spec, r.module, r.line))).rstrip() for r in rows_of(graph)
+    )
 
 
 def _make_graph_record(graph: GraphModule) -> str:
@@ -429,11 +473,17 @@ def _write_graph_dot(graph: GraphModule) -> str:
         label = json.dumps(clean(f"{row.operator.partition('(')[0]}\n{row.spec}").replace("\\n", "\n"))
         tooltip = json.dumps(clean(f"{row.module} {row.line}".strip()))
         lines.append(f"  {json.dumps(row.name)} [label={label}, tooltip={tooltip}];")
-        lines += [f"  {json.dumps(parent.name)} -> {json.dumps(row.name)};" for parent in node.all_input_nodes]
+        lines += [
+            f"  {json.dumps(parent.name)} -> {json.dumps(row.name)};" for parent in node.all_input_nodes
+        ]
     return "\n".join([*lines, "}"])
 
 
-_WRITERS: dict[str, Callable[[Any], str]] = {"text": _write_graph_text, "dot": _write_graph_dot, "json": _make_graph_record}
+_WRITERS: dict[str, Callable[[Any], str]] = {
+    "text": _write_graph_text,
+    "dot": _write_graph_dot,
+    "json": _make_graph_record,
+}
 
 
 COMMANDS = (

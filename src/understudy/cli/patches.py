@@ -20,27 +20,28 @@ def load_all_patches() -> None:
 
 
 def describe_patches() -> str:
-    """The table of all patches: scope, place, reason."""
+    """Every place once, under the innermost scope in which it is patched: its patches with their reasons."""
+    places: dict[str, list[Patch]] = {}
+    for patch in (*ENGINE.registered, *ENGINE.found_places, *ENGINE.switches):
+        places.setdefault(patch.place, []).append(patch)
     lines = []
     for scope in SCOPES:
         lines += [f"While {scope.meaning} ({scope.name}):", ""]
-        every = sorted((*ENGINE.registered, *ENGINE.found_places, *ENGINE.switches), key=lambda patch: patch.place)
-        for patch in every:
-            if patch.mask & scope.bit:
-                lines += _describe(patch, scope)
+        for place, patches in sorted(places.items()):
+            patches.sort(key=lambda patch: patch.rank)
+            if patches[0].rank == scope.bit:
+                lines += [f"  {place}", *(line for patch in patches for line in _describe(patch, scope))]
         lines.append("")
     return "\n".join(lines)
 
 
 def _describe(patch: Patch, scope: Scope) -> list[str]:
-    others = [other.name for other in SCOPES if patch.mask & other.bit and other is not scope]
+    scopes = [other.name for other in SCOPES if patch.mask & other.bit]
+    when = f"(while {', '.join(scopes)}) " if scopes != [scope.name] else ""
     is_absent = patch in ENGINE.registered and find_place(patch) is None
-    notes = [f"also while {', '.join(others)}"] if others else []
-    notes += ["not in this release of torch"] if is_absent else []
-    note = f"  ({'; '.join(notes)})" if notes else ""
-    by = f"{patch.make.__module__}.{patch.make.__qualname__}"
-    reason = textwrap.wrap(" ".join(patch.reason.split()), 104, break_on_hyphens=False)
-    return [f"  {patch.place}{note}", *(f"      {line}" for line in (*reason, f"by {by}"))]
+    note = "(not in this release of torch) " if is_absent else ""
+    reason = textwrap.wrap(f"{when}{note}{' '.join(patch.reason.split())}", 104, break_on_hyphens=False)
+    return [f"      {line}" for line in (*reason, f"by {patch.make.__module__}.{patch.make.__qualname__}")]
 
 
 def _add_patch_arguments(parser: argparse.ArgumentParser) -> None:

@@ -17,7 +17,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,7 +29,8 @@ from typing import Any
 
 from understudy.cli.commands import INTERRUPTED
 from understudy.errors import UnderstudyError
-from understudy.report.rehearsal import DOES_NOT_FIT, Rehearsal
+from understudy.report.rehearsal import FITS, TIGHT, Rehearsal
+from understudy.simulation.sandbox.private_folders import make_private_folder
 
 MOST_ATTEMPTS = 3
 """How often a rehearsal is begun whose worker was killed."""
@@ -62,7 +62,7 @@ class Outcome:
 
     @property
     def fits(self) -> bool:
-        return self.rehearsal is not None and self.rehearsal.verdict != DOES_NOT_FIT
+        return self.rehearsal is not None and self.rehearsal.verdict in (FITS, TIGHT)
 
     @property
     def reserved_bytes(self) -> int:
@@ -73,7 +73,7 @@ class Outcome:
 
 def rehearse_variant(variant: Variant, device: str | None) -> Outcome:
     """Run `understudy run` on it. Called in workers, which may be on other machines."""
-    with tempfile.TemporaryDirectory(prefix="understudy-") as folder:
+    with make_private_folder() as folder:
         script = variant.script
         if variant.files:
             script = str(mirror(Path(variant.script), variant.files, Path(folder) / "script"))
@@ -98,7 +98,9 @@ def rehearse_variant(variant: Variant, device: str | None) -> Outcome:
 
 def _can_fork() -> bool:
     """In a worker of a pool that does nothing else. A fork of a process with threads may wait forever for one of them."""
-    return hasattr(os, "fork") and multiprocessing.parent_process() is not None and threading.active_count() == 1
+    return (
+        hasattr(os, "fork") and multiprocessing.parent_process() is not None and threading.active_count() == 1
+    )
 
 
 def _run_in_fork(words: list[str], environment: Mapping[str, str], output: Path) -> int | None:
@@ -109,7 +111,9 @@ def _run_in_fork(words: list[str], environment: Mapping[str, str], output: Path)
     import understudy.simulation.scripts  # noqa: F401  # why: as above
 
     torch.compiler.reset()  # imports the compiler, which optimizers ask for
-    process = multiprocessing.get_context("fork").Process(target=_run_as_child, args=(words, environment, str(output)))
+    process = multiprocessing.get_context("fork").Process(
+        target=_run_as_child, args=(words, environment, str(output))
+    )
     process.start()
     process.join(SECONDS)
     if process.is_alive():
@@ -129,7 +133,11 @@ def _run_as_child(words: list[str], environment: Mapping[str, str], output: str)
     for stream in (1, 2):
         os.dup2(file, stream)
     os.environ.update(environment)
-    with os.fdopen(file, "w", encoding="utf-8", errors="replace") as both, redirect_stdout(both), redirect_stderr(both):
+    with (
+        os.fdopen(file, "w", encoding="utf-8", errors="replace") as both,
+        redirect_stdout(both),
+        redirect_stderr(both),
+    ):
         code = main(words)
     sys.exit(code)
 
@@ -155,7 +163,9 @@ def mirror(script: Path, files: Mapping[str, str], folder: Path) -> Path:
     for name, text in files.items():
         path = Path(name).absolute()
         if not path.is_relative_to(home):
-            raise UnderstudyError(f"{name} is not in the folder of {script}: it can't be changed for a rehearsal")
+            raise UnderstudyError(
+                f"{name} is not in the folder of {script}: it can't be changed for a rehearsal"
+            )
         changed[path.relative_to(home).parts] = text
     _mirror_folder(home, changed, folder)
     return folder / script.name

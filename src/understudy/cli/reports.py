@@ -35,7 +35,11 @@ def _write_file(rehearsal: Rehearsal, name: str, path: str) -> None:
     if name == "html":
         Path(path).write_text(make_page(rehearsal, Path(path).stem).to_html(), encoding="utf-8")
         return
-    writers = {"trace": exports.write_trace, "speedscope": exports.write_speedscope, "folded": exports.write_folded}
+    writers = {
+        "trace": exports.write_trace,
+        "speedscope": exports.write_speedscope,
+        "folded": exports.write_folded,
+    }
     writers[name](rehearsal, path)
 
 
@@ -50,15 +54,12 @@ examples:
         parser.add_argument(f"--{name}", metavar="FILE", help=text)
 
 
-def write_files(rehearsal: Rehearsal, options: argparse.Namespace) -> bool:
-    """Write the files that the options name; returns False if they name none."""
-    wanted = {name: getattr(options, name) for name in FORMATS if getattr(options, name)}
-    try:
-        for name, path in wanted.items():
-            _write_file(rehearsal, name, path)
-    except OSError as error:
-        raise UnderstudyError(f"{error.filename}: {error.strerror or error}") from None
-    return bool(wanted)
+def write_file_for(rehearsal: Rehearsal, options: argparse.Namespace, name: str) -> bool:
+    """Write the file of this format; returns False if the options name none."""
+    path = getattr(options, name)
+    if path:
+        _write_file(rehearsal, name, path)
+    return bool(path)
 
 
 def show_report(options: argparse.Namespace) -> int:
@@ -66,7 +67,11 @@ def show_report(options: argparse.Namespace) -> int:
     from understudy.report.text import print_text  # why: as above
 
     rehearsal = read_rehearsal(options.rehearsal)
-    if not write_files(rehearsal, options):
+    try:
+        has_written = [write_file_for(rehearsal, options, name) for name in FORMATS]
+    except OSError as error:
+        raise UnderstudyError(f"{error.filename}: {error.strerror or error}") from None
+    if not any(has_written):
         print_text(rehearsal)
     return 0
 
@@ -83,9 +88,13 @@ examples:
     understudy diff main.json change.json --allow 200MiB --markdown >> "$GITHUB_STEP_SUMMARY\""""
     parser.add_argument("before", metavar="A.json", help="a file of `understudy run --json`")
     parser.add_argument("after", metavar="B.json", help="another one")
-    parser.add_argument("--allow", default="1%", metavar="SIZE", help="growth that is no failure (default: 1%%)")
+    parser.add_argument(
+        "--allow", default="1%", metavar="SIZE", help="growth that is no failure (default: 1%%)"
+    )
     parser.add_argument("--markdown", action="store_true", help="a table for a pull request")
-    parser.add_argument("--top", type=int, default=10, metavar="N", help="lines of the program to list (default: 10)")
+    parser.add_argument(
+        "--top", type=int, default=10, metavar="N", help="lines of the program to list (default: 10)"
+    )
 
 
 def diff_rehearsals(options: argparse.Namespace) -> int:
@@ -118,16 +127,16 @@ def _read_allowance(text: str, whole: int) -> int:
 
 def _read_finished(path: str) -> Rehearsal:
     from understudy.report.comparison import read_rehearsal  # why: as above
-    from understudy.report.rehearsal import FAILED  # why: as above
+    from understudy.report.rehearsal import FAILED, NO_VERDICT  # why: as above
 
     rehearsal = read_rehearsal(path)
-    if rehearsal.verdict == FAILED:
+    if rehearsal.verdict in (FAILED, NO_VERDICT):
         raise UnderstudyError(f"{path} can't be compared: {rehearsal.headline}")
     return rehearsal
 
 
 def _print_comparison(comparison: RehearsalComparison, top: int) -> None:
-    from understudy.report.comparison import format_growth  # why: as above
+    from understudy.report.comparison import format_growth, write_times  # why: as above
 
     before, after = comparison.before, comparison.after
     if before.device.key != after.device.key:
@@ -135,15 +144,27 @@ def _print_comparison(comparison: RehearsalComparison, top: int) -> None:
     print(clean(f"before: {before.headline}"))
     print(clean(f"after:  {after.headline}"), end="\n\n")
     rows = [
-        (change.name.replace("_", " "), format_size(change.before), format_size(change.after), format_growth(change.growth))
+        (
+            change.name.replace("_", " "),
+            format_size(change.before),
+            format_size(change.after),
+            format_growth(change.growth),
+        )
         for change in (*comparison.figures, *comparison.categories)
     ]
     print_table(("at the peak", "before", "after", "change"), rows, (True, False, False, False))
+    if before.time is not None and after.time is not None:
+        print(f"\ntime of a {after.time.per}: {write_times(before, after, ', then ')}")
     for title, changes in (("line", comparison.lines), ("module", comparison.modules)):
         if changes:
             print()
             cells = [
-                (format_growth(change.growth), format_size(change.after), change.name or "(the model itself)", change.source)
+                (
+                    format_growth(change.growth),
+                    format_size(change.after),
+                    change.name or "(the model itself)",
+                    change.source,
+                )
                 for change in changes[:top]
             ]
             print_table(("change", "after", title, ""), cells, (False, False, True, True))

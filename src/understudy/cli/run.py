@@ -4,30 +4,34 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import io
+import functools
 import json
+import multiprocessing
 import os
+import signal
 import sys
-import tempfile
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
+from collections.abc import Callable
+from contextlib import redirect_stdout
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from understudy.cli.clusters import add_cluster_arguments, find_layout, run_on_ranks
 from understudy.cli.commands import INTERRUPTED, Command
-from understudy.cli.progress import show_progress
-from understudy.cli.reports import FORMATS, write_files
+from understudy.cli.reports import FORMATS, write_file_for
+from understudy.cli.script_runs import ScriptRun, run_in_sandbox
 from understudy.cli.tables import parse_size, print_table
+from understudy.cli.time_options import add_cost, add_time_arguments, check_time_options, is_too_slow
+from understudy.cluster.launchers import add_options_of_torchrun
+from understudy.cluster.layout import Layout
 from understudy.errors import UnderstudyError
 from understudy.simulation.catalogue import Card, list_cards, parse_devices, read_cards
+from understudy.simulation.sandbox import SandboxOptions
 
 if TYPE_CHECKING:
     from understudy.report.rehearsal import Rehearsal
-    from understudy.report.runs import Recorder
-    from understudy.simulation.scripts import ScriptResult
 
-FAILED, DOES_NOT_FIT = 1, 3
+FAILED, DOES_NOT_FIT, NO_VERDICT = 1, 3, 4
 ANSWERS = ("plausible", "worst", "error", "symbol")
 
 
@@ -36,36 +40,91 @@ class UsageError(UnderstudyError, ValueError):
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "understudy run [options] script.py [arguments]  |  understudy run [options] -m module [arguments]"
+    parser.usage = (
+        "understudy run [options] script.py [arguments]  |  understudy run [options] -m module [arguments]"
+    )
     parser.epilog = """\
-Exit code: 0 fits or tight, 3 does not fit, 1 the script failed, 130 interrupted, 2 wrong input.
+Exit code: 0 fits or tight, 3 does not fit or exceeds --max-step-time, 4 no verdict (no training step and no computation on
+the card), 1 the script failed, 130 interrupted, 2 wrong input.
 
 examples:
     understudy run --device h100 train.py --batch 8
     understudy run --device h100,4090 -m package.train --config small
-    understudy run --device l40s --budget 40GiB --json run.json --html run.html train.py"""
+    understudy run --device l40s --budget 40GiB --json run.json --html run.html train.py
+    understudy run --device h100 --cost 2.49/h --total-steps 100000 train.py"""
     add = parser.add_argument
-    add("--device", metavar="D", help='cards ("h100", "8xa100-80g", "h100,4090"), or all; without it, the CPU')
+    add(
+        "--device", metavar="D", help='cards ("h100", "8xa100-80g", "h100,4090"), or all; without it, the CPU'
+    )
     add("--cards", metavar="FILE", help="a TOML file with cards of your own")
-    add("--steps", metavar="N", type=_parse_count, default=2, help="optimizer steps after which the script is ended (2)")
-    add("--budget", metavar="SIZE", type=_parse_size, help="what the run may reserve, as in 40GiB; over it is exit code 3")
-    add("--json", metavar="FILE", help="all that was measured, as JSON")
+    add(
+        "--steps",
+        metavar="N",
+        type=_parse_count,
+        default=2,
+        help="optimizer steps after which the script is ended (2)",
+    )
+    add(
+        "--budget",
+        metavar="SIZE",
+        type=_parse_size,
+        help="what the run may reserve, as in 40GiB; over it is exit code 3",
+    )
+    add_time_arguments(parser)
+    add("--json", metavar="FILE", help="all that was measured, as JSON; - for standard output")
     for name, text in FORMATS.items():
         add(f"--{name}", metavar="FILE", help=text)
-    add("--snapshot", metavar="FILE", help="torch's memory snapshot of the card, for its viewer and `understudy replay`")
+    add(
+        "--snapshot",
+        metavar="FILE",
+        help="torch's memory snapshot of the card, for its viewer and `understudy replay`",
+    )
     add("--requests", metavar="FILE", help=argparse.SUPPRESS)  # for `understudy fit`: signed 64-bit numbers
-    add("--answers", metavar="POLICY", default="plausible", help=f"for reads of data: {', '.join(ANSWERS)} (plausible)")
-    add("--oom", choices=("record", "raise"), default="record", help="raise: the script gets the card's error")
+    add(
+        "--answers",
+        metavar="POLICY",
+        default="plausible",
+        help=f"for reads of data: {', '.join(ANSWERS)} (plausible)",
+    )
+    add(
+        "--oom", choices=("record", "raise"), default="record", help="raise: the script gets the card's error"
+    )
     add("--strict", action="store_true", help="tight is exit code 3, too")
-    add("--margin", metavar="PART", type=_parse_part, help="of reserved memory within which a run is tight (0.02)")
-    add("--context", metavar="SIZE", type=_parse_size, help="memory outside of the allocator, instead of the catalogue's")
-    add("--longest", action="store_true", help="take the longest batch of each data loader instead of the first ones")
-    add("--offline-data", action="store_true", help="make up data sets and tokenizers that are not on this machine")
-    add("--write", action="store_true", help="let the script write files and use the network")
+    add(
+        "--margin",
+        metavar="PART",
+        type=_parse_part,
+        help="of reserved memory within which a run is tight (0.02)",
+    )
+    add(
+        "--context",
+        metavar="SIZE",
+        type=_parse_size,
+        help="memory outside of the allocator, instead of the catalogue's",
+    )
+    add(
+        "--longest",
+        action="store_true",
+        help="take the longest batch of each data loader instead of the first ones",
+    )
+    add(
+        "--offline-data",
+        action="store_true",
+        help="make up data sets and tokenizers that are not on this machine",
+    )
+    add("--online", action="store_true", help="let the script use the network; uploads to hubs are refused")
+    add(
+        "--scratch",
+        metavar="DIR",
+        help="where to keep, for the time of the run, what the script writes (memory, half of the machine's at most)",
+    )
+    add_cluster_arguments(add)
+    add("--write", action="store_true", help="let the script write files and use the network: no sandbox")
     add("--quiet", action="store_true", help="the verdict alone, without the script's output")
 
 
 # --- input, checked before torch is imported ----------------------------------------------------------------------------
+
 
 def _parse_size(text: str) -> int:
     try:
@@ -105,8 +164,8 @@ def _check_module(name: str) -> None:
         raise UsageError(f"can't run -m {name}: there is no module named {package!r}")
 
 
-def _check_options(options: argparse.Namespace) -> list[tuple[Card | None, int]]:
-    """Refuse wrong options before torch is imported; returns the devices."""
+def _check_options(options: argparse.Namespace, devices: list[tuple[Card | None, int]]) -> None:
+    """Refuse wrong options before torch is imported."""
     if not options.program:
         raise UsageError("no script is named: understudy run [options] script.py [arguments]")
     if options.program[0] == "-m":
@@ -117,19 +176,22 @@ def _check_options(options: argparse.Namespace) -> list[tuple[Card | None, int]]
         path = options.program[0]
         what = "it is a folder" if os.path.isdir(path) else f"there is no such file{_suggest_file(path)}"
         raise UsageError(f"can't run {path!r}: {what}")
+    check_time_options(options)
     if options.answers not in ANSWERS:
         raise UsageError(f"--answers {options.answers!r}: there are {', '.join(ANSWERS)}")
     for name in ("json", "snapshot", "requests", *FORMATS):
         path = getattr(options, name)
-        if path:
+        if path and not (name == "json" and path == "-"):
             _check_output(f"--{name}", path)
-    devices = _find_devices(options)
+    if options.scratch and not (os.path.isdir(options.scratch) and os.access(options.scratch, os.W_OK)):
+        raise UsageError(f"--scratch {options.scratch!r}: expected a folder that can be written")
     if options.snapshot and devices[0][0] is None:
         raise UsageError("--snapshot is of one card: --device says which")
     for name in ("snapshot", *FORMATS):
         if getattr(options, name) and len(devices) > 1:
-            raise UsageError(f"--{name} is of one card, and --device names {len(devices)}: rehearse them one by one")
-    return devices
+            raise UsageError(
+                f"--{name} is of one card, and --device names {len(devices)}: rehearse them one by one"
+            )
 
 
 def _check_output(option: str, path: str) -> None:
@@ -163,129 +225,103 @@ def _suggest_file(path: str) -> str:
 
 
 def _run_program(options: argparse.Namespace) -> int:
-    devices = _check_options(options)
+    devices = _find_devices(options)
+    layout = find_layout(options, devices[0][1])
+    _check_options(options, devices)
+    # A process with threads of torch's can't be forked in general; one of `fix` and `fit` is forked for each rehearsal.
+    is_own = "torch" not in sys.modules or multiprocessing.parent_process() is not None
+    scratch = options.scratch and os.path.abspath(options.scratch)
+    sandbox = SandboxOptions(options.online, options.write, scratch, forks=is_own)
+    if layout is not None and layout.world_size > 1:
+        if len(devices) > 1:
+            raise UsageError(
+                f"several ranks are rehearsed on one kind of card, got --device {options.device}"
+            )
+        return run_on_ranks(options, layout, devices[0][0], sandbox)
     if len(devices) > 1:
-        return _run_on_all(options, devices)
-    rehearsal, result = _rehearse(options, *devices[0])
-    _show_error(result)
-    _write_json(options, rehearsal.to_json())
-    write_files(rehearsal, options)
-    _print_report(rehearsal, options.quiet)
-    return _choose_exit_code(options, rehearsal.verdict, result)
+        return _run_on_all(options, devices, sandbox)
+    run = run_in_sandbox(options, *devices[0], sandbox)
+    if run.wanted_ranks is not None:
+        nodes, per_node, entry = run.wanted_ranks
+        layout = Layout(nodes, per_node, has_variables=not entry)
+        return run_on_ranks(options, layout, devices[0][0], sandbox, entry)
+    if run.rehearsal is None:
+        return _report_lost_run(run)
+    _show_error(run)
+    add_cost(options, run.rehearsal, devices[0][1])
+    code = _choose_exit_code(options, run.rehearsal, run)
+    with redirect_stdout(sys.stderr if options.json == "-" else sys.stdout):
+        _print_report(run.rehearsal, options.quiet)
+    _write_outputs(options, run)
+    return code
+
+
+def _report_lost_run(run: ScriptRun) -> int:
+    if run.exit_code in (INTERRUPTED, -signal.SIGINT):
+        raise KeyboardInterrupt
+    print(f"understudy run: {run.failure}", file=sys.stderr)
+    return FAILED if run.exit_code >= 0 else 128 - run.exit_code
+
+
+def _write_outputs(options: argparse.Namespace, run: ScriptRun) -> None:
+    assert run.rehearsal is not None
+    text = run.rehearsal.to_json() if options.json else ""
+    _try_to_write(options, "json", lambda: _write_json(options, text))
+    for name in FORMATS:
+        _try_to_write(options, name, functools.partial(write_file_for, run.rehearsal, options, name))
+    for name, content in (("snapshot", run.snapshot), ("requests", run.requests)):
+        if getattr(options, name):
+            _try_to_write(options, name, functools.partial(Path(getattr(options, name)).write_bytes, content))
+
+
+def _try_to_write(options: argparse.Namespace, name: str, write: Callable[[], object]) -> None:
+    """The verdict is printed by now: a file that can't be written costs one line."""
+    try:
+        write()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        print(
+            f"understudy run: --{name} {getattr(options, name)!r} was not written: {error.strerror}",
+            file=sys.stderr,
+        )
 
 
 def _write_json(options: argparse.Namespace, text: str) -> None:
-    if options.json:
+    if options.json == "-":
+        print(text)
+    elif options.json:
         with open(options.json, "w", encoding="utf-8") as file:
             file.write(text + "\n")
 
 
-def _choose_exit_code(options: argparse.Namespace, verdict: str, result: ScriptResult) -> int:
-    if result.exit_code == INTERRUPTED:
+def _choose_exit_code(options: argparse.Namespace, rehearsal: Rehearsal, run: ScriptRun) -> int:
+    verdict = rehearsal.verdict
+    if run.exit_code == INTERRUPTED:
         return INTERRUPTED
-    if result.exit_code and not (result.is_out_of_memory and verdict == "does not fit"):
-        if not result.error:
-            print(f"understudy run: the script ended with exit code {result.exit_code}", file=sys.stderr)
+    if run.exit_code and not (run.is_out_of_memory and verdict == "does not fit"):
+        if not run.error:
+            print(f"understudy run: the script ended with exit code {run.exit_code}", file=sys.stderr)
         return FAILED
-    return DOES_NOT_FIT if verdict == "does not fit" or (verdict == "tight" and options.strict) else 0
+    if verdict == "no verdict":
+        return NO_VERDICT
+    is_over = verdict == "does not fit" or (verdict == "tight" and options.strict)
+    return DOES_NOT_FIT if is_too_slow(options, rehearsal) or is_over else 0
 
 
-def _rehearse(options: argparse.Namespace, card: Card | None, count: int) -> tuple[Rehearsal, ScriptResult]:
-    # why: torch is imported only once the input is known to be right
-    from understudy.report.runs import Recorder, RehearsalOptions
-    from understudy.simulation.scripts import Script, run_script  # why: as above
-
-    given = {"margin": options.margin} if options.margin is not None else {}
-    wanted = RehearsalOptions(
-        context=options.context, budget=options.budget, oom=options.oom, answers=options.answers, **given
-    )
-    recorder = Recorder(card, wanted)
-    recorder.count = count
-    is_module = options.program[0] == "-m"
-    name, *arguments = options.program[1:] if is_module else options.program
-    script = Script(name, tuple(arguments), is_module)
-    progress = nullcontext() if options.quiet else show_progress(_describe_progress(recorder))
-    with recorder, progress, _hide_output(options) as said, _record_history(options, recorder):
-        result = run_script(
-            script, mode=recorder.mode, steps=options.steps, allow_writes=options.write, notes=recorder.facts.assumptions,
-            takes_longest=options.longest, makes_data=options.offline_data,
-        )  # fmt: skip
-    if options.requests:
-        with open(options.requests, "wb") as file:
-            recorder.measurement.list_requests().tofile(file)
-    if result.exit_code:
-        print(said.getvalue(), end="", file=sys.stderr)  # such as the usage of the script
-    recorder.facts.steps = result.steps
-    recorder.facts.failure = _describe_failure(result)
-    recorder.facts.is_out_of_memory = result.is_out_of_memory
-    recorder.facts.writes = [write.to_record() for write in result.writes]
-    return recorder.rehearsal(), result
-
-
-def _describe_failure(result: ScriptResult) -> str:
-    if not result.exit_code:
-        return ""
-    code = f"left with exit code {result.exit_code}"
-    how = "was interrupted" if result.exit_code == INTERRUPTED else "failed" if result.error else code
-    return f"the script {how} after {result.steps} of its steps" if result.steps else f"the script {how} in its first step"
-
-
-@contextmanager
-def _record_history(options: argparse.Namespace, recorder: Recorder) -> Iterator[None]:
-    """The trace of the first card, with the lines of the program, written as torch's memory snapshot."""
-    if not options.snapshot:
-        yield
-        return
-    from understudy.report.exports import describe_frames, write_snapshot  # why: torch is imported by now
-
-    memory = recorder.memory.devices[0]
-    memory.capped.frames = describe_frames
-    memory.capped.record_history()
-    try:
-        yield
-    finally:
-        write_snapshot(memory.allocator, options.snapshot)
-
-
-@contextmanager
-def _hide_output(options: argparse.Namespace) -> Iterator[io.StringIO]:
-    """With --quiet. What the script says on standard error is kept: it may say why it failed."""
-    said = io.StringIO()
-    if not options.quiet:
-        yield said
-        return
-    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(said):
-        yield said
-
-
-def _show_error(result: ScriptResult) -> None:
+def _show_error(run: ScriptRun) -> None:
     """Print the traceback of the script, if it has one."""
-    if result.error:
-        print(result.error, end="", file=sys.stderr)
-
-
-def _describe_progress(recorder: Recorder) -> Callable[[], str]:
-    """How far a run is, and how fast since the last time that was asked."""
-    before, since = 0, time.monotonic()
-
-    def describe() -> str:
-        nonlocal before, since
-        count, now = recorder.measurement.operators, time.monotonic()
-        live = max((totals.live for totals in list(recorder.measurement.devices.values())), default=0)
-        rate = (count - before) / (now - since)
-        before, since = count, now
-        return f"step {recorder.measurement.places.step}, {count:,} operators, {rate:,.0f}/s, {live / (1 << 30):.2f} GiB"
-
-    return describe
+    if run.error:
+        print(run.error, end="", file=sys.stderr)
 
 
 def _print_report(rehearsal: Rehearsal, is_quiet: bool) -> None:
     """Where the script failed, its traceback is the answer, and no tables hide it."""
-    from understudy.report.rehearsal import FAILED  # why: --help is quick
-    from understudy.report.text import clean, print_text  # why: as above
+    from understudy.report.text import clean, print_text, write_times  # why: --help is quick
 
-    if is_quiet or rehearsal.verdict == FAILED:
-        print(clean(rehearsal.headline))
+    if is_quiet or rehearsal.verdict in ("failed", "no verdict"):
+        has_time = rehearsal.verdict not in ("failed", "no verdict")
+        print("\n".join([clean(rehearsal.headline), *(write_times(rehearsal) if has_time else ())]))
     else:
         print_text(rehearsal)
 
@@ -293,69 +329,71 @@ def _print_report(rehearsal: Rehearsal, is_quiet: bool) -> None:
 # --- all cards ---------------------------------------------------------------------------------------------------------
 
 
-def _run_on_all(options: argparse.Namespace, devices: list[tuple[Card | None, int]]) -> int:
+def _run_on_all(
+    options: argparse.Namespace, devices: list[tuple[Card | None, int]], sandbox: SandboxOptions
+) -> int:
     """One process for each card: what a script leaves behind in its modules belongs to one run."""
     rows: list[dict[str, Any]] = []
     codes: list[int] = []
     import understudy.report.runs  # noqa: F401  # why: once, for all processes
 
     for position, (card, count) in enumerate(devices):
-        row, code = _run_in_fork(options, card, count, is_shown=position == 0)
+        shown = argparse.Namespace(**{**vars(options), "quiet": options.quiet or position > 0})
+        run = run_in_sandbox(shown, card, count, sandbox)
+        if run.rehearsal is None:
+            return _report_lost_run(run)
+        _show_error(run)
+        add_cost(options, run.rehearsal, count)
+        code = _choose_exit_code(options, run.rehearsal, run)
         if code == INTERRUPTED:
             return code
-        if row is None or (code == FAILED and position == 0):  # it would fail on the others, too
+        if code == FAILED and position == 0:  # it would fail on the others, too
             return FAILED
         codes.append(code)
-        rows.append(row)
-    _write_json(options, json.dumps(rows, indent=2))
-    _print_cards(rows)
+        rows.append(run.rehearsal.to_dict())
+    with redirect_stdout(sys.stderr if options.json == "-" else sys.stdout):
+        _print_cards(rows)
+    _try_to_write(options, "json", lambda: _write_json(options, json.dumps(rows, indent=2)))
     return FAILED if FAILED in codes else max(codes)
 
 
-def _run_in_fork(
-    options: argparse.Namespace, card: Card | None, count: int, is_shown: bool
-) -> tuple[dict[str, Any] | None, int]:
-    with tempfile.TemporaryDirectory(prefix="understudy-") as folder:
-        file = os.path.join(folder, "rehearsal.json")
-        sys.stdout.flush()
-        child = os.fork()
-        if child == 0:
-            os._exit(_run_as_child(options, card, count, file, is_shown))
-        _, status = os.waitpid(child, 0)
-        code = os.waitstatus_to_exitcode(status)
-        if not os.path.exists(file):
-            how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-            print(f"understudy run: the rehearsal on {card.key if card else 'the CPU'} {how}", file=sys.stderr)
-            return None, code
-        with open(file, encoding="utf-8") as written:
-            return json.load(written), code
-
-
-def _run_as_child(options: argparse.Namespace, card: Card | None, count: int, file: str, is_shown: bool) -> int:
-    code = FAILED
-    try:
-        quiet = argparse.Namespace(**{**vars(options), "quiet": options.quiet or not is_shown})
-        rehearsal, result = _rehearse(quiet, card, count)
-        _show_error(result)
-        code = _choose_exit_code(options, rehearsal.verdict, result)
-        with open(file, "w", encoding="utf-8") as written:
-            written.write(rehearsal.to_json())
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-    return code
-
-
 def _print_cards(rows: list[dict[str, Any]]) -> None:
+    from understudy.report.times import write_interval  # why: --help is quick
+
     cells = []
     for row in rows:
         device, peak = row["device"], row["peak"]
         limit = device["memory_bytes"] or 1
         where = ", ".join(part for part in (peak["phase"], peak["line"], peak["module"]) if part)
         sizes = (f"{size / (1 << 30):.2f}" for size in (peak["reserved_bytes"], limit))
-        cells.append((device["key"], row["verdict"], *sizes, f"{peak['reserved_bytes'] / limit:.0%}", where))
-    header = ("device", "verdict", "reserved", "of GiB", "used", "peak")
-    print_table(header, cells, (True, True, False, False, False, True))
+        time = row["time"]
+        shown = time and write_interval(time["seconds_per_step"], time["low_seconds"], time["high_seconds"])
+        cells.append(
+            (
+                device["key"],
+                row["verdict"],
+                *sizes,
+                f"{peak['reserved_bytes'] / limit:.0%}",
+                shown or "",
+                where,
+            )
+        )
+    header = ("device", "verdict", "reserved", "of GiB", "used", "time of a step", "peak")
+    print_table(header, cells, (True, True, False, False, False, False, True))
 
 
-COMMAND = Command("run", _add_arguments, _run_program, takes_program=True)
+def _add_arguments_of_torchrun(parser: argparse.ArgumentParser) -> None:
+    _add_arguments(parser)
+    parser.usage = "understudy torchrun [options of torchrun and of understudy run] script.py [arguments]"
+    parser.epilog = """\
+Exit code: as of understudy run, and 1 for deadlocks and other faults.
+
+example:
+    understudy torchrun --nnodes 16 --nproc-per-node 8 --device h100 train.py"""
+    add_options_of_torchrun(parser)
+
+
+COMMANDS = (
+    Command("run", _add_arguments, _run_program, takes_program=True),
+    Command("torchrun", _add_arguments_of_torchrun, _run_program, takes_program=True),
+)

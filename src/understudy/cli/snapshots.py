@@ -9,10 +9,10 @@ from dataclasses import asdict
 from typing import Any
 
 from understudy.cli.commands import Command
-from understudy.cli.tables import clean, format_size, print_table
+from understudy.cli.tables import clean, format_size, parse_seconds, print_table
 from understudy.errors import UnderstudyError
 from understudy.simulation.allocator import AllocatorSettings
-from understudy.simulation.catalogue import GiB, find_card, save_calibration
+from understudy.simulation.catalogue import Card, GiB, find_card, read_calibration, save_calibration
 from understudy.simulation.snapshots import (
     BEFORE,
     DeviceTrace,
@@ -23,6 +23,7 @@ from understudy.simulation.snapshots import (
     read_snapshot,
     replay,
 )
+from understudy.timing.curves import EVERY_FAMILY
 
 OTHER_SETTINGS = (
     "expandable_segments:True",
@@ -45,12 +46,22 @@ examples:
     understudy replay oom.pickle --settings expandable_segments:True,max_split_size_mb:256
     understudy replay oom.pickle --device h100        would it have lived on that card?"""
     parser.add_argument("snapshot", help="a file of torch.cuda.memory._dump_snapshot; nothing in it is run")
-    parser.add_argument("--gpu", type=int, metavar="N", help="the device (default: the one that ran out of memory)")
-    parser.add_argument("--device", metavar="CARD", help="replay with the memory of this card (see `understudy devices`)")
     parser.add_argument(
-        "--settings", action="append", default=[], metavar="CONF", help="try these PYTORCH_CUDA_ALLOC_CONF, too"
+        "--gpu", type=int, metavar="N", help="the device (default: the one that ran out of memory)"
     )
-    parser.add_argument("--top", type=int, default=10, metavar="N", help="lines of the program to list (default: 10)")
+    parser.add_argument(
+        "--device", metavar="CARD", help="replay with the memory of this card (see `understudy devices`)"
+    )
+    parser.add_argument(
+        "--settings",
+        action="append",
+        default=[],
+        metavar="CONF",
+        help="try these PYTORCH_CUDA_ALLOC_CONF, too",
+    )
+    parser.add_argument(
+        "--top", type=int, default=10, metavar="N", help="lines of the program to list (default: 10)"
+    )
     parser.add_argument("--json", action="store_true", help="everything, sizes in bytes")
 
 
@@ -60,8 +71,11 @@ def replay_snapshot(options: argparse.Namespace) -> int:
     card = find_card(options.device) if options.device else None
     trace = read_snapshot(options.snapshot).choose_device(options.gpu)
     capacity = card.usable if card else trace.capacity
-    replays = [replay(trace, text, capacity) for text in dict.fromkeys([trace.settings, *OTHER_SETTINGS, *options.settings])]
-    missing = find_missing_memory(trace, capacity) if capacity is not None else 0
+    replays = [
+        replay(trace, text, capacity)
+        for text in dict.fromkeys([trace.settings, *OTHER_SETTINGS, *options.settings])
+    ]
+    missing = find_missing_memory(trace, capacity, replays[0]) if capacity is not None else 0
     if options.json:
         print(json.dumps(_make_replay_record(trace, replays, capacity, missing), indent=2))
         return 0
@@ -86,7 +100,9 @@ def _list_moments(trace: DeviceTrace) -> dict[str, Moment]:
     return moments
 
 
-def _make_replay_record(trace: DeviceTrace, replays: list[Replay], capacity: int | None, missing: int) -> dict[str, Any]:
+def _make_replay_record(
+    trace: DeviceTrace, replays: list[Replay], capacity: int | None, missing: int
+) -> dict[str, Any]:
     return {
         "device": trace.device,
         "events": len(trace.events),
@@ -100,24 +116,42 @@ def _make_replay_record(trace: DeviceTrace, replays: list[Replay], capacity: int
 
 def _print_origin(path: str, trace: DeviceTrace) -> None:
     settings = trace.settings or "none"
-    print(clean(f"{os.path.basename(path)}: GPU {trace.device}, {len(trace.events):,} events, settings: {settings}"))
+    print(
+        clean(
+            f"{os.path.basename(path)}: GPU {trace.device}, {len(trace.events):,} events, settings: {settings}"
+        )
+    )
     if trace.oom is not None:
         failed = trace.events[trace.oom]
-        print(clean(f"out of memory at event {trace.oom:,}: {format_size(failed.size)} for {shorten_line(failed.line)}"))
+        print(
+            clean(
+                f"out of memory at event {trace.oom:,}: {format_size(failed.size)} for {shorten_line(failed.line)}"
+            )
+        )
     if trace.before:
         begin = sum(block.size for block in trace.before.values())
-        print(f"The trace begins with {format_size(begin)} in use: where these blocks lay is a guess in replays.")
+        print(
+            f"The trace begins with {format_size(begin)} in use: where these blocks lay is a guess in replays."
+        )
 
 
 def _print_moment(title: str, moment: Moment, trace: DeviceTrace, top: int) -> None:
     unused = moment.reserved - moment.requested
-    print(f"\n{title}: {format_size(moment.requested)} requested, {format_size(moment.reserved)} reserved by torch", end="")
+    print(
+        f"\n{title}: {format_size(moment.requested)} requested, {format_size(moment.reserved)} reserved by torch",
+        end="",
+    )
     if title == "out of memory":
         assert trace.oom is not None
         print(f", {format_size(trace.events[trace.oom].address)} free on the card", end="")
     print(f"; {format_size(unused)} of the reserved ({unused / max(moment.reserved, 1):.0%}) in no use")
     rows = [
-        (format_size(h.bytes), f"{h.bytes / max(moment.requested, 1):.1%}", f"{h.blocks:,}", shorten_line(h.line))
+        (
+            format_size(h.bytes),
+            f"{h.bytes / max(moment.requested, 1):.1%}",
+            f"{h.blocks:,}",
+            shorten_line(h.line),
+        )
         for h in moment.holders[:top]
     ]
     rest = moment.holders[top:]
@@ -128,8 +162,12 @@ def _print_moment(title: str, moment: Moment, trace: DeviceTrace, top: int) -> N
     print_table(("held", "share", "blocks", "allocated at"), rows, (False, False, False, True))
 
 
-def _print_replays(trace: DeviceTrace, replays: list[Replay], capacity: int | None, missing: int, card: str) -> None:
-    limit = f" with the {format_size(capacity)} that torch could have on {card}" if capacity is not None else ""
+def _print_replays(
+    trace: DeviceTrace, replays: list[Replay], capacity: int | None, missing: int, card: str
+) -> None:
+    limit = (
+        f" with the {format_size(capacity)} that torch could have on {card}" if capacity is not None else ""
+    )
     print(f"\nthe same requests, replayed{limit}:")
     rows = [
         (
@@ -137,11 +175,15 @@ def _print_replays(trace: DeviceTrace, replays: list[Replay], capacity: int | No
             format_size(result.peak_reserved),
             format_size(result.peak_allocated),
             str(result.retries),
-            ("lives" if result.lives else f"out of memory at event {result.died_at:,}") if capacity is not None else "-",
+            ("lives" if result.lives else f"out of memory at event {result.died_at:,}")
+            if capacity is not None
+            else "-",
         )
         for index, result in enumerate(replays)
     ]
-    print_table(("settings", "reserved", "allocated", "retries", "result"), rows, (True, False, False, False, True))
+    print_table(
+        ("settings", "reserved", "allocated", "retries", "result"), rows, (True, False, False, False, True)
+    )
     print(_write_advice(trace, replays, capacity, missing))
 
 
@@ -189,16 +231,36 @@ memory: what the card has, less what the driver had free, less what torch had re
 
 examples:
     understudy calibrate oom.pickle --device 4090
-    understudy calibrate --device 4090 --context 0.52     as read from nvidia-smi, in GiB"""
-    parser.add_argument("snapshot", nargs="?", help="a file of torch.cuda.memory._dump_snapshot; nothing in it is run")
-    parser.add_argument("--device", required=True, metavar="CARD", help="the card of the run (see `understudy devices`)")
+    understudy calibrate --device 4090 --context 0.52     as read from nvidia-smi, in GiB
+
+Times are corrected by a real run of a program that was rehearsed with `understudy run --json run.json`: by the time of a
+step, or by a trace of torch.profiler (activities CPU and CUDA, export_chrome_trace).
+
+examples:
+    understudy calibrate run.json --device h100 --step-time 0.412s
+    understudy calibrate run.json --device h100 --profile trace.json"""
+    parser.add_argument(
+        "snapshot",
+        nargs="?",
+        metavar="SNAPSHOT or RUN.json",
+        help="a file of torch.cuda.memory._dump_snapshot, of which nothing is run; for times, of `run --json`",
+    )
+    parser.add_argument("--step-time", metavar="TIME", help="of a real step, as in 0.412s")
+    parser.add_argument("--profile", metavar="FILE", help="a Chrome trace of torch.profiler, of a real step")
+    parser.add_argument(
+        "--device", required=True, metavar="CARD", help="the card of the run (see `understudy devices`)"
+    )
     parser.add_argument("--gpu", type=int, metavar="N", help="the device in the snapshot")
-    parser.add_argument("--context", type=float, metavar="GIB", help="memory outside of torch, if it is known")
+    parser.add_argument(
+        "--context", type=float, metavar="GIB", help="memory outside of torch, if it is known"
+    )
     parser.add_argument("--dry-run", action="store_true", help="say what was found, keep nothing")
 
 
 def calibrate_card(options: argparse.Namespace) -> int:
     card = find_card(options.device)
+    if options.step_time is not None or options.profile is not None:
+        return calibrate_times(options, card)
     if options.snapshot is None and options.context is None:
         raise UnderstudyError("a snapshot or --context has to be given")
     if options.context is not None and not 0 <= options.context * GiB < card.memory:
@@ -210,7 +272,9 @@ def calibrate_card(options: argparse.Namespace) -> int:
         found = calibrate(trace, card.memory)
         context = context if context is not None else found.context
         error = found.error
-        print(f"reserved at the peak: {format_size(found.reserved)} in the run, {format_size(found.replayed)} replayed")
+        print(
+            f"reserved at the peak: {format_size(found.reserved)} in the run, {format_size(found.replayed)} replayed"
+        )
         if error is None:
             print(f"No error is stored: the trace begins with memory in use {BEFORE}, or is empty.")
         if context is None:
@@ -222,6 +286,37 @@ def calibrate_card(options: argparse.Namespace) -> int:
     if options.dry_run or (context is None and error is None):
         return 0
     print(f"stored for {card.key} in {clean(str(save_calibration(card.key, context=context, error=error)))}")
+    return 0
+
+
+def calibrate_times(options: argparse.Namespace, card: Card) -> int:
+    """Speeds of the card's kernels, from a real run of a program that was rehearsed."""
+    # why: --help is quick
+    from understudy.report.comparison import read_rehearsal
+    from understudy.timing import calibration  # why: as above
+
+    if options.snapshot is None:
+        raise UnderstudyError("expected the rehearsal of the program: a file of `understudy run --json`")
+    rehearsal = read_rehearsal(options.snapshot)
+    if rehearsal.device.key != card.key or rehearsal.time is None:
+        raise UnderstudyError(
+            f"expected a rehearsal on {card.key} with an estimate of time, got one on {rehearsal.device.key}"
+        )
+    stored = read_calibration().get(card.key, {}).get("speed", {})
+    before = stored.get(EVERY_FAMILY, 1.0)
+    if options.profile is not None:
+        profile = calibration.read_profile(options.profile)
+        speeds = calibration.speeds_from_profile(profile, rehearsal.operators)
+        speeds = stored | {name: speed * stored.get(name, before) for name, speed in speeds.items()}
+    else:
+        seconds = parse_seconds(options.step_time)
+        factor = calibration.speed_from_step(rehearsal.time, seconds)
+        print(f"estimated {rehearsal.time.seconds_per_step:.4g} s, measured {seconds:.4g} s")
+        speeds = {name: speed * factor for name, speed in ({EVERY_FAMILY: 1.0} | stored).items()}
+    for name, speed in speeds.items():
+        print(f"{name}: {speed:.2f} times as fast as the curves")
+    if not options.dry_run:
+        print(f"stored for {card.key} in {clean(str(save_calibration(card.key, speed=speeds)))}")
     return 0
 
 

@@ -12,7 +12,8 @@ from understudy.errors import UnderstudyError
 from understudy.report.text import clean, format_size
 
 __all__ = [
-    "clean", "format_count", "format_size", "format_table", "get_terminal_width", "parse_size", "print_table", "shorten",
+    "clean", "format_count", "format_size", "format_table", "get_terminal_width", "parse_seconds", "parse_size",
+    "print_table", "shorten",
 ]  # fmt: skip
 
 LEAST_CELL = 12
@@ -31,6 +32,17 @@ def parse_size(text: str) -> int:
     if found is None or found[2] or float(found[1]):
         raise UnderstudyError(f"{text!r} is no size: write 40GiB, 512MiB")
     return 0
+
+
+TIMES = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
+
+
+def parse_seconds(text: str) -> float:
+    """Seconds: "0.412s", "250 ms"."""
+    found = re.fullmatch(r"\s*([0-9]*\.?[0-9]+(?:e-?[0-9]+)?)\s*([a-zµ]*)\s*", text.lower())
+    if found is None or (found[2] or "s") not in TIMES or not float(found[1]) > 0:
+        raise UnderstudyError(f"expected a time such as 0.5s or 250ms, got {text!r}")
+    return float(found[1]) * TIMES[found[2] or "s"]
 
 
 def format_count(number: float) -> str:

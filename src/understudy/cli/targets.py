@@ -71,7 +71,9 @@ class InputSpec:
         return f"{self.name}: {short}[{sizes}]" if self.name else f"{short}[{sizes}]"
 
 
-_INPUT = re.compile(r"\s*(?:(?P<name>\w+)\s*:)?\s*(?P<dtype>\w+)\s*\[(?P<sizes>[^\]]*)\]\s*(?:@\s*(?P<device>[\w:]+))?\s*")
+_INPUT = re.compile(
+    r"\s*(?:(?P<name>\w+)\s*:)?\s*(?P<dtype>\w+)\s*\[(?P<sizes>[^\]]*)\]\s*(?:@\s*(?P<device>[\w:]+))?\s*"
+)
 _SIZE = re.compile(r"(?:(?P<number>\d+)|(?P<name>[^\W\d]\w*)\s*(?:=\s*(?P<example>\d+))?)")
 
 
@@ -86,7 +88,9 @@ def parse_input(text: str) -> InputSpec:
     for part in found["sizes"].split(",") if found["sizes"].strip() else []:
         size = _SIZE.fullmatch(part.strip())
         if size is None:
-            raise TargetError(f"a size is a number, a name, or name=example, not {part.strip()!r} in {text!r}")
+            raise TargetError(
+                f"a size is a number, a name, or name=example, not {part.strip()!r} in {text!r}"
+            )
         example = int(size["example"]) if size["example"] else None
         sizes.append(int(size["number"]) if size["number"] else (size["name"], example))
     return InputSpec(found["name"] or "", dtype, tuple(sizes), found["device"] or "cpu")
@@ -106,7 +110,9 @@ def choose_examples(inputs: Sequence[InputSpec]) -> dict[str, int]:
             if not isinstance(size, int) and size[0] not in examples:
                 is_image_side = len(spec.sizes) == 4 and position >= 2
                 sizes = (IMAGE_SIDE, IMAGE_SIDE + 32, *EXAMPLES) if is_image_side else EXAMPLES
-                examples[size[0]] = next((n for n in sizes if n not in examples.values()), 200 + len(examples))
+                examples[size[0]] = next(
+                    (n for n in sizes if n not in examples.values()), 200 + len(examples)
+                )
     return examples
 
 
@@ -136,7 +142,9 @@ def parse_target(text: str) -> ModelTarget:
     place, colon, call = text.partition(":") if not re.match(r"[A-Za-z]:[\\/]", text) else _split_drive(text)
     if not colon or not call:
         hint = _suggest_names(place) if place.endswith(".py") else ""
-        raise TargetError(f"a target is file.py:name, package.module:name or a config.json, not {text!r}{hint}")
+        raise TargetError(
+            f"a target is file.py:name, package.module:name or a config.json, not {text!r}{hint}"
+        )
     name, arguments, keywords, is_called = _parse_call(call, text)
     parts = (name, arguments, keywords, is_called)
     if place.endswith(".py"):
@@ -146,7 +154,11 @@ def parse_target(text: str) -> ModelTarget:
         known = importlib.util.find_spec(place.partition(".")[0])
     except (ImportError, ValueError):
         known = None
-    if known is None and not Path(place.partition(".")[0] + ".py").exists() and not Path(place.partition(".")[0]).is_dir():
+    if (
+        known is None
+        and not Path(place.partition(".")[0] + ".py").exists()
+        and not Path(place.partition(".")[0]).is_dir()
+    ):
         raise TargetError(f"no module is named {place!r}")
     return ModelTarget(text, "", place, *parts)
 
@@ -212,7 +224,9 @@ def _list_bound_names(body: Sequence[ast.stmt]) -> Iterator[str]:
         elif isinstance(node, (ast.Import, ast.ImportFrom)):
             yield from ((alias.asname or alias.name).partition(".")[0] for alias in node.names)
         else:
-            yield from (n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
+            yield from (
+                n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
+            )
             for part in ("body", "orelse", "finalbody"):
                 yield from _list_bound_names(getattr(node, part, []))
 
@@ -266,7 +280,9 @@ def _makes_a_model(found: object) -> bool:
         return False
     parameters = inspect.signature(found).parameters.values()
     open_ended = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
-    return all(p.default is not p.empty or p.kind in open_ended or p.kind == p.KEYWORD_ONLY for p in parameters)
+    return all(
+        p.default is not p.empty or p.kind in open_ended or p.kind == p.KEYWORD_ONLY for p in parameters
+    )
 
 
 def _find_object(target: ModelTarget) -> Any:
@@ -293,7 +309,9 @@ def _find_object(target: ModelTarget) -> Any:
     for part in target.name.split("."):
         if not hasattr(found, part):
             near = difflib.get_close_matches(part, dir(found), n=1)
-            raise TargetError(f"{target.text}: nothing is named {part!r}{f', did you mean {near[0]}?' if near else ''}")
+            raise TargetError(
+                f"{target.text}: nothing is named {part!r}{f', did you mean {near[0]}?' if near else ''}"
+            )
         found = getattr(found, part)
     return found
 
@@ -304,7 +322,7 @@ def _run_file(loader: Loader, module: ModuleType) -> None:
     # why: words are parsed without torch
     from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-    from understudy.patching import REHEARSAL, active  # why: as above
+    from understudy.patching import FILE_OVERLAY, REHEARSAL, active  # why: as above
     from understudy.simulation.overlay import Overlay  # why: as above
     from understudy.simulation.steps import EndOfScript  # why: as above
 
@@ -315,7 +333,7 @@ def _run_file(loader: Loader, module: ModuleType) -> None:
     words = sys.argv[:]
     sys.argv[:] = [str(module.__file__)]
     try:
-        with Overlay(), active(REHEARSAL):
+        with Overlay(), active(REHEARSAL, FILE_OVERLAY):
             loader.exec_module(module)
     except EndOfScript:
         pass
@@ -337,7 +355,9 @@ def _load_config(path: str, mode: FakeTensorMode) -> LoadedModel:
     if hasattr(config, "use_cache"):
         config.use_cache = False
     names = [name for name in record.get("architectures") or () if hasattr(transformers, name)]
-    make: Callable[..., Any] = getattr(transformers, names[0]) if names else transformers.AutoModel.from_config
+    make: Callable[..., Any] = (
+        getattr(transformers, names[0]) if names else transformers.AutoModel.from_config
+    )
     with mode:
         model = make(config)
     return LoadedModel(model, _find_inputs_of_config(model, config), "the configuration")
@@ -374,7 +394,11 @@ def _guess_inputs(module: torch.nn.Module) -> tuple[InputSpec, ...]:
     from torch import nn  # why: words are parsed without torch
 
     parameters = inspect.signature(module.forward).parameters.values()
-    required = [p for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    required = [
+        p
+        for p in parameters
+        if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    ]
     if len(required) != 1:
         return ()
     name, batch = required[0].name, ("batch", None)
@@ -382,7 +406,11 @@ def _guess_inputs(module: torch.nn.Module) -> tuple[InputSpec, ...]:
         if isinstance(layer, nn.Embedding):
             return (InputSpec(name, "int64", (batch, ("length", LENGTH))),)
         if isinstance(layer, nn.Conv2d):
-            return (InputSpec(name, "float32", (batch, layer.in_channels, ("height", IMAGE_SIDE), ("width", IMAGE_SIDE))),)
+            return (
+                InputSpec(
+                    name, "float32", (batch, layer.in_channels, ("height", IMAGE_SIDE), ("width", IMAGE_SIDE))
+                ),
+            )
         if isinstance(layer, nn.Conv1d):
             return (InputSpec(name, "float32", (batch, layer.in_channels, ("length", LENGTH))),)
         if isinstance(layer, nn.Linear):
@@ -394,7 +422,9 @@ def choose_inputs(program: LoadedModel, given: Sequence[InputSpec], text: str) -
     inputs = tuple(given) or program.inputs
     if not inputs:
         signature = inspect.signature(getattr(program.function, "forward", program.function))
-        raise TargetError(f'{text} takes {signature}: say what it is given, as in --input "x: f32[batch, 3, 224, 224]"')
+        raise TargetError(
+            f'{text} takes {signature}: say what it is given, as in --input "x: f32[batch, 3, 224, 224]"'
+        )
     return inputs
 
 

@@ -13,12 +13,12 @@ import functools
 import types
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from understudy import _torch
-from understudy.contexts import contextmanager, run_to_the_end
 from understudy.fake.mode import FakeTensorMode
 from understudy.fake.tensor import FakeTensor
 from understudy.spec.call import map_structure
@@ -30,16 +30,17 @@ DEPTH = 4
 @contextmanager
 def borrow_state(mode: FakeTensorMode, *holders: object) -> Iterator[None]:
     modules, optimizers = find_stateful(holders)
-    saved: list[_SavedModule | _SavedOptimizer] = [*map(_SavedModule, modules), *map(_SavedOptimizer, optimizers)]
-
-    def restore() -> None:
-        for state in saved:
-            state.restore()
-
-    with run_to_the_end(restore):
+    saved: list[_SavedModule | _SavedOptimizer] = [
+        *map(_SavedModule, modules),
+        *map(_SavedOptimizer, optimizers),
+    ]
+    try:
         for state in saved:
             state.replace_tensors(mode)
         yield
+    finally:
+        for state in saved:
+            state.restore()
 
 
 def make_stand_in(mode: FakeTensorMode, tensor: object) -> Any:
@@ -49,7 +50,9 @@ def make_stand_in(mode: FakeTensorMode, tensor: object) -> Any:
     fake = mode.from_tensor(tensor)
     if tensor.numel() == 1 and not tensor.requires_grad:
         with _torch.PastDispatch():
-            mode.remember_literal(fake, tensor.detach().clone())  # counters of steps, scales: programs read them
+            mode.remember_literal(
+                fake, tensor.detach().clone()
+            )  # counters of steps, scales: programs read them
     if tensor.is_leaf and tensor.grad is not None and fake.grad is None:
         fake.grad = mode.from_tensor(tensor.grad)
     return fake
@@ -86,7 +89,9 @@ class _SavedOptimizer:
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = optimizer
         self.param_groups = optimizer.param_groups
-        self.groups = [(group, {**group, "params": list(group["params"])}) for group in optimizer.param_groups]
+        self.groups = [
+            (group, {**group, "params": list(group["params"])}) for group in optimizer.param_groups
+        ]
         self.state = optimizer.state
 
     def replace_tensors(self, mode: FakeTensorMode) -> None:
@@ -118,7 +123,11 @@ def find_stateful(holders: object) -> tuple[list[torch.nn.Module], list[torch.op
     waiting: list[tuple[Any, int]] = [(holders, 0)]
     while waiting:
         value, depth = waiting.pop()
-        if id(value) in seen or depth > DEPTH or isinstance(value, (str, bytes, int, float, torch.Tensor, type)):
+        if (
+            id(value) in seen
+            or depth > DEPTH
+            or isinstance(value, (str, bytes, int, float, torch.Tensor, type))
+        ):
             continue
         seen.add(id(value))
         if isinstance(value, torch.nn.Module):

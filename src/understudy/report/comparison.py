@@ -1,8 +1,8 @@
 """Two rehearsals side by side: what grew, and by which line.
 
-    comparison = compare(read_rehearsal("main.json"), read_rehearsal("change.json"))
-    comparison.growth                    bytes of the peak
-    write_markdown(comparison)           a table for a pull request
+comparison = compare(read_rehearsal("main.json"), read_rehearsal("change.json"))
+comparison.growth                    bytes of the peak
+write_markdown(comparison)           a table for a pull request
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 from understudy.errors import UnderstudyError
 from understudy.report.rehearsal import SCHEMA_VERSION, LineRow, Rehearsal
 from understudy.report.text import format_size
+from understudy.report.times import write_interval
 
 LEAST_CHANGE = 1 << 16
 """Lines that change by less are not listed."""
@@ -33,7 +34,9 @@ def read_rehearsal(path: str | Path) -> Rehearsal:
     except (ValueError, RecursionError):
         raise RehearsalFileError(f"{path} is no rehearsal: it is no JSON") from None
     if not isinstance(data, dict) or "schema_version" not in data:
-        raise RehearsalFileError(f"{path} is no rehearsal: it has no schema_version (`understudy run --json` writes one)")
+        raise RehearsalFileError(
+            f"{path} is no rehearsal: it has no schema_version (`understudy run --json` writes one)"
+        )
     if data["schema_version"] != SCHEMA_VERSION:
         raise RehearsalFileError(
             f"{path} has schema_version {data['schema_version']!r}, and this version of understudy reads {SCHEMA_VERSION}: "
@@ -87,11 +90,15 @@ def compare(before: Rehearsal, after: Rehearsal) -> RehearsalComparison:
         figures,
         _find_changes(before.categories, after.categories, least=1),
         _find_line_changes(before, after),
-        _find_changes({row.path: row.bytes for row in before.modules}, {row.path: row.bytes for row in after.modules}),
+        _find_changes(
+            {row.path: row.bytes for row in before.modules}, {row.path: row.bytes for row in after.modules}
+        ),
     )
 
 
-def _find_changes(before: Mapping[str, int], after: Mapping[str, int], least: int = LEAST_CHANGE) -> tuple[Difference, ...]:
+def _find_changes(
+    before: Mapping[str, int], after: Mapping[str, int], least: int = LEAST_CHANGE
+) -> tuple[Difference, ...]:
     found = [Difference(name, before.get(name, 0), after.get(name, 0)) for name in {**before, **after}]
     return tuple(sorted((c for c in found if abs(c.growth) >= least), key=lambda c: -c.growth))
 
@@ -133,14 +140,29 @@ def write_markdown(comparison: RehearsalComparison, most: int = 10) -> str:
     lines += [_write_markdown_row(change) for change in (*comparison.figures, *comparison.categories)]
     if before.macs != after.macs:
         lines.append(f"| MACs | {before.macs:,} | {after.macs:,} | {after.macs - before.macs:+,} |")
+    if before.time is not None and after.time is not None:
+        lines.append(f"| time of a {after.time.per} | {write_times(before, after)} |")
     if comparison.lines:
         lines += ["", "| line | source | before | after | change |", "|---|---|---:|---:|---:|"]
         for change in comparison.lines[:most]:
             cells = (change.before, change.after)
             shown = " | ".join(format_size(cell) for cell in cells)
             source = _write_markdown_code(change.source)
-            lines.append(f"| {escape_markdown(change.name)} | {source} | {shown} | {format_growth(change.growth)} |")
+            lines.append(
+                f"| {escape_markdown(change.name)} | {source} | {shown} | {format_growth(change.growth)} |"
+            )
     return "\n".join(lines)
+
+
+def write_times(before: Rehearsal, after: Rehearsal, separator: str = " | ") -> str:
+    """Both times with their intervals, and the change in percent."""
+    assert before.time is not None and after.time is not None
+    times = [
+        write_interval(time.seconds_per_step, time.low_seconds, time.high_seconds)
+        for time in (before.time, after.time)
+    ]
+    change = after.time.seconds_per_step / before.time.seconds_per_step - 1
+    return separator.join([*times, f"{change:+.1%}"])
 
 
 def _write_markdown_row(change: Difference) -> str:
@@ -151,11 +173,15 @@ def _write_markdown_row(change: Difference) -> str:
 def escape_markdown(text: str) -> str:
     """A text without markup, links, mentions and new lines."""
     plain = " ".join(text.split())
-    return "".join(f"\\{c}" if c in "\\`*_[]<>|#~!&" else "@\u200b" if c == "@" else c for c in plain if c.isprintable())
+    return "".join(
+        f"\\{c}" if c in "\\`*_[]<>|#~!&" else "@\u200b" if c == "@" else c for c in plain if c.isprintable()
+    )
 
 
 def _write_markdown_code(text: str) -> str:
-    plain = "".join(c for c in " ".join(text.split()) if c.isprintable()).replace("`", "'").replace("|", "\\|")
+    plain = (
+        "".join(c for c in " ".join(text.split()) if c.isprintable()).replace("`", "'").replace("|", "\\|")
+    )
     return f"`{plain}`" if plain else ""
 
 

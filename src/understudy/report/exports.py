@@ -5,7 +5,8 @@
     write_folded(rehearsal, "peak.folded")       folded stacks, for flame graphs
     write_snapshot(allocator, "run.pickle")      torch's memory snapshot, for its viewer and for `understudy replay`
 
-The unit of time of a trace is the operator: its "microseconds" are calls, not time.
+A trace has two processes. In the one of memory, the unit of time is the operator: its "microseconds" are calls, not time.
+The other one is the timeline of one step: the host, streams and communicators, in microseconds as they are estimated.
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ from typing import Any
 
 from understudy.report.page import find_holders_by_line, find_holders_by_module
 from understudy.report.rehearsal import Rehearsal
+from understudy.report.times import write_step
 from understudy.simulation.allocator import Allocator
+from understudy.timing.step_time import TimeEstimate
 
-PROCESS = 1
+PROCESS, TIME_PROCESS = 1, 2
 
 
 def write_trace(rehearsal: Rehearsal, path: str | Path) -> None:
@@ -48,11 +51,30 @@ def _make_trace_events(rehearsal: Rehearsal) -> Iterator[dict[str, Any]]:
         args = {"module": peak.module, "line": peak.line, "allocated_bytes": peak.allocated_bytes}
         at = timeline.operators[timeline.peak_index]
         yield {"ph": "i", "s": "g", "pid": PROCESS, "tid": 0, "ts": at, "name": "peak", "args": args}
+    if rehearsal.time is not None:
+        yield from _make_time_events(rehearsal.time)
+
+
+def _make_time_events(time: TimeEstimate) -> Iterator[dict[str, Any]]:
+    """One step on its clocks."""
+    trace = time.trace
+    name = write_step(time)
+    yield {"ph": "M", "pid": TIME_PROCESS, "tid": 0, "name": "process_name", "args": {"name": name}}
+    for number, clock in enumerate(trace.clock_names):
+        yield {"ph": "M", "pid": TIME_PROCESS, "tid": number, "name": "thread_name", "args": {"name": clock}}
+    columns = zip(trace.clocks, trace.names, trace.starts, trace.durations, strict=True)
+    for clock_number, name_number, start, duration in columns:
+        yield {
+            "ph": "X", "pid": TIME_PROCESS, "tid": clock_number, "ts": start, "dur": duration,
+            "name": trace.span_names[name_number],
+        }  # fmt: skip
 
 
 def _make_slices(thread: int, moments: list[tuple[str, int]]) -> Iterator[dict[str, Any]]:
     """One slice for each stretch of the same name, up to the beginning of the next."""
-    stretches = [(name, next(iter(group))[1]) for name, group in groupby(moments, key=lambda moment: moment[0])]
+    stretches = [
+        (name, next(iter(group))[1]) for name, group in groupby(moments, key=lambda moment: moment[0])
+    ]
     end = moments[-1][1] if moments else 0
     for (name, start), following in zip(stretches, [*(at for _, at in stretches[1:]), end], strict=True):
         yield {"ph": "X", "pid": PROCESS, "tid": thread, "ts": start, "dur": following - start, "name": name}

@@ -11,27 +11,40 @@ from __future__ import annotations
 import gc
 import weakref
 from array import array
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from understudy._torch import OpOverload, native_storage
-from understudy.contexts import contextmanager
+from understudy._torch import OpOverload, native_storage, unsharded_gradients
 from understudy.fake.tensor import FakeTensor
 from understudy.ops.registry import record_of
 from understudy.ops.traits.flops import Work, work_of
-from understudy.report.places import AFTER_BACKWARD, BETWEEN, SETUP, Places, StepPhase
-from understudy.simulation.events import AfterCall, Listener, MemoryRecord, StorageRecord, specs_of_call
+from understudy.report.places import AFTER_BACKWARD, BACKWARD, BETWEEN, EVALUATION, SETUP, Places, StepPhase
+from understudy.simulation.events import (
+    AfterCall,
+    CollectiveEvent,
+    Listener,
+    MemoryRecord,
+    StorageRecord,
+    StreamEvent,
+    specs_of_call,
+)
 from understudy.simulation.storages import ObservedMode
+from understudy.spec import TensorSpec
 from understudy.spec.call import flat
+from understudy.timing.clock import CallTime, RunClock
 
+MOST_FED = 1000
+"""So many different inputs of models are kept."""
 BLOCK = 512
 """What the allocator of a card rounds up to."""
 NO_DEVICE = torch.device("meta")
 RECORDS_TO_OBJECTS = 4
 """About so many records are kept for each object that a training step leaves for Python's collector to look at."""
+TOKEN_DTYPES = (torch.int64, torch.int32)
 INPUT_PHASES = (SETUP, AFTER_BACKWARD, BETWEEN)
 """In which batches are made; after a backward pass, those of gradient accumulation."""
 
@@ -39,7 +52,15 @@ INPUT_PHASES = (SETUP, AFTER_BACKWARD, BETWEEN)
 class DeviceTotals:
     """Live bytes of one device, and the moment of the most. Sizes on cards are those of blocks."""
 
-    __slots__ = ("device", "is_card", "live", "mask", "peak", "peak_event", "peak_transient", "transient", "unit")
+    __slots__ = (
+        "device",
+        "is_card",
+        "live",
+        "mask",
+        "peak",
+        "peak_event",
+        "unit",
+    )
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -49,20 +70,27 @@ class DeviceTotals:
         self.live = 0
         self.peak = 0
         self.peak_event = 0
-        self.transient = 0
-        """Of the live bytes, those that have no record: of numbers, for the time of a call."""
-        self.peak_transient = 0
 
 
 class CallTotals:
-    """All calls of one key. `dtype` is that of the first result."""
+    """All calls of one key. `dtype` and `device` are those of the first result."""
 
-    __slots__ = ("count", "dtype", "is_mutable", "operator", "work")
+    __slots__ = ("count", "device", "dtype", "is_mutable", "operator", "time", "work")
 
-    def __init__(self, operator: OpOverload, work: Work, dtype: str = "") -> None:
+    def __init__(
+        self,
+        operator: OpOverload,
+        work: Work,
+        dtype: str = "",
+        device: torch.device | None = None,
+        time: CallTime | None = None,
+    ) -> None:
         self.operator = operator
         self.dtype = dtype
+        self.device = device
         self.work = work
+        self.time = time
+        """Where time is estimated."""
         self.count = 0
         self.is_mutable = record_of(operator).is_mutable
 
@@ -80,8 +108,9 @@ class PhaseTotals:
 class Measurement(Listener):
     """For a mode that has the listener that allocates; `listen` is around the run."""
 
-    def __init__(self, mode: ObservedMode) -> None:
+    def __init__(self, mode: ObservedMode, clock: RunClock | None = None) -> None:
         self.mode = mode
+        self.clock = clock
         self.places = Places()
         self.places.on_root_call = self._take_inputs
         self.places.on_optimizer = self._follow_optimizer
@@ -92,8 +121,23 @@ class Measurement(Listener):
         self.calls: dict[Any, CallTotals] = {}
         self.phases: dict[tuple[int, str], PhaseTotals] = {}
         self.has_backward = False
+        self.fed: Counter[tuple[TensorSpec, ...]] = Counter()
+        """What modules with parameters were called with."""
+        self.passes = 0
+        """Calls of models from outside."""
+        self.tokens: dict[int, int] = defaultdict(int)
+        """In the inputs of models, by step."""
+        self.samples: dict[int, int] = defaultdict(int)
+        self.ideal: dict[int, float] = defaultdict(float)
+        """Seconds of products at the published peak, by step."""
+        self.recomputed: dict[int, float] = defaultdict(float)
+        """Of these, the part of what checkpointing computes again."""
+        self._timed_events = 0
+        """How many events there were at the end of the last phase."""
         self.parameter_shapes: set[tuple[int, ...]] = set()
-        self._parameters_of: weakref.WeakKeyDictionary[torch.optim.Optimizer, list[int]] = weakref.WeakKeyDictionary()
+        self._parameters_of: weakref.WeakKeyDictionary[torch.optim.Optimizer, list[int]] = (
+            weakref.WeakKeyDictionary()
+        )
         """The identities of the parameters that an optimizer had at its last step."""
         self._state_of: weakref.WeakKeyDictionary[torch.optim.Optimizer, Any] = weakref.WeakKeyDictionary()
         """What the state of an optimizer was known by when it was last named."""
@@ -110,7 +154,9 @@ class Measurement(Listener):
         with self.places, collect_as_in_the_program():
             self.mode.places = self.places
             self.mode.add_listener(self)
-            unheard: list[MemoryRecord] = [record for record in self.mode.storages.values() if record.totals is None]
+            unheard: list[MemoryRecord] = [
+                record for record in self.mode.storages.values() if record.totals is None
+            ]
             for record in unheard:
                 self.places.locate(record)
             self.on_events(unheard)
@@ -140,7 +186,7 @@ class Measurement(Listener):
                 record.totals = totals
                 live += (record.nbytes + unit) & mask
                 if live > totals.peak:
-                    totals.peak, totals.peak_event, totals.peak_transient = live, number, totals.transient
+                    totals.peak, totals.peak_event = live, number
             else:
                 record.died = moment
                 live -= (record.nbytes + unit) & mask
@@ -171,7 +217,9 @@ class Measurement(Listener):
         """How many were called."""
         return self.mode.calls
 
-    def label_plan(self, func: Any, args: tuple[object, ...], kwargs: dict[str, Any], result: object) -> CallTotals:
+    def label_plan(
+        self, func: Any, args: tuple[object, ...], kwargs: dict[str, Any], result: object
+    ) -> CallTotals:
         """For all calls that are alike. No work depends on a float: a step size that changes is no other call."""
         key = self.mode.key_of(func, args, kwargs)
         alike = object() if key is None else tuple([part for part in key if type(part) is not float])
@@ -179,7 +227,10 @@ class Measurement(Listener):
         if totals is None:
             call, results = specs_of_call(func, args, kwargs, result)
             dtype = str(results[0].dtype).removeprefix("torch.") if results else ""
-            totals = self.calls[alike] = CallTotals(func, work_of(call, results), dtype)
+            device = results[0].device if results else None
+            work = work_of(call, results)
+            time = None if self.clock is None else self.clock.describe(call, results, work.flops)
+            totals = self.calls[alike] = CallTotals(func, work, dtype, device, time)
         return totals
 
     def follow_plan(self, func: Any, args: Any, kwargs: dict[str, Any], result: object) -> AfterCall | None:
@@ -188,11 +239,14 @@ class Measurement(Listener):
         mode, places = self.mode, self.places
         mark_updated, is_grad_enabled = self._mark_updated, torch.is_grad_enabled
         macs = totals.work.macs if totals.work.bytes_moved else 0
+        ideal = totals.time.ideal if totals.time is not None else 0.0
         # What an optimizer of torch updates is in its state, and is looked for there.
         is_update = totals.is_mutable and places.torch_optimizer_line is None
 
         def count_macs(args: tuple[Any, ...], kwargs: dict[str, Any], result: object) -> None:
             places.module_of_call(mode.calls).macs += macs
+            if places.phase is BACKWARD and is_grad_enabled():
+                self.recomputed[places.step] += ideal
             if is_update:
                 follow_update(args, kwargs, result)
 
@@ -205,23 +259,48 @@ class Measurement(Listener):
 
     def _end_moment(self, moment: StepPhase) -> None:
         """What was told and finished since the last time belongs to it."""
-        self.mode.change_situation("optimizer of torch" if self.places.torch_optimizer_line is not None else None)
+        self.mode.change_situation(
+            "optimizer of torch" if self.places.torch_optimizer_line is not None else None
+        )
         self.mode.tell_events()
         finished = self.mode.finished
         if not finished:
             return
+        if self.clock is not None:
+            births = self._find_births(moment)
+            self.clock.take(moment, finished, births, is_input=moment.phase in (SETUP, BETWEEN))
         place = moment.step, moment.phase
         phase = self.phases.get(place)
         if phase is None:
             phase = self.phases[place] = PhaseTotals(*place)
         for totals, count in Counter(finished).items():
+            if type(totals) is not CallTotals:
+                continue
             totals.count += count
+            if totals.time is not None and moment.phase not in (SETUP, EVALUATION):
+                self.ideal[moment.step] += count * totals.time.ideal
+                self.recomputed[moment.step] += count * totals.time.recomputed
             phase.operators += count
             if totals.work.bytes_moved:
                 phase.macs += count * totals.work.macs
                 phase.operations += count * totals.work.operations
                 phase.bytes_moved += count * totals.work.bytes_moved
         finished.clear()
+
+    def _find_births(self, moment: StepPhase) -> dict[int, tuple[Any, Any, Any]]:
+        """Where memory was born in this phase, by the position of the call in `finished`."""
+        events = self.events[self._timed_events :]
+        self._timed_events = len(self.events)
+        return {
+            record.position: record.birthplace
+            for record in events
+            if record.birthplace[0] is moment and type(record) is StorageRecord
+        }
+
+    def follow_event(self, event: StreamEvent | CollectiveEvent) -> None:
+        """What the program does with streams, and collectives, stand among its calls."""
+        if self.clock is not None:
+            self.mode.finished.append(event)
 
     def _mark_updated(self, tensor: object) -> None:
         """What an operator has written to."""
@@ -263,6 +342,8 @@ class Measurement(Listener):
             for parameter in module._parameters.values():
                 if parameter is not None and (gradient := _gradient_of(parameter)) is not None:
                     self._name(gradient, "gradients", path)
+            for gradient in unsharded_gradients(module):
+                self._name(gradient, "gradients", path)
 
     def _modules(self) -> Iterator[tuple[str, torch.nn.Module]]:
         """All below the modules that were called from outside, with their paths, as `named_modules` gives them."""
@@ -276,25 +357,52 @@ class Measurement(Listener):
                     seen.add(id(module))
                     yield path, module
                     if module._modules:
-                        waiting += [(f"{path}.{name}", part) for name, part in reversed(module._modules.items())]
+                        waiting += [
+                            (f"{path}.{name}", part) for name, part in reversed(module._modules.items())
+                        ]
 
     def _take_inputs(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
         self.find_parameters()
-        for tensor in flat(FakeTensor, (*args, *(tuple(v.values()) if isinstance(v, dict) else v for v in args)), kwargs):
+        tensors = flat(
+            FakeTensor, (*args, *(tuple(v.values()) if isinstance(v, dict) else v for v in args)), kwargs
+        )
+        if len(self.fed) < MOST_FED and next(module.parameters(), None) is not None:
+            different = {id(tensor): tensor._spec for tensor in tensors}
+            self.fed[tuple(different.values())] += 1
+        if self.places.phase is not EVALUATION and next(module.parameters(), None) is not None:
+            self._count_inputs(tensors)
+        for tensor in tensors:
             record = self.record_of(tensor)
             if record is not None and record.category is None and record.born.phase in INPUT_PHASES:
                 record.category = "inputs"
 
+    def _count_inputs(self, tensors: list[FakeTensor]) -> None:
+        """Samples are what the first dimension counts; integers of two dimensions are tokens."""
+        self.passes += 1
+        step = self.places.step
+        shapes = [(tensor._spec.shape, tensor._spec.dtype) for tensor in tensors if tensor.dim()]
+        if shapes:
+            self.samples[step] += shapes[0][0][0]
+        texts = [shape for shape, dtype in shapes if len(shape) == 2 and dtype in TOKEN_DTYPES]
+        if texts:
+            self.tokens[step] += texts[0][0] * texts[0][1]
+
     def _follow_optimizer(self, optimizer: torch.optim.Optimizer, is_done: bool) -> None:
         """Before a step, it has parameters and gradients; after it, also its state."""
         found = _identify_state(optimizer) if is_done else None
-        if is_done and self._state_of.get(optimizer) == found and not self._has_births_since(self._births_before):
+        if (
+            is_done
+            and self._state_of.get(optimizer) == found
+            and not self._has_births_since(self._births_before)
+        ):
             return  # all that it has was named
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         if is_done:
             self._state_of[optimizer] = found
             state = [(p, value) for p in parameters for value in optimizer.state.get(p, {}).values()]
-            self._name_all("optimizer_state", [(p, tensor) for p, value in state for tensor in _tensors_in(value)])
+            self._name_all(
+                "optimizer_state", [(p, tensor) for p, value in state for tensor in _tensors_in(value)]
+            )
         else:
             if self._parameters_of.get(optimizer) != (identities := list(map(id, parameters))):
                 self._parameters_of[optimizer] = identities
@@ -347,11 +455,17 @@ def collect_as_in_the_program() -> Iterator[None]:
 def _identify_state(optimizer: torch.optim.Optimizer) -> tuple[int, ...]:
     """What changes if a state is loaded or made anew outside of a step."""
     entries = next(iter(optimizer.state.values()), None)
-    return id(optimizer.state), len(optimizer.state), id(entries), *map(id, entries.values() if entries else ())
+    return (
+        id(optimizer.state),
+        len(optimizer.state),
+        id(entries),
+        *map(id, entries.values() if entries else ()),
+    )
 
 
 def _tensors_in(value: object) -> list[Any]:
-    return [value] if type(value) is FakeTensor else flat(FakeTensor, (value,), {})
+    """Stand-ins, and DTensors around them."""
+    return [value] if isinstance(value, torch.Tensor) else flat(torch.Tensor, (value,), {})
 
 
 def _shape_of(parameter: torch.Tensor) -> tuple[Any, ...]:

@@ -20,18 +20,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from understudy.report.rehearsal import DOES_NOT_FIT, FAILED, FITS, TIGHT, ModuleRow, Rehearsal
-from understudy.report.text import describe_write, format_size, list_answers
+from understudy.report.rehearsal import DOES_NOT_FIT, FAILED, FITS, NO_VERDICT, TIGHT, ModuleRow, Rehearsal
+from understudy.report.text import describe_write, format_size, list_answers, write_sanity
+from understudy.report.times import write_assumptions, write_cost, write_interval, write_rate
 
 TEMPLATE = Path(__file__).with_name("page.html")
 
 MOST_SAMPLES = 1500
 MOST_BLOCKS = 6000
 MOST_ROWS = 1000
+MOST_SPANS = 4000
 """Rows of one table: the rest is in the JSON."""
 
 Verdict = Literal["fits", "tight", "no", ""]
-Kind = Literal["text", "code", "bytes", "count", "percent"]
+Kind = Literal["text", "code", "bytes", "count", "percent", "seconds"]
 Cell = str | int | float | None
 
 
@@ -95,6 +97,8 @@ class Page:
     marks: Sequence[tuple[int, str]] = ()
     peak: int = 0
     capacity: int | None = None
+    time: Mapping[str, Any] = field(default_factory=dict)
+    """What bounds a step, and its spans: `bounds`, `clocks`, `names`, `spans`."""
     tables: Sequence[Table] = ()
     notes: Sequence[tuple[str, Sequence[str]]] = ()
 
@@ -121,8 +125,11 @@ class Page:
             "peak": place.get(self.peak, 0),
             "capacity": self.capacity,
             "blocks": _make_block_records(self.blocks, kept, names),
-            "holders": [[title, _make_holder_records(holders, names)] for title, holders in self.holders.items()],
+            "holders": [
+                [title, _make_holder_records(holders, names)] for title, holders in self.holders.items()
+            ],
             "names": names.texts,
+            "time": dict(self.time),
             "tables": [_make_table_record(table) for table in self.tables],
             "notes": [[title, list(notes)] for title, notes in self.notes if notes],
         }
@@ -169,7 +176,10 @@ def _make_block_records(blocks: Iterable[Block], kept: Sequence[int], names: _Na
             key = (start, end, block.category, block.module, block.line)
             merged[key] = merged.get(key, 0) + block.bytes
     largest = sorted(merged.items(), key=lambda item: -item[1])[:MOST_BLOCKS]
-    return [[start, end, size, cat, names.number(mod), names.number(line)] for (start, end, cat, mod, line), size in largest]
+    return [
+        [start, end, size, cat, names.number(mod), names.number(line)]
+        for (start, end, cat, mod, line), size in largest
+    ]
 
 
 def _make_holder_records(holders: Sequence[AliveRow], names: _Names) -> list[list[Any]]:
@@ -183,7 +193,10 @@ def _make_holder_records(holders: Sequence[AliveRow], names: _Names) -> list[lis
 
 
 def _make_table_record(table: Table) -> dict[str, Any]:
-    rows = [{"cells": list(row.cells), "depth": row.depth, "is_folded": row.is_folded} for row in table.rows[:MOST_ROWS]]
+    rows = [
+        {"cells": list(row.cells), "depth": row.depth, "is_folded": row.is_folded}
+        for row in table.rows[:MOST_ROWS]
+    ]
     more = len(table.rows) - len(rows)
     title = f"{table.title} (the first {len(rows):,} of {len(table.rows):,})" if more else table.title
     return {"title": title, "columns": [list(column) for column in table.columns], "rows": rows}
@@ -204,7 +217,9 @@ def make_page(rehearsal: Rehearsal, title: str = "Rehearsal") -> Page:
     columns = [timeline.bytes[name] for name in categories]
     samples = [
         Sample(f"operator {number:,}, step {step + 1}, {phase}", tuple(column[i] for column in columns))
-        for i, (number, step, phase) in enumerate(zip(timeline.operators, timeline.steps, timeline.phases, strict=True))
+        for i, (number, step, phase) in enumerate(
+            zip(timeline.operators, timeline.steps, timeline.phases, strict=True)
+        )
     ]
     peak = timeline.peak_index
     return Page(
@@ -222,12 +237,37 @@ def make_page(rehearsal: Rehearsal, title: str = "Rehearsal") -> Page:
         marks=_find_marks(timeline.steps, timeline.phases),
         peak=peak,
         capacity=rehearsal.device.limit_bytes or None,
+        time=_describe_time(rehearsal),
         tables=[make(rehearsal) for make in TABLES if make(rehearsal).rows],
         notes=_list_notes(rehearsal),
     )
 
 
-VERDICTS: dict[str, Verdict] = {FITS: "fits", TIGHT: "tight", DOES_NOT_FIT: "no", FAILED: "no"}
+def _describe_time(rehearsal: Rehearsal) -> dict[str, Any]:
+    """The bar of what bounds a step, and the longest spans of one."""
+    time = rehearsal.time
+    if time is None:
+        return {}
+    trace = time.trace
+    spans = list(zip(trace.clocks, trace.names, trace.starts, trace.durations, strict=True))
+    longest = sorted(spans, key=lambda span: -span[3])[:MOST_SPANS]
+    return {
+        "per": time.per,
+        "bounds": [[name, share] for name, share in time.bound_by.items()],
+        "phases": [[name, seconds] for name, seconds in time.phases.items() if seconds > 0],
+        "clocks": trace.clock_names,
+        "names": trace.span_names,
+        "spans": [list(span) for span in sorted(longest, key=lambda span: span[2])],
+    }
+
+
+VERDICTS: dict[str, Verdict] = {
+    FITS: "fits",
+    TIGHT: "tight",
+    DOES_NOT_FIT: "no",
+    FAILED: "no",
+    NO_VERDICT: "no",
+}
 
 
 def _list_facts(rehearsal: Rehearsal) -> list[tuple[str, str]]:
@@ -245,9 +285,12 @@ def _list_facts(rehearsal: Rehearsal) -> list[tuple[str, str]]:
     ]
     if rehearsal.out_of_memory is not None:
         facts.append(("out of memory at", rehearsal.out_of_memory.line))
-    if rehearsal.time is not None:
-        what = "a step" if rehearsal.steps else "the run"
-        facts.append((f"{what}, estimated", f"{1000 * rehearsal.time.seconds_per_step:,.1f} ms"))
+    time = rehearsal.time
+    if time is not None:
+        interval = write_interval(time.seconds_per_step, time.low_seconds, time.high_seconds)
+        facts += [(f"time of a {time.per}", interval), ("MFU", f"{time.mfu:.1%}"), ("HFU", f"{time.hfu:.1%}")]
+        facts += [("throughput", write_rate(time))] if write_rate(time) else []
+        facts += [("run", write_cost(time.cost))] if time.cost is not None else []
     return facts
 
 
@@ -295,7 +338,8 @@ def _find_marks(steps: Sequence[int], phases: Sequence[str]) -> list[tuple[int, 
 def _make_layer_table(rehearsal: Rehearsal) -> Table:
     columns: tuple[tuple[str, Kind], ...] = (
         ("module", "text"), ("at the peak", "bytes"), ("parameters", "bytes"), ("gradients", "bytes"),
-        ("optimizer state", "bytes"), ("activations", "bytes"), ("MACs", "count"), ("calls", "count"),
+        ("optimizer state", "bytes"), ("activations", "bytes"), ("MACs", "count"), ("seconds", "seconds"),
+        ("calls", "count"),
     )  # fmt: skip
     root = _Branch("", "")
     for row in rehearsal.modules:
@@ -316,17 +360,31 @@ class _Branch:
     own: ModuleRow | None = None
     children: dict[str, _Branch] = field(default_factory=dict)
 
-    def sums(self) -> tuple[int, ...]:
+    def sums(self) -> tuple[float, ...]:
         own = self.own
-        figures: tuple[int, ...] = (
-            (own.bytes, own.parameters, own.gradients, own.optimizer_state, own.activations, own.macs) if own else (0,) * 6
+        figures: tuple[float, ...] = (
+            (
+                own.bytes,
+                own.parameters,
+                own.gradients,
+                own.optimizer_state,
+                own.activations,
+                own.macs,
+                own.seconds,
+            )
+            if own
+            else (0,) * 7
         )
         for child in self.children.values():
             figures = tuple(a + b for a, b in zip(figures, child.sums(), strict=True))
         return figures
 
     def signature(self) -> tuple[Any, ...]:
-        return (self.kind, self.sums(), *((name, child.signature()) for name, child in self.children.items()))
+        return (
+            self.kind,
+            self.sums()[:-1],
+            *((name, child.signature()) for name, child in self.children.items()),
+        )
 
 
 def _make_layer_rows(branch: _Branch, label: str, depth: int, repeats: int) -> Iterator[TableRow]:
@@ -335,14 +393,20 @@ def _make_layer_rows(branch: _Branch, label: str, depth: int, repeats: int) -> I
     kind = f" ({branch.kind}{times})" if branch.kind and branch.kind != label else times
     size, *others = (figure * repeats for figure in branch.sums())
     calls = branch.own.calls * repeats if branch.own else None
-    yield TableRow((f"{label}{kind}", size, *others, calls), depth, is_folded=depth >= 2 and bool(branch.children))
+    yield TableRow(
+        (f"{label}{kind}", size, *others, calls), depth, is_folded=depth >= 2 and bool(branch.children)
+    )
     children = list(branch.children.values())
     index = 0
     while index < len(children):
         first, end = children[index], index + 1
         if first.name.isdecimal():
             signature = first.signature()
-            while end < len(children) and children[end].name.isdecimal() and children[end].signature() == signature:
+            while (
+                end < len(children)
+                and children[end].name.isdecimal()
+                and children[end].signature() == signature
+            ):
                 end += 1
         folded = f"{first.name}..{children[end - 1].name}" if end - index > 1 else first.name
         yield from _make_layer_rows(first, folded, depth + 1, repeats * (end - index))
@@ -352,11 +416,21 @@ def _make_layer_rows(branch: _Branch, label: str, depth: int, repeats: int) -> I
 def _make_line_table(rehearsal: Rehearsal) -> Table:
     columns: tuple[tuple[str, Kind], ...] = (
         ("line", "code"), ("source", "code"), ("at the peak", "bytes"), ("share", "percent"), ("allocations", "count"),
-        ("in all", "bytes"),
+        ("in all", "bytes"), ("seconds", "seconds"),
     )  # fmt: skip
     total = rehearsal.peak.allocated_bytes or 1
     rows = [
-        TableRow((row.line, row.source, row.bytes, row.bytes / total, row.allocations, row.allocated_in_all))
+        TableRow(
+            (
+                row.line,
+                row.source,
+                row.bytes,
+                row.bytes / total,
+                row.allocations,
+                row.allocated_in_all,
+                row.seconds,
+            )
+        )
         for row in rehearsal.lines
     ]
     return Table("Source lines", columns, rows)
@@ -365,10 +439,11 @@ def _make_line_table(rehearsal: Rehearsal) -> Table:
 def _make_operator_table(rehearsal: Rehearsal) -> Table:
     columns: tuple[tuple[str, Kind], ...] = (
         ("operator", "code"), ("kind", "text"), ("calls", "count"), ("MACs", "count"), ("FLOPs", "count"),
-        ("bytes moved", "bytes"),
+        ("bytes moved", "bytes"), ("seconds", "seconds"),
     )  # fmt: skip
     rows = [
-        TableRow((row.operator, row.kind, row.calls, row.macs, row.flops, row.bytes_moved)) for row in rehearsal.operators
+        TableRow((row.operator, row.kind, row.calls, row.macs, row.flops, row.bytes_moved, row.seconds))
+        for row in rehearsal.operators
     ]
     return Table("Operators", columns, rows)
 
@@ -377,12 +452,19 @@ def _make_phase_table(rehearsal: Rehearsal) -> Table:
     columns: tuple[tuple[str, Kind], ...] = (
         ("step", "count"), ("phase", "text"), ("most allocated", "bytes"), ("operators", "count"), ("MACs", "count"),
     )  # fmt: skip
-    rows = [TableRow((row.step + 1, row.phase, row.peak_bytes, row.operators, row.macs)) for row in rehearsal.phases]
+    rows = [
+        TableRow((row.step + 1, row.phase, row.peak_bytes, row.operators, row.macs))
+        for row in rehearsal.phases
+    ]
     return Table("Phases", columns, rows)
 
 
 TABLES = (_make_layer_table, _make_line_table, _make_operator_table, _make_phase_table)
 """One function for each table of the page."""
+
+
+def _list_assumptions_of_time(rehearsal: Rehearsal) -> list[str]:
+    return write_assumptions(rehearsal.time) if rehearsal.time is not None else []
 
 
 def _list_notes(rehearsal: Rehearsal) -> list[tuple[str, list[str]]]:
@@ -391,8 +473,15 @@ def _list_notes(rehearsal: Rehearsal) -> list[tuple[str, list[str]]]:
     unknown = [f"without formula: {name}, {calls:,} calls" for name, calls in coverage.unknown.items()]
     return [
         ("Answered reads", list_answers(rehearsal)),
-        ("Not written, not sent, not run", [describe_write(entry) for entry in rehearsal.writes]),
-        ("Assumptions, and what is not modelled", list(rehearsal.assumptions)),
+        (
+            "The verdict rests on",
+            [line.removeprefix("rests on: ") for line in write_sanity(rehearsal.sanity)],
+        ),
+        ("Kept from the disk and the network", [describe_write(entry) for entry in rehearsal.writes]),
+        (
+            "Assumptions, and what is not modelled",
+            [*rehearsal.assumptions, *_list_assumptions_of_time(rehearsal)],
+        ),
         ("Coverage", [known, *unknown]),
         ("Software", [f"{name}: {version}" for name, version in rehearsal.software.items()]),
     ]

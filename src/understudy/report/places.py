@@ -1,6 +1,7 @@
 """Where a program is: module path, phase, step, line of the user's code.
 
     phases   setup ──► forward ──► backward ──► after backward ──► optimizer ──► between steps ──► forward …
+             evaluation: from the call of a model that is evaluated to the next call of one that is trained, or its step
 
 A module has the path that it has below its root: the outermost module that was called, or, where a method of a larger
 module called it (`training_step` of Lightning, `encode` of an autoencoder), that one. A path begins with the name of the
@@ -27,14 +28,13 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from understudy import _torch
-from understudy.contexts import Restoring, guard_exit
 from understudy.lines import is_generated, is_installed, is_user_file, user_frames
 from understudy.patching import OBSERVATION, patch
 from understudy.simulation.events import MemoryRecord
 from understudy.simulation.steps import StepCounter
 
-SETUP, FORWARD, BACKWARD, AFTER_BACKWARD, OPTIMIZER, BETWEEN = (
-    "setup", "forward", "backward", "after backward", "optimizer", "between steps",
+SETUP, FORWARD, BACKWARD, AFTER_BACKWARD, OPTIMIZER, BETWEEN, EVALUATION = (
+    "setup", "forward", "backward", "after backward", "optimizer", "between steps", "evaluation",
 )  # fmt: skip
 
 MOST_NODES = 8192
@@ -93,7 +93,9 @@ class ModulePlace:
     def __init__(self, path: str, kind: str, module: torch.nn.Module | None = None) -> None:
         self.path = path
         self.kind = kind
-        self.module: Callable[[], torch.nn.Module | None] = weakref.ref(module) if module is not None else lambda: None
+        self.module: Callable[[], torch.nn.Module | None] = (
+            weakref.ref(module) if module is not None else lambda: None
+        )
         self.calls = 0
         self.macs = 0
 
@@ -105,7 +107,7 @@ class Root(NamedTuple):
     has_parameters: bool
 
 
-class Places(Restoring):
+class Places:
     """Followed while an ObservedMode with this as its `places` is active. Use as a context manager."""
 
     # Not in the instance's dict: with more than 30 attributes in it, Python no longer reads any of them by its position.
@@ -113,7 +115,7 @@ class Places(Restoring):
         "_asked", "_backward_line", "_backward_passes", "_begun_passes", "_birthplace", "_by_module", "_hooks", "_idle",
         "_in_optimizer",
         "_latest", "_located", "_marked", "_marks", "_only_model", "_optimizer_place", "_outer_lines", "_steps", "by_path",
-        "module", "moment", "on_backward_end", "on_moment_end", "on_optimizer", "on_real_tensor", "on_root_call", "outside",
+        "module", "moment", "on_backward_end", "on_moment_end", "on_optimizer", "on_root_call", "outside",
         "phase", "root_calls", "roots", "step", "torch_optimizer_line",
     )  # fmt: skip
 
@@ -131,7 +133,6 @@ class Places(Restoring):
         self.on_root_call: Callable[[torch.nn.Module, Any, Any], None] | None = None
         self.on_optimizer: Callable[[torch.optim.Optimizer, bool], None] | None = None
         self.on_backward_end: Callable[[], None] | None = None
-        self.on_real_tensor: Callable[[torch.Tensor], None] | None = None
         self.on_moment_end: Callable[[StepPhase], None] | None = None
         self.phase = SETUP
         self.moment = StepPhase(0, SETUP, 0, 0)
@@ -159,14 +160,13 @@ class Places(Restoring):
         self._hooks: list[Any] = []
 
     def __enter__(self) -> Places:
-        guard_exit(self, self.restore)
         self._steps.__enter__()
         self._hooks.append(register_optimizer_step_pre_hook(self._enter_optimizer))
         self._hooks.append(register_optimizer_step_post_hook(self._leave_optimizer))
         return self
 
-    def restore(self) -> None:
-        self._steps.restore()
+    def __exit__(self, *exception: object) -> None:
+        self._steps.__exit__()
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
@@ -176,7 +176,9 @@ class Places(Restoring):
     def _find_phase(self) -> str:
         if self._backward_passes:
             return BACKWARD
-        return FORWARD if self.module is not self.outside else self._idle
+        if self.module is self.outside or self._idle is EVALUATION:
+            return self._idle
+        return FORWARD
 
     def _begin_moment(self) -> None:
         if self.on_moment_end is not None:
@@ -206,7 +208,9 @@ class Places(Restoring):
 
     def module_of(self, phase: str) -> ModulePlace:
         """The module that the running operator belongs to."""
-        if phase is not BACKWARD or self.module is not self.outside:  # checkpointing calls modules in backward
+        if (
+            phase is not BACKWARD or self.module is not self.outside
+        ):  # checkpointing calls modules in backward
             return self.module
         if not self._marks:
             return self.outside
@@ -268,7 +272,9 @@ class Places(Restoring):
                 elif kind == OWN:
                     line = _find_line_place(frame)
                     break
-                elif code.co_name == "<module>":  # generated code has no line, but for the outermost: that of `python -c`
+                elif (
+                    code.co_name == "<module>"
+                ):  # generated code has no line, but for the outermost: that of `python -c`
                     outermost = frame
             frame = frame.f_back
         if line is None and outermost is not None:
@@ -293,7 +299,7 @@ class Places(Restoring):
         if before is self.outside:
             self.root_calls += 1
             if not self._backward_passes:
-                self._idle = FORWARD  # also in the closure of an optimizer
+                self._idle = self._find_phase_of_call(module)  # also in the closure of an optimizer
             self._begin_moment()
             if self.on_root_call is not None:
                 self.on_root_call(module, args, kwargs)
@@ -301,6 +307,16 @@ class Places(Restoring):
         self.module = place
         self._mark(place)
         return before
+
+    def _find_phase_of_call(self, module: torch.nn.Module) -> str:
+        """EVALUATION where a model that is being trained is called without gradients, and for a loss function after it. A
+        model without anything to train (a teacher, a frozen encoder) is a part of the step."""
+        if torch.is_grad_enabled() or not (self._begun_passes or self._steps.counts):
+            return FORWARD
+        parameters = list(module.parameters())
+        if any(parameter.requires_grad for parameter in parameters):
+            return FORWARD if module.training else EVALUATION
+        return EVALUATION if self._idle is EVALUATION else FORWARD
 
     def leave_module(self, before: ModulePlace) -> None:
         self._outer_lines.pop(id(sys._getframe(1)), None)
@@ -364,7 +380,9 @@ class Places(Restoring):
 
     # --- optimizers
 
-    def _enter_optimizer(self, optimizer: torch.optim.Optimizer, args: tuple[object, ...], kwargs: object) -> None:
+    def _enter_optimizer(
+        self, optimizer: torch.optim.Optimizer, args: tuple[object, ...], kwargs: object
+    ) -> None:
         if getattr(active_fake_mode(), "places", None) is self:
             self._in_optimizer = True
             self._idle = OPTIMIZER

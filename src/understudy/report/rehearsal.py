@@ -1,6 +1,8 @@
 """The data of one rehearsal: plain dataclasses of numbers, text, lists and dicts; nothing in it is a tensor.
 
-    rehearsal.verdict                      "fits", "tight", "does not fit"; "failed" where the script ended before its time
+    rehearsal.verdict                      "fits", "tight", "does not fit"; "failed" where the script ended before its time,
+                                           "no verdict" where nothing was computed on the card
+    rehearsal.sanity                       steps, what the model was fed, whose data, optimizer state; warnings
     rehearsal.headline                     the verdict in a sentence
     rehearsal.peak.reserved_bytes          also allocated_, active_, requested_bytes; step, phase, module, line, operator
     rehearsal.categories                   {"parameters": bytes, …} of what was alive at the peak
@@ -16,18 +18,28 @@ The shape is that of the dataclasses below; `rehearsal.schema.json` beside this 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
+import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
-SCHEMA_VERSION = 1
+from understudy.timing.step_time import TimeEstimate
+
+SCHEMA_VERSION = 2
 SCHEMA_FILE = Path(__file__).with_name("rehearsal.schema.json")
 
 CATEGORIES = (
     "parameters", "gradients", "optimizer_state", "activations", "inputs", "buffers", "temporaries", "scratch",
 )  # fmt: skip
-FITS, TIGHT, DOES_NOT_FIT, FAILED = "fits", "tight", "does not fit", "failed"
+FITS, TIGHT, DOES_NOT_FIT, FAILED, NO_VERDICT = "fits", "tight", "does not fit", "failed", "no verdict"
+
+VERDICTS = (FITS, TIGHT, DOES_NOT_FIT, FAILED, NO_VERDICT)
+MOST = 1 << 80
+"""Larger numbers are no sizes or counts."""
+ISOLATION_LEVELS = ("namespaces", "landlock", "python", "off")
 
 Record = TypeVar("Record")
 
@@ -93,7 +105,8 @@ class OutOfMemoryRecord:
 
 @dataclass(frozen=True)
 class ModuleRow:
-    """One module: bytes at the peak that belong to it (without its children), and its own work in the whole run."""
+    """One module: bytes at the peak that belong to it (without its children), and its own work in the whole run. `seconds`,
+    here and below, are those of kernels, where time is estimated."""
 
     path: str
     kind: str
@@ -107,6 +120,7 @@ class ModuleRow:
     macs: int = 0
     flops: int = 0
     calls: int = 0
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -118,6 +132,7 @@ class LineRow:
     bytes: int
     allocations: int
     allocated_in_all: int
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -131,6 +146,7 @@ class OperatorRow:
     flops: int
     operations: int
     bytes_moved: int
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -156,20 +172,9 @@ class Coverage:
     unknown: dict[str, int] = field(default_factory=dict)
     unknown_share: float = 0.0
     convention: str = (
-        "MACs of products (matrices, convolutions, attention); FLOPs = 2 x MACs (fma=2); elementwise operations apart"
+        "MACs of products (matrices, convolutions, attention); FLOPs = 2 x MACs (fma=2); "
+        "elementwise operations apart"
     )
-
-
-@dataclass(frozen=True)
-class TimeEstimate:
-    """A roofline estimate of one step, with the efficiencies that it assumes. No measurement."""
-
-    seconds_per_step: float
-    compute_seconds: float
-    memory_seconds: float
-    launch_seconds: float
-    arithmetic_intensity: float
-    assumes: str
 
 
 @dataclass(frozen=True)
@@ -197,6 +202,28 @@ class Timeline:
     bytes: dict[str, list[int]] = field(default_factory=dict)
     peak_index: int = 0
     spans: list[Span] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Sanity:
+    """What the verdict rests on. `inputs`: what models were fed, most frequent first; `made_up`: data that was not here."""
+
+    steps: int = 0
+    inputs: list[str] = field(default_factory=list)
+    made_up: list[str] = field(default_factory=list)
+    optimizers: list[str] = field(default_factory=list)
+    optimizer_state_bytes: int = 0
+    has_backward: bool = False
+    warnings: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Isolation:
+    """What kept the program from changing files: "namespaces", "landlock", "python" (patches alone) or "off"; and the
+    reason why nothing stronger did."""
+
+    level: str = "off"
+    reason: str = ""
 
 
 @dataclass
@@ -228,6 +255,8 @@ class Rehearsal:
     assumptions: list[str] = field(default_factory=list)
     software: dict[str, str] = field(default_factory=dict)
     host_peak_bytes: int = 0
+    sanity: Sanity = field(default_factory=Sanity)
+    isolation: Isolation = field(default_factory=Isolation)
     schema_version: int = SCHEMA_VERSION
 
     def to_dict(self) -> dict[str, Any]:
@@ -247,7 +276,7 @@ class Rehearsal:
             raise ValueError(
                 f"a rehearsal of schema_version {version!r}; this version of understudy reads {SCHEMA_VERSION}"
             )
-        return _read(cls, data)
+        return _check(read_record(cls, data))
 
     def to_html(self, title: str = "Rehearsal") -> str:
         """One page that needs nothing else."""
@@ -274,20 +303,99 @@ def read_schema() -> dict[str, Any]:
 # --- dataclasses from JSON, and their schema
 
 
-def _read(kind: type[Record], data: dict[str, Any]) -> Record:
-    hints = get_type_hints(kind)
+@functools.cache
+def _get_hints(kind: Any) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
+def read_record(kind: Callable[..., Record], data: Any, path: str = "") -> Record:
+    """Every value is checked: the file may be anybody's. Raises ValueError that names the place."""
+    if not isinstance(data, dict):
+        raise ValueError(f"{path or 'it'}: expected an object, got {type(data).__name__}")
+    hints = _get_hints(kind)
     unknown = sorted(set(data) - set(hints))
     if unknown:
         raise ValueError(f"{kind.__name__} has no {unknown[0]!r}")
-    return kind(**{name: _read_value(hints[name], value) for name, value in data.items()})
+    values = {name: _read_value(hints[name], value, f"{path}{name}") for name, value in data.items()}
+    required = [
+        entry.name
+        for entry in dataclasses.fields(kind)  # type: ignore[arg-type]
+        if entry.default is dataclasses.MISSING and entry.default_factory is dataclasses.MISSING
+    ]
+    missing = [name for name in required if name not in values]
+    if missing:
+        raise ValueError(f"{kind.__name__} lacks {missing[0]!r}")
+    return kind(**values)
 
 
-def _read_value(hint: object, value: Any) -> Any:
-    if value is not None:
-        for part in (hint, *get_args(hint)):
-            if dataclasses.is_dataclass(part) and isinstance(part, type):
-                return [_read(part, row) for row in value] if get_origin(hint) is list else _read(part, value)
+def _read_value(hint: Any, value: Any, path: str) -> Any:
+    arguments = get_args(hint)
+    parts: Any = value
+    if hint is Any or (value is None and type(None) in arguments):
+        return value
+    if type(None) in arguments:
+        return _read_value(arguments[0], value, path)
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        return read_record(hint, value, f"{path}.")
+    origin = get_origin(hint) or hint
+    expected = (int, float) if origin is float else origin
+    if not isinstance(value, expected) or (isinstance(value, bool) and origin is not bool):
+        raise ValueError(
+            f"{path}: expected {_PLAIN.get(origin, origin.__name__)}, got {type(value).__name__}"
+        )
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{path}: expected a finite number, got {value}")
+    if isinstance(value, int) and abs(value) > MOST:
+        raise ValueError(f"{path}: {value} is out of range")
+    if origin is list:
+        return [_read_value(arguments[0], part, f"{path}[{i}]") for i, part in enumerate(parts)]
+    if origin is dict:
+        return {key: _read_value(arguments[1], part, f"{path}.{key}") for key, part in parts.items()}
     return value
+
+
+ROW_KEYS = {
+    "answers": {"line": str, "read": str, "tensor": str, "count": int, "answer": object},
+    "writes": {"what": str, "target": str, "line": str, "count": int},
+}
+
+
+def _check(rehearsal: Rehearsal) -> Rehearsal:
+    """What types do not say."""
+    if rehearsal.verdict not in VERDICTS:
+        raise ValueError(f"verdict: expected one of {', '.join(VERDICTS)}, got {rehearsal.verdict!r}")
+    for name, keys in ROW_KEYS.items():
+        for i, row in enumerate(getattr(rehearsal, name)):
+            wrong = next(
+                (k for k, kind in keys.items() if k not in row or not isinstance(row[k], kind)), None
+            )
+            if wrong is not None:
+                raise ValueError(
+                    f"{name}[{i}].{wrong}: expected {keys[wrong].__name__}, got {row.get(wrong)!r}"
+                )
+    timeline = rehearsal.timeline
+    _check_columns("timeline", timeline.operators, timeline.steps, timeline.phases, *timeline.bytes.values())
+    _check_numbers(
+        "timeline.peak_index", [timeline.peak_index] if timeline.operators else [], timeline.operators
+    )
+    if rehearsal.time is not None:
+        trace = rehearsal.time.trace
+        _check_columns("time.trace", trace.clocks, trace.names, trace.starts, trace.durations)
+        _check_numbers("time.trace.names", trace.names, trace.span_names)
+        _check_numbers("time.trace.clocks", trace.clocks, trace.clock_names)
+    return rehearsal
+
+
+def _check_columns(name: str, *columns: list[Any]) -> None:
+    if len({len(column) for column in columns}) > 1:
+        raise ValueError(f"{name}: its columns differ in length")
+
+
+def _check_numbers(name: str, numbers: list[int], entries: list[Any]) -> None:
+    """Whether these are numbers of entries."""
+    wrong = next((number for number in numbers if not 0 <= number < len(entries)), None)
+    if wrong is not None:
+        raise ValueError(f"{name}: expected a number below {len(entries)}, got {wrong}")
 
 
 _PLAIN = {int: "integer", float: "number", str: "string", bool: "boolean"}
@@ -323,7 +431,8 @@ def _make_schema_of_type(hint: object) -> dict[str, Any]:
 def _make_whole_schema() -> dict[str, Any]:
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Rehearsal of understudy"}
     schema = head | make_schema()
-    schema["properties"]["verdict"] = {"enum": [FITS, TIGHT, DOES_NOT_FIT, FAILED]}
+    schema["properties"]["verdict"] = {"enum": [*VERDICTS]}
+    schema["properties"]["isolation"]["properties"]["level"] = {"enum": [*ISOLATION_LEVELS]}
     schema["properties"]["schema_version"] = {"const": SCHEMA_VERSION}
     return schema
 

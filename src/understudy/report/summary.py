@@ -6,20 +6,22 @@ import linecache
 import platform
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from understudy.lines import short_path
 from understudy.ops.traits.flops import UNKNOWN
 from understudy.report.measurement import DeviceTotals, Measurement
-from understudy.report.places import BETWEEN, FORWARD, SETUP, LinePlace, Places
+from understudy.report.places import BETWEEN, FORWARD, SETUP, LinePlace, ModulePlace, Places
 from understudy.report.rehearsal import (
     CATEGORIES,
     DOES_NOT_FIT,
     FAILED,
     FITS,
+    NO_VERDICT,
     TIGHT,
     Contributor,
     Coverage,
@@ -32,13 +34,16 @@ from understudy.report.rehearsal import (
     PhaseRow,
     Rehearsal,
     Span,
-    TimeEstimate,
     Timeline,
 )
+from understudy.report.sanity import RunFacts, find_missing_work, make_sanity
 from understudy.report.text import format_size
 from understudy.simulation.catalogue import Card, read_software, this_machine
 from understudy.simulation.events import MemoryRecord, StorageRecord
 from understudy.simulation.memory import DeviceMemory, FirstOOM, MachineMemory
+from understudy.timing.estimate import RunFacts as TimeFacts
+from understudy.timing.estimate import estimate_time
+from understudy.timing.step_time import TimeEstimate
 
 GiB = 1 << 30
 POINTS = 2000
@@ -51,24 +56,12 @@ STATED_ERROR = 0.02
 
 @dataclass(frozen=True)
 class VerdictOptions:
-    """`margin`: the part of reserved memory within which a run counts as tight; `budget`: bytes, instead of the card's."""
+    """`margin`: the part of reserved memory within which a run counts as tight; `budget`: bytes, instead of the card's;
+    `per_step`: samples in a step, instead of what the inputs of the model tell."""
 
     margin: float = STATED_ERROR
     budget: int | None = None
-
-
-@dataclass
-class RunFacts:
-    """Facts that the runner of the program knows and the measurement does not."""
-
-    steps: int | None = None
-    failure: str = ""
-    """How the program ended before its time: "the script failed", …"""
-    is_out_of_memory: bool = False
-    """Whether the error of the card ended it."""
-    answers: list[dict[str, object]] = field(default_factory=list)
-    writes: list[dict[str, object]] = field(default_factory=list)
-    assumptions: list[str] = field(default_factory=list)
+    per_step: int | None = None
 
 
 def summarise(
@@ -80,42 +73,55 @@ def summarise(
     device_memory = memory.devices[totals.device.index or 0] if totals.is_card else None
     alive = _find_alive_at_peak(measurement, totals)
     peak = _make_peak(measurement, totals, alive, device_memory)
-    device = _make_device(card if device_memory else None, device_memory, options, max(1, len(memory.devices)))
+    device = _make_device(
+        card if device_memory else None, device_memory, options, max(1, len(memory.devices))
+    )
     raised = _find_raised_oom(memory, device_memory) if facts.is_out_of_memory else None
-    oom = _make_out_of_memory_record((device_memory and device_memory.first_oom) or raised, measurement.places)
-    error = round(peak.reserved_bytes * options.margin) if device_memory else 0
-    verdict = _decide_verdict(peak, device, oom, error, bool(facts.failure))
-    notes = _list_assumptions(device, options, goes_on=oom is not None and raised is None)
+    oom = _make_out_of_memory_record(
+        (device_memory and device_memory.first_oom) or raised, measurement.places
+    )
+    margin = max(options.margin, *facts.margins.values(), 0)
+    error = round(peak.reserved_bytes * margin) if device_memory else 0
+    missing = "" if card is None or card.kind == "cpu" else find_missing_work(measurement, totals, facts)
+    verdict = _decide_verdict(peak, device, oom, error, bool(facts.failure), bool(missing))
+    notes = _list_assumptions(device, margin, facts, goes_on=oom is not None and raised is None)
     phases = _make_phase_rows(measurement, totals)
     macs = sum(row.macs for row in phases)
     return Rehearsal(
         verdict=verdict,
         headline=_write_headline(
-            verdict, peak, device, oom, facts.failure, options.budget, card if device_memory is None else None
+            verdict,
+            peak,
+            device,
+            oom,
+            facts.failure or missing,
+            options.budget,
+            card if device_memory is None else None,
         ),
         device=device,
         steps=measurement.places.step if facts.steps is None else facts.steps,
         peak=peak,
-        categories=_sum_categories(alive, totals.peak_transient),
+        categories=_sum_categories(alive),
         modules=_make_module_rows(measurement, alive),
         lines=_make_line_rows(measurement, totals, alive),
         macs=macs,
         flops=2 * macs,
         coverage=_measure_coverage(measurement),
         error_bytes=error,
-        margin=options.margin,
+        margin=margin,
         out_of_memory=oom,
         operators=_make_operator_rows(measurement),
         phases=phases,
         operations=sum(row.operations for row in phases),
         bytes_moved=sum(row.bytes_moved for row in phases),
-        time=_estimate_time(measurement, phases, card if device_memory else None),
+        time=_estimate_time(measurement, options) if device_memory else None,
         timeline=_make_timeline(measurement, totals),
         answers=facts.answers,
         writes=facts.writes,
         assumptions=[*facts.assumptions, *notes],
         software=_list_software(device),
         host_peak_bytes=memory.host.peak,
+        sanity=make_sanity(measurement, totals, facts),
     )
 
 
@@ -146,8 +152,12 @@ def find_category(record: MemoryRecord, measurement: Measurement) -> str:
     if record.category is not None:
         return record.category
     born, died = record.born, record.died
-    lives_on = died is None or died.root_calls > born.root_calls  # a module was called from outside before it died
-    is_like_parameter = isinstance(record, StorageRecord) and record.spec.shape in measurement.parameter_shapes
+    lives_on = (
+        died is None or died.root_calls > born.root_calls
+    )  # a module was called from outside before it died
+    is_like_parameter = (
+        isinstance(record, StorageRecord) and record.spec.shape in measurement.parameter_shapes
+    )
     if record.is_updated and lives_on and is_like_parameter:
         return "optimizer_state"  # of an optimizer written by hand
     if born.phase in (SETUP, BETWEEN):
@@ -165,7 +175,9 @@ def _make_peak(
     allocated, reserved, active, requested = 4 * (totals.peak,)
     fragmentation = 0
     if memory is not None:
-        peaks = memory.allocator.peaks()  # of the run: those of torch.cuda's statistics are the program's to reset
+        peaks = (
+            memory.allocator.peaks()
+        )  # of the run: those of torch.cuda's statistics are the program's to reset
         allocated, reserved, active, requested = (peaks[name] for name in names)
         fragmentation = reserved - allocated
     last = measurement.events[totals.peak_event - 1] if totals.peak_event else None
@@ -178,7 +190,7 @@ def _make_peak(
         step=last.born.step if last else 0,
         phase=last.born.phase if last else "",
         module=measurement.places.shorten_path(last.module.path) if last else "",
-        line=_write_line(last.line) if last else "",
+        line=write_line(last.line) if last else "",
         operator="" if last is None or last.maker is None else str(last.maker),
         contributors=_group_contributors(alive, measurement.places),
     )
@@ -187,16 +199,15 @@ def _make_peak(
 def _group_contributors(alive: Iterable[MemoryRecord], places: Places) -> list[Contributor]:
     groups: dict[tuple[str, str, str, str], list[int]] = defaultdict(list)
     for record in alive:
-        line = _write_line(record.line)
+        line = write_line(record.line)
         operator = "" if record.maker is None else str(record.maker)
         groups[record.category or "", _find_module_path(record, places), line, operator].append(record.nbytes)
     rows = [Contributor(*group, count=len(sizes), bytes=sum(sizes)) for group, sizes in groups.items()]
     return sorted(rows, key=lambda row: -row.bytes)[:CONTRIBUTORS]
 
 
-def _sum_categories(alive: Iterable[MemoryRecord], transient: int) -> dict[str, int]:
+def _sum_categories(alive: Iterable[MemoryRecord]) -> dict[str, int]:
     found = dict.fromkeys(CATEGORIES, 0)
-    found["temporaries"] = transient
     for record in alive:
         found[record.category or "temporaries"] += record.nbytes
     return found
@@ -209,7 +220,7 @@ def _find_module_path(record: MemoryRecord, places: Places) -> str:
 _texts: dict[LinePlace, str] = {}
 
 
-def _write_line(line: LinePlace | None) -> str:
+def write_line(line: LinePlace | None) -> str:
     if line is None:
         return ""
     if line not in _texts:
@@ -237,11 +248,20 @@ def _make_out_of_memory_record(oom: FirstOOM | None, places: Places) -> OutOfMem
 # --- the verdict
 
 
-def _make_device(card: Card | None, memory: DeviceMemory | None, options: VerdictOptions, count: int) -> Device:
+def _make_device(
+    card: Card | None, memory: DeviceMemory | None, options: VerdictOptions, count: int
+) -> Device:
     if memory is None or card is None:
         machine = this_machine()
         return Device(
-            machine.key, machine.name, "cpu", 1, machine.memory, 0, options.budget or machine.memory, machine.note
+            machine.key,
+            machine.name,
+            "cpu",
+            1,
+            machine.memory,
+            0,
+            options.budget or machine.memory,
+            machine.note,
         )
     outside = memory.capped.outside
     limit = card.memory - outside
@@ -250,11 +270,20 @@ def _make_device(card: Card | None, memory: DeviceMemory | None, options: Verdic
     return Device(card.key, card.name, card.kind, count, card.memory, outside, limit, card.note)
 
 
-def _decide_verdict(peak: Peak, device: Device, oom: OutOfMemoryRecord | None, error: int, has_failed: bool) -> str:
-    if oom is not None or peak.reserved_bytes > device.limit_bytes:
+def _decide_verdict(
+    peak: Peak,
+    device: Device,
+    oom: OutOfMemoryRecord | None,
+    error: int,
+    has_failed: bool,
+    has_done_nothing: bool,
+) -> str:
+    if oom is not None or (peak.reserved_bytes > device.limit_bytes and not has_done_nothing):
         return DOES_NOT_FIT
     if has_failed:
         return FAILED
+    if has_done_nothing:
+        return NO_VERDICT
     return TIGHT if peak.reserved_bytes + error > device.limit_bytes else FITS
 
 
@@ -265,7 +294,11 @@ def _write_headline(
     """`unused` is a card that was asked for, and on which the program has put nothing."""
     used, total = peak.reserved_bytes, device.memory_bytes
     name = device.key.upper() if device.kind != "cpu" else "this machine's CPU"
-    name += f" (nothing was put on the {unused.key.upper()})" if unused is not None and unused.kind != "cpu" else ""
+    name += (
+        f" (nothing was put on the {unused.key.upper()})"
+        if unused is not None and unused.kind != "cpu"
+        else ""
+    )
     name += f" with a budget of {format_size(budget)}" if budget is not None else ""
     kind = "reserved" if device.kind != "cpu" else "allocated"
     share = f"{100 * used / total:.0f}%" if total else "?"
@@ -275,6 +308,8 @@ def _write_headline(
     amount = f"{_write_amount(used, total)} of {_write_amount(total, total)} {_choose_unit(total)} {kind} ({share})"
     if verdict == FAILED:
         return f"no verdict on {name}: {failure}; until then {amount}{where}"
+    if verdict == NO_VERDICT:
+        return f"no verdict on {unused.key.upper() if unused is not None else name}: {failure}"
     if verdict != DOES_NOT_FIT:
         return f"{verdict} on {name}: {amount}{where}"
     if failure and oom is not None and used <= device.limit_bytes:
@@ -283,9 +318,13 @@ def _write_headline(
     over = used - device.limit_bytes
     if oom is None and budget == device.limit_bytes:
         return f"{verdict} on {name}: {amount}, {_write_amount(over, total)} {_choose_unit(total)} over the budget{where}"
-    by = f", {_write_amount(over, total)} {_choose_unit(total)} too much" if over > 0 else ""
+    unit = _choose_unit(total)
+    by = f", {_write_amount(over, total)} {unit} too much" if over > 0 else ""
     first = f"; first out of memory at {oom.line}" if oom is not None and oom.line else ""
-    amount = f"{_write_amount(used, total)} of {_write_amount(total, total)} {_choose_unit(total)} needed{by}"
+    outside = total - device.limit_bytes
+    of = f"{_write_amount(total, total)} less {_write_amount(outside, total)} outside of the allocator"
+    usable = f"{_write_amount(device.limit_bytes, total)} usable" + (f" ({of})" if outside else "")
+    amount = f"{_write_amount(used, total)} {unit} needed, {usable}{by}"
     return f"{verdict} on {name}: {amount}{where}{first}"
 
 
@@ -307,7 +346,10 @@ def _make_module_rows(measurement: Measurement, alive: Iterable[MemoryRecord]) -
     for record in alive:
         column = record.category if record.category in columns else "other"
         by_path[_find_module_path(record, measurement.places)][column] += record.nbytes
-    places = {measurement.places.shorten_path(path): place for path, place in measurement.places.by_path.items()}
+    places = {
+        measurement.places.shorten_path(path): place for path, place in measurement.places.by_path.items()
+    }
+    seconds = _sum_seconds(measurement, lambda module, line: measurement.places.shorten_path(module.path))
     rows = [
         ModuleRow(
             path=path,
@@ -317,18 +359,31 @@ def _make_module_rows(measurement: Measurement, alive: Iterable[MemoryRecord]) -
             macs=places[path].macs if path in places else 0,
             flops=2 * places[path].macs if path in places else 0,
             calls=places[path].calls if path in places else 0,
+            seconds=seconds[path],
         )
         for path in dict.fromkeys((*places, *by_path))
     ]
     return sorted(rows, key=lambda row: -row.bytes)
 
 
-def _make_line_rows(measurement: Measurement, totals: DeviceTotals, alive: list[MemoryRecord]) -> list[LineRow]:
+def _sum_seconds(measurement: Measurement, choose: Callable[[ModulePlace, Any], Any]) -> dict[Any, float]:
+    """Of kernels in the whole run, by what is chosen of module and line."""
+    found: dict[Any, float] = defaultdict(float)
+    for (module, line), seconds in (measurement.clock.seconds_by_place if measurement.clock else {}).items():
+        if module is not None:
+            found[choose(module, line)] += seconds
+    return found
+
+
+def _make_line_rows(
+    measurement: Measurement, totals: DeviceTotals, alive: list[MemoryRecord]
+) -> list[LineRow]:
     at_peak: dict[LinePlace | None, int] = defaultdict(int)
     count: dict[LinePlace | None, int] = defaultdict(int)
     in_all: dict[LinePlace | None, int] = defaultdict(int)
     for record in alive:
         at_peak[record.line] += record.nbytes
+    seconds = _sum_seconds(measurement, lambda module, line: line)
     seen: set[int] = set()
     for record in measurement.events:
         if record.totals is totals and id(record) not in seen:
@@ -337,11 +392,12 @@ def _make_line_rows(measurement: Measurement, totals: DeviceTotals, alive: list[
             in_all[record.line] += record.nbytes
     rows = [
         LineRow(
-            line=_write_line(line),
+            line=write_line(line),
             source=linecache.getline(line[0].co_filename, line[1]).strip() if line else "",
             bytes=at_peak[line],
             allocations=count[line],
             allocated_in_all=in_all[line],
+            seconds=seconds[line],
         )
         for line in count
     ]
@@ -349,18 +405,21 @@ def _make_line_rows(measurement: Measurement, totals: DeviceTotals, alive: list[
 
 
 def _make_operator_rows(measurement: Measurement) -> list[OperatorRow]:
-    rows: dict[str, list[int]] = {}
+    rows: dict[str, list[float]] = {}
     kinds: dict[str, str] = {}
     for totals in measurement.calls.values():
         name = str(totals.operator)
-        row = rows.setdefault(name, [0, 0, 0, 0])
+        row = rows.setdefault(name, [0, 0, 0, 0, 0.0])
         work = totals.work
         kinds[name] = work.kind
-        amounts = (1, work.macs, work.operations, work.bytes_moved)
+        seconds = totals.time.seconds if totals.time is not None else 0.0
+        amounts = (1, work.macs, work.operations, work.bytes_moved, seconds)
         rows[name] = [sum_ + amount * totals.count for sum_, amount in zip(row, amounts, strict=True)]
     made = [
-        OperatorRow(name, kinds[name], calls, macs, 2 * macs, operations, bytes_moved)
-        for name, (calls, macs, operations, bytes_moved) in rows.items()
+        OperatorRow(
+            name, kinds[name], int(calls), int(macs), 2 * int(macs), int(operations), int(moved), seconds
+        )
+        for name, (calls, macs, operations, moved, seconds) in rows.items()
     ]
     return sorted(made, key=lambda row: (-row.macs, -row.bytes_moved))
 
@@ -392,7 +451,14 @@ def _make_phase_rows(measurement: Measurement, totals: DeviceTotals) -> list[Pha
             seen.symmetric_difference_update((id(record),))
     return [
         PhaseRow(
-            row.step, row.phase, peaks[place], row.operators, row.macs, 2 * row.macs, row.operations, row.bytes_moved
+            row.step,
+            row.phase,
+            peaks[place],
+            row.operators,
+            row.macs,
+            2 * row.macs,
+            row.operations,
+            row.bytes_moved,
         )
         for place, row in measurement.phases.items()
     ]
@@ -400,46 +466,26 @@ def _make_phase_rows(measurement: Measurement, totals: DeviceTotals) -> list[Pha
 
 # --- time, timeline, and the rest
 
-EFFICIENCY, BANDWIDTH_EFFICIENCY, LAUNCH = 0.5, 0.7, 5e-6
-"""Parts of the published peaks that training steps reach, and seconds for the launch of a kernel."""
 
-
-def _find_speed(throughput: Mapping[str, float], dtype: str) -> float:
-    """Operations per second for a dtype; for a dtype without a published figure, the lowest of the card."""
-    if dtype == "float32" and torch.get_float32_matmul_precision() != "highest":
-        dtype = "tf32"
-    figure = throughput.get("float8" if dtype.startswith("float8") else dtype)
-    return figure or min(throughput.values())
-
-
-def _estimate_compute_seconds(measurement: Measurement, throughput: Mapping[str, float]) -> float:
-    """Time of all matrix products, each at the published peak of its dtype."""
-    flops: dict[str, int] = defaultdict(int)
-    for totals in measurement.calls.values():
-        flops[totals.dtype] += totals.count * totals.work.flops
-    return sum(count / _find_speed(throughput, dtype) for dtype, count in flops.items() if count)
-
-
-def _estimate_time(measurement: Measurement, phases: list[PhaseRow], card: Card | None) -> TimeEstimate | None:
-    """Compute time plus memory time of the whole run, but at least the time of the launches; divided by the number
-    of steps."""
-    if card is None or not card.throughput or not card.bandwidth:
+def _estimate_time(measurement: Measurement, options: VerdictOptions) -> TimeEstimate | None:
+    clock = measurement.clock
+    if clock is None:
         return None
-    counted = [row for row in phases if row.phase != SETUP]
-    flops, moved = sum(row.flops for row in counted), sum(row.bytes_moved for row in counted)
-    steps = max(1, measurement.places.step)
-    compute = _estimate_compute_seconds(measurement, card.throughput) / EFFICIENCY / steps
-    memory = moved / (BANDWIDTH_EFFICIENCY * card.bandwidth) / steps
-    launch = LAUNCH * sum(row.operators for row in counted) / steps
-    return TimeEstimate(
-        seconds_per_step=max(compute + memory, launch),
-        compute_seconds=compute,
-        memory_seconds=memory,
-        launch_seconds=launch,
-        arithmetic_intensity=flops / moved if moved else 0.0,
-        assumes=f"{EFFICIENCY:.0%} of the peak of each dtype, {BANDWIDTH_EFFICIENCY:.0%} of the bandwidth, "
-        f"{LAUNCH * 1e6:.0f} us for each launch; an estimate",
+    steps = measurement.places.step
+    samples = measurement.samples
+    if options.per_step is not None:
+        samples = dict.fromkeys({step for step, _ in clock.phases}, options.per_step)
+    facts = TimeFacts(
+        steps=steps,
+        passes=measurement.passes,
+        has_backward=measurement.has_backward,
+        unknown_share=_measure_coverage(measurement).unknown_share,
+        tokens=measurement.tokens,
+        samples=samples,
+        ideal=measurement.ideal,
+        recomputed=measurement.recomputed,
     )
+    return estimate_time(clock, facts)
 
 
 def _make_timeline(measurement: Measurement, totals: DeviceTotals) -> Timeline:
@@ -498,7 +544,7 @@ def _find_spans(measurement: Measurement, totals: DeviceTotals, moments: list[in
         close(last[number], len(measurement.events))
     largest = sorted(groups.items(), key=lambda item: -sum(item[1]))[:SPANS]
     return [
-        Span(start, end, sum(sizes), len(sizes), category, module, _write_line(line))
+        Span(start, end, sum(sizes), len(sizes), category, module, write_line(line))
         for (start, end, category, module, line), sizes in largest
     ]
 
@@ -513,12 +559,14 @@ def _add_point(line: Timeline, live: dict[str, int], latest: MemoryRecord) -> No
 GOES_ON = "after the first out of memory the run went on without a limit; a script that catches it gets it with --oom raise"
 
 
-def _list_assumptions(device: Device, options: VerdictOptions, goes_on: bool) -> list[str]:
+def _list_assumptions(device: Device, margin: float, facts: RunFacts, goes_on: bool) -> list[str]:
     if device.kind == "cpu":
-        return ["memory of tensors on the CPU, without rounding or cache; Python and libraries are not in it"]
+        on_cpu = "memory of tensors on the CPU, without rounding or cache; Python and libraries are not in it"
+        return [on_cpu, *facts.margins]
     return [
         f"memory outside of the allocator (context, kernels, libraries): {device.context_bytes / GiB:.2f} GiB",
-        f"stated error of reserved memory: {options.margin:.1%} of it",
+        f"stated error of reserved memory: {margin:.1%} of it",
+        *facts.margins,
         *((GOES_ON,) if goes_on else ()),
     ]
 

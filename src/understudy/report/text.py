@@ -1,7 +1,7 @@
 """A `Rehearsal` as text: the verdict, then tables. Plain and the same everywhere when it is piped.
 
-    print(write_text(rehearsal))                    plain, 100 columns
-    print_text(rehearsal)                           for the terminal: its width, colours unless NO_COLOR is set
+print(write_text(rehearsal))                    plain, 100 columns
+print_text(rehearsal)                           for the terminal: its width, colours unless NO_COLOR is set
 """
 
 from __future__ import annotations
@@ -9,19 +9,30 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import textwrap
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, TextIO
 
-from understudy.report.rehearsal import DOES_NOT_FIT, FAILED, FITS, TIGHT, ModuleRow, Rehearsal
+from understudy.report.rehearsal import (
+    DOES_NOT_FIT,
+    FAILED,
+    FITS,
+    NO_VERDICT,
+    TIGHT,
+    ModuleRow,
+    Rehearsal,
+    Sanity,
+)
+from understudy.report.times import write_assumptions, write_cost, write_step
 
 WIDTH, LEAST_WIDTH = 100, 40
 BAR = 12
 DEPTH = 3
 ROWS = 12
 MOST_LISTED = 8
-COLOURS = {FITS: "32", TIGHT: "33", DOES_NOT_FIT: "31", FAILED: "31"}
+COLOURS = {FITS: "32", TIGHT: "33", DOES_NOT_FIT: "31", FAILED: "31", NO_VERDICT: "31"}
 
 
 def print_text(rehearsal: Rehearsal, file: TextIO | None = None) -> None:
@@ -48,7 +59,35 @@ def write_text(rehearsal: Rehearsal, width: int = WIDTH, has_colour: bool = Fals
     if has_colour:
         headline = f"\033[1;{COLOURS[rehearsal.verdict]}m{headline}\033[0m"
     lines = "\n\n".join(section for section in sections if section).split("\n")
-    return "\n".join([headline, "", *(clean(line) for line in lines)])
+    basis = [
+        part
+        for line in (*write_sanity(rehearsal.sanity), *write_times(rehearsal))
+        for part in textwrap.wrap(clean(line), width, subsequent_indent="  ")
+    ]
+    return "\n".join([headline, *basis, "", *(clean(line) for line in lines)])
+
+
+def write_sanity(sanity: Sanity) -> list[str]:
+    """The line under the verdict: what it rests on; and warnings."""
+    steps = f"{sanity.steps} optimizer step{'s' if sanity.steps > 1 else ''}"
+    if not sanity.steps:
+        steps = f"no optimizer step, {'backward passes' if sanity.has_backward else 'forward only'}"
+    inputs = f"the model was fed {' | '.join(sanity.inputs)}" if sanity.inputs else "no model was called"
+    rows = f"rows made up: {', '.join(sanity.made_up)}" if sanity.made_up else "rows of the program's own"
+    size = sanity.optimizer_state_bytes
+    state = f"optimizer state {format_size(size)}" if size else "no optimizer state"
+    return [
+        f"rests on: {steps}; {inputs}; {rows}; {state}",
+        *(f"warning: {warning}" for warning in sanity.warnings),
+    ]
+
+
+def write_times(rehearsal: Rehearsal) -> list[str]:
+    """The lines below the verdict."""
+    if rehearsal.time is None:
+        return []
+    cost = rehearsal.time.cost
+    return [write_step(rehearsal.time), *([write_cost(cost)] if cost is not None else [])]
 
 
 def clean(text: str) -> str:
@@ -64,17 +103,21 @@ def clean(text: str) -> str:
 
 def _write_categories(rehearsal: Rehearsal, width: int) -> str:
     peak = rehearsal.peak
-    rows = sorted(((size, name.replace("_", " ")) for name, size in rehearsal.categories.items() if size), reverse=True)
+    rows = sorted(
+        ((size, name.replace("_", " ")) for name, size in rehearsal.categories.items() if size), reverse=True
+    )
     total = sum(size for size, _ in rows)
     if rehearsal.device.kind != "cpu":
         rest = peak.reserved_bytes - total
         rows.append((max(0, rest), "cached, rounding and fragmentation"))
         total += max(0, rest)
-    table = [(name, format_size(size), _format_share(size, total), _draw_bar(size, total)) for size, name in rows]
+    table = [
+        (name, format_size(size), _format_share(size, total), _draw_bar(size, total)) for size, name in rows
+    ]
     table.append(("in all", format_size(total), "", ""))
     step = f"step {peak.step + 1}, " if rehearsal.steps else ""
     where = f"{step}{peak.phase}" if peak.phase else "the run"
-    return _write_table(f"Where the memory goes ({where})", ("", "bytes", "", ""), table, width)
+    return write_table(f"Where the memory goes ({where})", ("", "bytes", "", ""), table, width)
 
 
 def _write_modules(rehearsal: Rehearsal, width: int) -> str:
@@ -87,16 +130,16 @@ def _write_modules(rehearsal: Rehearsal, width: int) -> str:
             node.label,
             format_size(node.bytes),
             _format_share(node.bytes, total),
-            _draw_bar(node.bytes, total),
             format_size(node.parameters),
             format_size(node.activations),
             _format_count(node.macs),
+            _format_seconds(node.seconds),
         )
         for node in nodes
         if node.bytes or node.macs
     ][: 2 * ROWS]
-    heads = ("", "bytes", "", "", "parameters", "activations", "MACs")
-    return _write_table("By module (at the peak; MACs of the run)", heads, table, width)
+    heads = ("", "bytes", "", "parameters", "activations", "MACs", "seconds")
+    return write_table("By module (at the peak; MACs and seconds of the run)", heads, table, width)
 
 
 def _write_lines(rehearsal: Rehearsal, width: int) -> str:
@@ -105,10 +148,17 @@ def _write_lines(rehearsal: Rehearsal, width: int) -> str:
     if not shown:
         return ""
     table = [
-        (_shorten_place(row.line) or "(no line)", format_size(row.bytes), _format_share(row.bytes, total), row.source)
+        (
+            shorten_place(row.line) or "(no line)",
+            format_size(row.bytes),
+            _format_share(row.bytes, total),
+            _format_seconds(row.seconds),
+            row.source,
+        )
         for row in shown
     ]
-    return _write_table("By line of the program (at the peak)", ("", "bytes", "", ""), table, width)
+    heads = ("", "bytes", "", "seconds", "")
+    return write_table("By line of the program (at the peak; seconds of the run)", heads, table, width)
 
 
 def _write_operators(rehearsal: Rehearsal, width: int) -> str:
@@ -118,6 +168,7 @@ def _write_operators(rehearsal: Rehearsal, width: int) -> str:
             f"{row.calls:,}",
             _format_count(row.macs),
             format_size(row.bytes_moved),
+            _format_seconds(row.seconds),
             row.kind,
         )
         for row in rehearsal.operators[:ROWS]
@@ -127,7 +178,9 @@ def _write_operators(rehearsal: Rehearsal, width: int) -> str:
         f"Operators: {_format_count(rehearsal.macs)} MACs, {_format_count(rehearsal.flops)} FLOPs (fma=2), "
         f"{coverage.known:,}/{coverage.operators:,} calls known"
     )
-    return _write_table(title, ("", "calls", "MACs", "moved", "kind"), table, width) if table else ""
+    return (
+        write_table(title, ("", "calls", "MACs", "moved", "seconds", "kind"), table, width) if table else ""
+    )
 
 
 def _write_notes(rehearsal: Rehearsal) -> str:
@@ -139,9 +192,7 @@ def _write_notes(rehearsal: Rehearsal) -> str:
             f"no formula for the work of {names}: {rehearsal.coverage.unknown_share:.1%} of the bytes that are moved"
         )
     if rehearsal.time is not None:
-        time = rehearsal.time
-        what = "a step" if rehearsal.steps else "the run"
-        notes.append(f"estimate of {what}: {time.seconds_per_step:.3g} s ({time.assumes})")
+        notes += write_assumptions(rehearsal.time)
     return "Notes\n" + "\n".join(f"  - {clean(note)}" for note in notes) if notes else ""
 
 
@@ -150,7 +201,10 @@ def _write_answers(rehearsal: Rehearsal) -> str:
 
 
 def _write_writes(rehearsal: Rehearsal) -> str:
-    return _write_list("Not written, not run (--write allows it):", [describe_write(entry) for entry in rehearsal.writes])
+    return _write_list(
+        "Kept from the disk and the network (--write allows it):",
+        [describe_write(entry) for entry in rehearsal.writes],
+    )
 
 
 def _write_list(title: str, rows: Sequence[str]) -> str:
@@ -187,6 +241,7 @@ class ModuleNode:
     parameters: int = 0
     activations: int = 0
     macs: int = 0
+    seconds: float = 0.0
     label: str = ""
 
     def add(self, row: ModuleRow) -> None:
@@ -194,6 +249,7 @@ class ModuleNode:
         self.parameters += row.parameters
         self.activations += row.activations
         self.macs += row.macs
+        self.seconds += row.seconds
 
 
 def fold_modules(rows: Sequence[ModuleRow], depth: int = DEPTH) -> list[ModuleNode]:
@@ -221,7 +277,12 @@ def fold_modules(rows: Sequence[ModuleRow], depth: int = DEPTH) -> list[ModuleNo
 
 
 def _list_nodes(
-    nodes: dict[str, ModuleNode], children: dict[str, set[str]], path: str, above: str | None, level: int, depth: int
+    nodes: dict[str, ModuleNode],
+    children: dict[str, set[str]],
+    path: str,
+    above: str | None,
+    level: int,
+    depth: int,
 ) -> list[ModuleNode]:
     """A row for each node from this one on. `above`: the path of the row that it stands below. What only wraps another
     module, as those of PEFT do, is a row and no level of the depth."""
@@ -238,7 +299,9 @@ def _list_nodes(
     if level < depth or is_container or is_wrapper:
         shown, lower = (above, level) if is_container else (path, level + 1)
         for child in below:
-            found += _list_nodes(nodes, children, child, shown, lower, depth + (is_wrapper and not is_container))
+            found += _list_nodes(
+                nodes, children, child, shown, lower, depth + (is_wrapper and not is_container)
+            )
     return found
 
 
@@ -246,7 +309,9 @@ def _describe_node(node: ModuleNode, above: str | None) -> str:
     kind = "/".join(sorted(filter(None, node.kinds)))
     ranges = iter(node.numbers)
     parts = [_write_range(next(ranges)) if part == "*" else part for part in node.path.split(".")]
-    name = ".".join(parts[len(above.split(".")) if above else 0 :]) or ("(whole model)" if kind else "(whole program)")
+    name = ".".join(parts[len(above.split(".")) if above else 0 :]) or (
+        "(whole model)" if kind else "(whole program)"
+    )
     times = f" x{node.count}" if node.count > 1 else ""
     return f"{name} ({kind}{times})" if kind else name
 
@@ -276,6 +341,10 @@ def _format_count(number: int) -> str:
     return str(number)
 
 
+def _format_seconds(seconds: float) -> str:
+    return f"{seconds:.3g}" if seconds else "-"
+
+
 def _format_share(size: int, total: int) -> str:
     return f"{100 * size / total:.1f}%" if total else ""
 
@@ -284,7 +353,7 @@ def _draw_bar(size: int, total: int) -> str:
     return "#" * round(BAR * size / total) if total else ""
 
 
-def _write_table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> str:
+def write_table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> str:
     """A table whose columns of figures are aligned to the right, and those of words to the left; words are cut to the
     width."""
     rows = [[clean(cell) for cell in row] for row in ([heads, *rows] if any(heads) else rows)]
@@ -293,7 +362,11 @@ def _write_table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]
     widths = [max(len(row[index]) for row in rows) for index in range(columns)]
     if is_words[-1]:
         widths[-1] = min(widths[-1], max(12, width - 2 * columns - sum(widths[:-1])))
-    while len(widths) > 2 and 2 + sum(widths) + 2 * (len(widths) - 1) > width and _measure_first_column(widths, width) < 12:
+    while (
+        len(widths) > 2
+        and 2 + sum(widths) + 2 * (len(widths) - 1) > width
+        and _measure_first_column(widths, width) < 12
+    ):
         columns -= 1  # a narrow terminal: the last column goes
         widths = widths[:columns]
     widths[0] = min(widths[0], max(12, _measure_first_column(widths, width)))
@@ -323,6 +396,6 @@ def _shorten(text: str, size: int) -> str:
     return "…" + text[len(text) - kept :] if os.sep in text and " " not in text else text[:kept] + "…"
 
 
-def _shorten_place(line: str) -> str:
+def shorten_place(line: str) -> str:
     """Lines of installed packages without the place where they are installed."""
     return line.rpartition(f"site-packages{os.sep}")[2]

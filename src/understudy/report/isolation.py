@@ -1,0 +1,39 @@
+"""What the outside of a sandbox knows of a rehearsal: the files that were written, and what was in force."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from understudy.report.rehearsal import Isolation, Rehearsal
+from understudy.simulation.sandbox import LANDLOCK, PYTHON, SandboxResult
+
+WEAKER = {
+    LANDLOCK: "files: Landlock refuses writes outside of a temporary folder, but not chmod, utime and extended attributes",
+    PYTHON: "files: protected by patches of Python alone; what C++ code and other programs write reaches the disk",
+}
+
+
+def add_isolation(rehearsal: Rehearsal, result: SandboxResult, lines: Mapping[str, str]) -> Rehearsal:
+    """`lines`: of the program, by the path that they write to."""
+    sandbox = result.sandbox
+    written: list[dict[str, Any]] = [
+        {"what": what, "target": path, "line": lines.get(path, ""), "count": 1}
+        for what, path in result.writes
+        if "/__pycache__" not in path
+    ]
+    notes = []
+    if sandbox.level in WEAKER:
+        reason = sandbox.reason or "no namespaces"
+        notes.append(f"{WEAKER[sandbox.level]} ({reason}; what to do: docs/running-scripts.md)")
+    if result.is_full:
+        notes.append(
+            "files: no space was left for what the script writes; name a folder for it with --scratch"
+        )
+    return dataclasses.replace(
+        rehearsal,
+        writes=[*written, *rehearsal.writes],
+        assumptions=[*rehearsal.assumptions, *notes],
+        isolation=Isolation(sandbox.level, sandbox.reason),
+    )
