@@ -16,7 +16,7 @@ DEMO   := examples/train_gpt.py --amp --sdpa --batch 12 $(ARGS)
 export HF_HUB_OFFLINE = 1
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: help demo test check bench conformance clean
+.PHONY: help demo test check bench conformance docs clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -30,8 +30,9 @@ demo: $(RUNS)  ## an ordinary training script, rehearsed on three cards that are
 test: $(READY)  ## the tests, without the long sweeps
 	$(BIN)/python -m pytest -q -n 2 $(ARGS)
 
-check: $(READY)  ## lint and types
+check: $(READY)  ## lint, format and types
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check --quiet .
 	$(BIN)/mypy
 
 bench: $(READY)  ## side by side with torch's own mode; with AGAINST=<commit>, beside that version of this library
@@ -50,8 +51,12 @@ endif
 conformance: $(READY)  ## the long sweeps: every operator against the real one, models against torch
 	$(BIN)/python -m pytest -q -n 2 -m conformance $(ARGS)
 
+docs: $(READY)  ## the pages and the API reference, as a site in site/
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "open site/index.html"
+
 clean:  ## forget the virtual environment and the caches
-	rm -rf .venv .venv-* .pytest_cache .mypy_cache .ruff_cache .hypothesis build src/*.egg-info
+	rm -rf .venv .venv-* .pytest_cache .mypy_cache .ruff_cache .hypothesis build site src/*.egg-info
 
 # Enough to run the library. torch comes first and by its exact version (see constraints.txt), so that
 # nothing after it asks for another.

@@ -3,15 +3,32 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
-import hypothesis
-import pytest
-import torch
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+BFLOAT_PRODUCT = "import torch; a = torch.ones(64, 64, dtype=torch.bfloat16); torch.addmm(a, a, a)"
+
+
+def limit_instructions_if_needed() -> None:
+    """Some virtual machines show AMX and do not grant it: there, products of bfloat16 matrices end the process. Try one in a
+    child process, and limit oneDNN's instructions if it dies. Workers of pytest-xdist inherit the answer."""
+    if "ONEDNN_MAX_CPU_ISA" in os.environ or os.environ.get("UNDERSTUDY_TESTS_PROBED"):
+        return
+    os.environ["UNDERSTUDY_TESTS_PROBED"] = "1"
+    if subprocess.run([sys.executable, "-c", BFLOAT_PRODUCT], capture_output=True).returncode < 0:
+        os.environ["ONEDNN_MAX_CPU_ISA"] = "AVX512_CORE_FP16"
+
+
+limit_instructions_if_needed()  # before torch is imported
+
+import hypothesis  # noqa: E402
+import pytest  # noqa: E402
+import torch  # noqa: E402
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack  # noqa: E402
 
 # Tests run in several processes on few cores: more threads would only take turns.
 torch.set_num_threads(1)

@@ -60,7 +60,10 @@ class NoSuchCommit(SystemExit):
 def commit_of(name: str) -> str:
     """The full hash of a commit, by any name that git knows it by."""
     found = subprocess.run(
-        ["git", "rev-parse", "--verify", "--quiet", f"{name}^{{commit}}"], cwd=ROOT, capture_output=True, text=True
+        ["git", "rev-parse", "--verify", "--quiet", f"{name}^{{commit}}"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
     )
     if found.returncode:
         raise NoSuchCommit(f"there is no commit {name!r} in this repository: `git log --oneline` lists them")
@@ -70,7 +73,9 @@ def commit_of(name: str) -> str:
 @contextmanager
 def source_of(commit: str) -> Iterator[Path]:
     """A folder with the package as it was at that commit."""
-    packed = subprocess.run(["git", "archive", commit, "src"], cwd=ROOT, capture_output=True, check=True).stdout
+    packed = subprocess.run(
+        ["git", "archive", commit, "src"], cwd=ROOT, capture_output=True, check=True
+    ).stdout
     with tempfile.TemporaryDirectory(prefix="understudy-against-") as folder:
         with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
             archive.extractall(folder, filter="data")
@@ -107,7 +112,9 @@ class Worker:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
-            raise SystemExit(f"a worker ended with status {self.process.wait()}: its own message stands above")
+            raise SystemExit(
+                f"a worker ended with status {self.process.wait()}: its own message stands above"
+            )
         answer: dict[str, Any] = json.loads(line)
         return answer
 
@@ -240,12 +247,16 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("commit", help="the version to compare with: a hash, a branch, HEAD~3")
     parser.add_argument("--quick", action="store_true", help="one model: a look, not a figure to quote")
-    parser.add_argument("--phase", action="append", choices=PHASES, help="only this phase; may be given again")
+    parser.add_argument(
+        "--phase", action="append", choices=PHASES, help="only this phase; may be given again"
+    )
     parser.add_argument("--turns", type=int, help="turns of each pair of processes")
     options = parser.parse_args(arguments)
     commit = commit_of(options.commit)
     effort = QUICK if options.quick else FULL
-    effort = replace(effort, turns=options.turns or effort.turns, phases=tuple(options.phase or effort.phases))
+    effort = replace(
+        effort, turns=options.turns or effort.turns, phases=tuple(options.phase or effort.phases)
+    )
     console = Console()
     if not console.is_terminal:
         console.width = 120

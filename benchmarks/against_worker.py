@@ -202,8 +202,12 @@ def main() -> None:
         if request["model"] != program.workload.name:
             program = Program(MODELS[request["model"]]())
         try:
-            answer: dict[str, Any] = {"seconds": seconds_of(PHASES[request["phase"]], program, request["repeats"])}
-        except Exception as error:  # a phase that this version does not have: the others are measured all the same
+            answer: dict[str, Any] = {
+                "seconds": seconds_of(PHASES[request["phase"]], program, request["repeats"])
+            }
+        except (
+            Exception
+        ) as error:  # a phase that this version does not have: the others are measured all the same
             answer = {"error": f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"}
         answers.write(json.dumps(answer) + "\n")
         answers.flush()

@@ -74,7 +74,9 @@ def main() -> None:
             allocator = Allocator(settings=settings)
             best = min(best, seconds(events, allocator.allocate, allocator.free))
         whole, alone = (len(events) / spent for spent in (best, best - loop))
-        print(f"{settings or 'default settings':26} {whole:9,.0f} events/s, {alone:9,.0f} without the loop around them")
+        print(
+            f"{settings or 'default settings':26} {whole:9,.0f} events/s, {alone:9,.0f} without the loop around them"
+        )
 
 
 if __name__ == "__main__":

@@ -48,7 +48,9 @@ def measure(name: str, layers: int, repeats: int) -> dict[str, tuple[float, floa
             return program.run_decompositions() if decomposed else program
 
         def ours(decomposed: bool, kwargs: Any = kwargs, shapes: Any = shapes) -> Any:
-            return understudy.export(model, (), kwargs, dynamic_shapes=shapes, decompositions=table if decomposed else None)
+            return understudy.export(
+                model, (), kwargs, dynamic_shapes=shapes, decompositions=table if decomposed else None
+            )
 
         for dialect, decomposed in (("training", False), ("core ATen", True)):
             try:
@@ -73,7 +75,12 @@ def measure_onnx(name: str, layers: int, repeats: int) -> dict[str, tuple[float,
             return convert()
 
     convert_quickly()
-    return {"torch.onnx.export": (least(convert, max(1, repeats // 2)), least(convert_quickly, max(1, repeats // 2)))}
+    return {
+        "torch.onnx.export": (
+            least(convert, max(1, repeats // 2)),
+            least(convert_quickly, max(1, repeats // 2)),
+        )
+    }
 
 
 def warm_up() -> None:
@@ -87,7 +94,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="three models, one or two runs each")
     parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--onnx", action="store_true", help="torch.onnx.export of GPT-2 and BERT, or of the given models")
+    parser.add_argument(
+        "--onnx", action="store_true", help="torch.onnx.export of GPT-2 and BERT, or of the given models"
+    )
     parser.add_argument("models", nargs="*")
     options = parser.parse_args()
     names = options.models or (("gpt2", "bert") if options.onnx else MODELS[:3] if options.quick else MODELS)
@@ -96,7 +105,9 @@ def main() -> None:
     for name in names:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            found = (measure_onnx if options.onnx else measure)(name, options.layers, 2 if options.quick else 4)
+            found = (measure_onnx if options.onnx else measure)(
+                name, options.layers, 2 if options.quick else 4
+            )
         shown = []
         for title, (slow, quick) in found.items():
             ratios.setdefault(title, []).append(slow / quick)

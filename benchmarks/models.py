@@ -106,14 +106,20 @@ def resnet() -> Workload:
 def distilbert() -> Workload:
     config = transformers.DistilBertConfig()
     return Workload(
-        "distilbert", lambda: transformers.DistilBertForMaskedLM(config), tokens_and_labels(config.vocab_size), own_loss
+        "distilbert",
+        lambda: transformers.DistilBertForMaskedLM(config),
+        tokens_and_labels(config.vocab_size),
+        own_loss,
     )
 
 
 def roberta() -> Workload:
     config = transformers.RobertaConfig()
     return Workload(
-        "roberta", lambda: transformers.RobertaForMaskedLM(config), tokens_and_labels(config.vocab_size), own_loss
+        "roberta",
+        lambda: transformers.RobertaForMaskedLM(config),
+        tokens_and_labels(config.vocab_size),
+        own_loss,
     )
 
 
@@ -122,7 +128,9 @@ def qwen2() -> Workload:
         hidden_size=896, intermediate_size=4864, num_hidden_layers=24, num_attention_heads=14, num_key_value_heads=2,
         use_cache=False,
     )  # fmt: skip
-    return Workload("qwen2", lambda: transformers.Qwen2ForCausalLM(config), tokens_and_labels(config.vocab_size), own_loss)
+    return Workload(
+        "qwen2", lambda: transformers.Qwen2ForCausalLM(config), tokens_and_labels(config.vocab_size), own_loss
+    )
 
 
 def gpt_neox() -> Workload:
@@ -130,7 +138,10 @@ def gpt_neox() -> Workload:
         hidden_size=768, intermediate_size=3072, num_hidden_layers=12, num_attention_heads=12, use_cache=False
     )
     return Workload(
-        "gpt_neox", lambda: transformers.GPTNeoXForCausalLM(config), tokens_and_labels(config.vocab_size), own_loss
+        "gpt_neox",
+        lambda: transformers.GPTNeoXForCausalLM(config),
+        tokens_and_labels(config.vocab_size),
+        own_loss,
     )
 
 

@@ -36,7 +36,9 @@ def figures(result: dict[str, Any]) -> str:
     ]
     parts = [
         rows_as_markdown(["geometric mean over the models", "ratio", "target", "least"], phases),
-        rows_as_markdown(["model and phase", "operators", "understudy ms", "torch ms", "ratio", "floors"], models),
+        rows_as_markdown(
+            ["model and phase", "operators", "understudy ms", "torch ms", "ratio", "floors"], models
+        ),
         processes(result["processes"]),
     ]
     return "\n\n".join(parts)

@@ -91,7 +91,9 @@ def nothing(subject: Subject) -> None:
 WARM, ON_DEVICE = "forward warm", "construction, torch.device"
 PHASES = (
     PhaseKind("construction", "building the model, empty cache", 6.0, clear_cache, Subject.construct),
-    PhaseKind(ON_DEVICE, "the same inside of torch.device(...)", 5.0, clear_cache, Subject.construct_on_device),
+    PhaseKind(
+        ON_DEVICE, "the same inside of torch.device(...)", 5.0, clear_cache, Subject.construct_on_device
+    ),
     PhaseKind("forward cold", "no_grad, empty cache", 10.0, clear_cache, Subject.forward),
     PhaseKind(WARM, "no_grad, cache filled", 9.0, nothing, Subject.forward),
     PhaseKind("train step", "forward, backward, AdamW; cache filled", 9.0, nothing, Subject.train),
@@ -243,7 +245,9 @@ def measure_floor(subject: Subject, turns: int) -> tuple[float, float]:
             with subject.mode, torch.no_grad(), ready:
                 subject.model(**subject.inputs)
             bare = time.process_time() - begin
-            results = [part for _, result in recorder.calls for part in torch.utils._pytree.tree_leaves(result)]
+            results = [
+                part for _, result in recorder.calls for part in torch.utils._pytree.tree_leaves(result)
+            ]
             tensors = sum(isinstance(part, torch.Tensor) for part in results)
             floors.append(bare + tensors * SECONDS_FOR_A_TENSOR)
     return min(forwards), min(floors)

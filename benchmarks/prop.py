@@ -181,7 +181,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="few repetitions: a look, not a figure to quote")
     parser.add_argument("--models", default="", help=f"some of: {','.join(WORKLOADS)}")
-    parser.add_argument("--json", type=Path, default=Path("build/benchmark-prop.json"), help="where figures go")
+    parser.add_argument(
+        "--json", type=Path, default=Path("build/benchmark-prop.json"), help="where figures go"
+    )
     options = parser.parse_args(arguments)
     budget = QUICK if options.quick else FULL
     console = Console()

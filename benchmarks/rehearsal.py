@@ -58,7 +58,9 @@ def ask_for_memory() -> object:
     return torch.cuda.max_memory_allocated()
 
 
-def second_step(mode: Any, workload: Workload, device: str, wrap: Wrap = unmeasured, end: Step = lambda: None) -> float:
+def second_step(
+    mode: Any, workload: Workload, device: str, wrap: Wrap = unmeasured, end: Step = lambda: None
+) -> float:
     """Seconds of the second step of a training that is built and run inside of a mode."""
     with mode:
         with torch.device(device):
@@ -106,7 +108,9 @@ def median_ratio(over: list[float], under: list[float]) -> float:
 
 
 def compare(console: Console, turns: int) -> None:
-    table = Table(title=f"One training step, by processor time (median of {turns} turns)", title_justify="left")
+    table = Table(
+        title=f"One training step, by processor time (median of {turns} turns)", title_justify="left"
+    )
     table.add_column("model")
     for column in (*SIDES, "of bare", "MemTracker's over ours"):
         table.add_column(column, justify="right")
@@ -116,7 +120,10 @@ def compare(console: Console, turns: int) -> None:
         shown = [f"{statistics.median(times) * 1e3:,.0f} ms" for times in (bare, rehearsal, tracker)]
         of_bare, of_tracker = median_ratio(rehearsal, bare), median_ratio(tracker, beside)
         table.add_row(
-            name, *shown, f"{of_bare:.2f} (at most {MOST_OF_BARE})", f"{of_tracker:.1f} (at least {LEAST_OF_TRACKER:.0f})"
+            name,
+            *shown,
+            f"{of_bare:.2f} (at most {MOST_OF_BARE})",
+            f"{of_tracker:.1f} (at least {LEAST_OF_TRACKER:.0f})",
         )
     console.print(table)
 

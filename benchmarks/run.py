@@ -88,7 +88,15 @@ def show_rows(console: Console, rows: list[dict[str, Any]]) -> None:
     table = Table(title="Milliseconds, and microseconds for each operator", title_justify="left")
     for column in ("model", "phase"):
         table.add_column(column)
-    for column in ("operators", "understudy ms", "torch ms", "understudy µs/op", "torch µs/op", "ratio", "floors"):
+    for column in (
+        "operators",
+        "understudy ms",
+        "torch ms",
+        "understudy µs/op",
+        "torch µs/op",
+        "ratio",
+        "floors",
+    ):
         table.add_column(column, justify="right")
     previous = None
     for row in rows:
@@ -144,7 +152,10 @@ def show_processes(console: Console, found: dict[str, Any]) -> None:
     for column in (*MODULES, "target"):
         table.add_column(column, justify="right")
     table.add_row(
-        "first name, beyond `import torch`", f"{found['import_seconds']:.3f} s", "", f"≤ {IMPORT_TARGET_SECONDS} s"
+        "first name, beyond `import torch`",
+        f"{found['import_seconds']:.3f} s",
+        "",
+        f"≤ {IMPORT_TARGET_SECONDS} s",
     )
     for kind in found["torch_bytes_per_tensor"]:
         shown = [f"{found[f'{name}_bytes_per_tensor'][kind]:,.0f} B" for name in MODULES]

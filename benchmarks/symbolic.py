@@ -191,7 +191,9 @@ def measure(name: str, quick: bool, with_torch: bool) -> dict[str, Any]:
 
 
 def verdict(row: dict[str, Any]) -> str:
-    targets = (ARITHMETIC_TARGET, ARITHMETIC_TARGET) if row["model"] in ARITHMETIC else (WARM_TARGET, COLD_TARGET)
+    targets = (
+        (ARITHMETIC_TARGET, ARITHMETIC_TARGET) if row["model"] in ARITHMETIC else (WARM_TARGET, COLD_TARGET)
+    )
     reached = [row["to_static"] <= STATIC_TARGET]
     if "warm_ratio" in row:
         reached += [row["warm_ratio"] >= targets[0], row["cold_ratio"] >= targets[1]]
@@ -203,7 +205,18 @@ def show(console: Console, rows: list[dict[str, Any]]) -> None:
     about = f"targets: at most {STATIC_TARGET}× static; {of_torch}"
     table = Table(title=f"Forward passes with symbolic sizes, milliseconds\n({about})", title_justify="left")
     table.add_column("model")
-    for column in ("static", "warm", "to static", "torch warm", "ratio", "cold", "torch cold", "ratio", "guards", ""):
+    for column in (
+        "static",
+        "warm",
+        "to static",
+        "torch warm",
+        "ratio",
+        "cold",
+        "torch cold",
+        "ratio",
+        "guards",
+        "",
+    ):
         table.add_column(column, justify="right")
     for row in rows:
         theirs = "warm_ratio" in row

@@ -53,7 +53,11 @@ class WindowAttention(nn.Module):
             part.view(-1, WINDOW * WINDOW, HEADS, channels // HEADS).transpose(1, 2)
             for part in self.mixed(windows).chunk(3, -1)
         )
-        attended = F.scaled_dot_product_attention(query, key, value).transpose(1, 2).reshape(-1, WINDOW, WINDOW, channels)
+        attended = (
+            F.scaled_dot_product_attention(query, key, value)
+            .transpose(1, 2)
+            .reshape(-1, WINDOW, WINDOW, channels)
+        )
         whole = self.out(attended).view(batch, rows, columns, WINDOW, WINDOW, channels).transpose(2, 3)
         whole = whole.reshape(batch, height + bottom, width + right, channels)
         return x + torch.roll(whole, (self.shift, self.shift), (1, 2))[:, :height, :width]
@@ -79,7 +83,10 @@ class Windows(nn.Module):
         super().__init__()
         self.patches = nn.Conv2d(3, width, 4, 4)
         self.stages = nn.Sequential(
-            WindowAttention(width, 0), WindowAttention(width, SHIFT), Merging(width), WindowAttention(2 * width, 0)
+            WindowAttention(width, 0),
+            WindowAttention(width, SHIFT),
+            Merging(width),
+            WindowAttention(2 * width, 0),
         )
         self.head = nn.Linear(2 * width, 10)
 

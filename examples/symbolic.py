@@ -41,7 +41,9 @@ def main() -> None:
     with mode:
         model = Summary()
     example = torch.zeros(4, 96, dtype=torch.int64)
-    tokens = mode.from_tensor(example, source="tokens", symbolic_context=(Dim("batch"), Dim("seq", max=100_000)))
+    tokens = mode.from_tensor(
+        example, source="tokens", symbolic_context=(Dim("batch"), Dim("seq", max=100_000))
+    )
     with mode, torch.no_grad():
         out = model(tokens)
 

@@ -1,6 +1,6 @@
 """Train a small GPT on random tokens: an ordinary script for one GPU.
 
-    python examples/train_gpt.py --layers 24 --width 1024 --batch 8 --amp
+python examples/train_gpt.py --layers 24 --width 1024 --batch 8 --amp
 """
 
 import argparse
@@ -25,7 +25,8 @@ class Attention(nn.Module):
     def forward(self, x):
         batch, length, width = x.shape
         q, k, v = (
-            part.view(batch, length, self.heads, width // self.heads).transpose(1, 2) for part in self.qkv(x).chunk(3, -1)
+            part.view(batch, length, self.heads, width // self.heads).transpose(1, 2)
+            for part in self.qkv(x).chunk(3, -1)
         )
         if self.sdpa:
             y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
@@ -42,7 +43,9 @@ class Block(nn.Module):
         self.norm1, self.norm2 = nn.LayerNorm(options.width), nn.LayerNorm(options.width)
         self.attention = Attention(options)
         self.mlp = nn.Sequential(
-            nn.Linear(options.width, 4 * options.width), nn.GELU(), nn.Linear(4 * options.width, options.width)
+            nn.Linear(options.width, 4 * options.width),
+            nn.GELU(),
+            nn.Linear(4 * options.width, options.width),
         )
 
     def forward(self, x):
@@ -102,9 +105,13 @@ def main():
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        print(f"step {step}: loss {loss.item() * options.accumulate:.4f}, {time.perf_counter() - began:.2f} s")
+        print(
+            f"step {step}: loss {loss.item() * options.accumulate:.4f}, {time.perf_counter() - began:.2f} s"
+        )
         if options.save and step % 100 == 0:
-            torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, f"{options.save}.tmp")
+            torch.save(
+                {"model": model.state_dict(), "optimizer": optimizer.state_dict()}, f"{options.save}.tmp"
+            )
             os.replace(f"{options.save}.tmp", options.save)
 
 
