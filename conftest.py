@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -30,6 +31,8 @@ import pytest  # noqa: E402
 import torch  # noqa: E402
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack  # noqa: E402
 
+from understudy.patching import ENGINE, SCOPES  # noqa: E402
+
 # Tests run in several processes on few cores: more threads would only take turns.
 torch.set_num_threads(1)
 
@@ -40,10 +43,14 @@ hypothesis.settings.load_profile("steady")
 
 @pytest.fixture(autouse=True)
 def torch_is_left_as_it_was() -> Iterator[None]:
-    """No test may leave a mode, a default dtype or a gradient setting behind for the next one."""
+    """No test may leave a mode, a patch of torch, a default dtype or a gradient setting behind for the next one."""
     dtype, grad = torch.get_default_dtype(), torch.is_grad_enabled()
     yield
     left = _get_current_dispatch_mode_stack()
     assert not left, f"the test left modes active: {left}"
+    if ENGINE.active:
+        gc.collect()  # an exception that a test keeps holds the frames of its modes
+    scopes = [scope.name for scope in SCOPES if scope.bit & ENGINE.active]
+    assert not ENGINE.active, f"the test left torch patched: {scopes}"
     assert torch.get_default_dtype() is dtype, "the test changed the default dtype"
     assert torch.is_grad_enabled() is grad, "the test changed whether gradients are recorded"

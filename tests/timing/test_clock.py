@@ -14,7 +14,7 @@ import understudy
 from understudy.report.exports import write_trace
 from understudy.report.rehearsal import Rehearsal
 from understudy.report.runs import RehearsalOptions
-from understudy.report.times import write_cost, write_interval, write_step
+from understudy.report.times import write_cost, write_interval, write_seconds, write_step
 from understudy.timing.step_time import TimeEstimate, run_cost
 
 
@@ -312,9 +312,17 @@ def test_without_a_card_there_is_no_time() -> None:
         (0.412, "0.412 s (0.33–0.49)"),
         (0.0136, "13.6 ms (11–16)"),
         (136e-6, "136 µs (110–160)"),
-        (5400, "1.5 h (1.2–1.8)"),
+        (5400, "1.50 h (1.2–1.8)"),
         (12345e-6, "12.3 ms (9.9–15)"),
+        (0.125, "0.125 s (0.10–0.15)"),
     ],
 )
 def test_intervals_are_written_in_one_unit(seconds: float, text: str) -> None:
     assert write_interval(seconds, 0.8 * seconds, 1.2 * seconds) == text
+
+
+@pytest.mark.parametrize(
+    "seconds, text", [(0.0, "-"), (2.5, "2.50 s"), (0.227, "227 ms"), (429e-6, "429 µs"), (28.4e-6, "28.4 µs")]
+)
+def test_seconds_of_a_table_have_a_unit(seconds: float, text: str) -> None:
+    assert write_seconds(seconds) == text

@@ -25,7 +25,7 @@ from understudy.report.rehearsal import (
     Rehearsal,
     Sanity,
 )
-from understudy.report.times import write_assumptions, write_cost, write_step
+from understudy.report.times import write_assumptions, write_cost, write_seconds, write_step
 
 WIDTH, LEAST_WIDTH = 100, 40
 BAR = 12
@@ -133,13 +133,13 @@ def _write_modules(rehearsal: Rehearsal, width: int) -> str:
             format_size(node.parameters),
             format_size(node.activations),
             _format_count(node.macs),
-            _format_seconds(node.seconds),
+            write_seconds(node.seconds),
         )
         for node in nodes
         if node.bytes or node.macs
     ][: 2 * ROWS]
-    heads = ("", "bytes", "", "parameters", "activations", "MACs", "seconds")
-    return write_table("By module (at the peak; MACs and seconds of the run)", heads, table, width)
+    heads = ("", "bytes", "", "parameters", "activations", "MACs", "time")
+    return write_table("By module (at the peak; MACs and time of the run)", heads, table, width)
 
 
 def _write_lines(rehearsal: Rehearsal, width: int) -> str:
@@ -152,13 +152,13 @@ def _write_lines(rehearsal: Rehearsal, width: int) -> str:
             shorten_place(row.line) or "(no line)",
             format_size(row.bytes),
             _format_share(row.bytes, total),
-            _format_seconds(row.seconds),
+            write_seconds(row.seconds),
             row.source,
         )
         for row in shown
     ]
-    heads = ("", "bytes", "", "seconds", "")
-    return write_table("By line of the program (at the peak; seconds of the run)", heads, table, width)
+    heads = ("", "bytes", "", "time", "")
+    return write_table("By line of the program (at the peak; time of the run)", heads, table, width)
 
 
 def _write_operators(rehearsal: Rehearsal, width: int) -> str:
@@ -168,7 +168,7 @@ def _write_operators(rehearsal: Rehearsal, width: int) -> str:
             f"{row.calls:,}",
             _format_count(row.macs),
             format_size(row.bytes_moved),
-            _format_seconds(row.seconds),
+            write_seconds(row.seconds),
             row.kind,
         )
         for row in rehearsal.operators[:ROWS]
@@ -178,9 +178,7 @@ def _write_operators(rehearsal: Rehearsal, width: int) -> str:
         f"Operators: {_format_count(rehearsal.macs)} MACs, {_format_count(rehearsal.flops)} FLOPs (fma=2), "
         f"{coverage.known:,}/{coverage.operators:,} calls known"
     )
-    return (
-        write_table(title, ("", "calls", "MACs", "moved", "seconds", "kind"), table, width) if table else ""
-    )
+    return write_table(title, ("", "calls", "MACs", "moved", "time", "kind"), table, width) if table else ""
 
 
 def _write_notes(rehearsal: Rehearsal) -> str:
@@ -339,10 +337,6 @@ def _format_count(number: int) -> str:
         if number >= scale:
             return f"{number / scale:.1f}{unit}"
     return str(number)
-
-
-def _format_seconds(seconds: float) -> str:
-    return f"{seconds:.3g}" if seconds else "-"
 
 
 def _format_share(size: int, total: int) -> str:

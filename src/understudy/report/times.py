@@ -6,6 +6,8 @@ write_cost(cost)     "100,000 steps: 11.4 hours (9.7–13.1), 91.6 card-hours, 2
 
 from __future__ import annotations
 
+import math
+
 from understudy.timing.step_time import RunCost, TimeEstimate
 
 LEAST_SHARE = 0.015
@@ -37,10 +39,23 @@ def write_rate(time: TimeEstimate) -> str:
     return f"{_round(time.samples_per_second)} samples/s" if time.samples_per_second else ""
 
 
+def write_seconds(seconds: float) -> str:
+    """For tables: "227 ms"."""
+    if not seconds:
+        return "-"
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if seconds >= scale or unit == "µs":
+            return f"{_round(seconds / scale)} {unit}"
+    raise AssertionError
+
+
 def _round(number: float, digits: int = 3) -> str:
-    """To so many digits, without an exponent."""
+    """To so many significant digits, without an exponent: 0.10 for 0.1 with two."""
+    if not number:
+        return "0"
     rounded = float(f"{number:.{digits}g}")
-    return f"{rounded:,.0f}" if rounded >= 10 ** (digits - 1) else f"{rounded:g}"
+    decimals = digits - 1 - math.floor(math.log10(abs(rounded)))
+    return f"{rounded:,.{max(decimals, 0)}f}"
 
 
 def write_bounds(time: TimeEstimate) -> str:
@@ -67,5 +82,7 @@ def write_assumptions(time: TimeEstimate) -> list[str]:
     if not time.is_measured:
         notes[0] = f"time: {count}, host '{time.host}'; {time.source}"
     if time.evaluation_seconds:
-        notes.append(f"evaluation takes {time.evaluation_seconds:.3g} s of the run and is in no step")
+        notes.append(
+            f"evaluation takes {write_seconds(time.evaluation_seconds)} of the run and is in no step"
+        )
     return notes
