@@ -1,32 +1,32 @@
 """The exceptions of understudy.
 
     UnderstudyError
-    ├── OperatorError (RuntimeError)              an operator call that eager would refuse as well
-    │   ├── ShapeMismatch                         sizes that do not fit together
+    ├── OperatorError (RuntimeError)              an operator call that also fails in eager
+    │   ├── ShapeMismatch                         incompatible sizes
     │   ├── DimensionError (IndexError)           a dimension or index out of range
-    │   ├── DtypeError (NotImplementedError)      a dtype that the operator does not take
-    │   ├── ArgumentError (ValueError)            any other argument that it does not take
-    │   └── FakeTensorDeviceMismatchError         tensors on devices that do not go together
-    ├── DataDependentOutputException (RuntimeError)   a value was asked of a tensor without data
+    │   ├── DtypeError (NotImplementedError)      a dtype that the operator does not support
+    │   ├── ArgumentError (ValueError)            any other invalid argument
+    │   └── FakeTensorDeviceMismatchError         tensors on different devices
+    ├── DataDependentOutputException (RuntimeError)   a value of a tensor without data was read
     ├── DynamicOutputShapeException (RuntimeError)    a size depends on data
-    ├── GuardOnDataDependentSymNode (RuntimeError)    a decision depends on a size that depends on data
-    ├── UnsupportedOperatorException (RuntimeError)   no way to know what the operator returns
-    ├── UnsupportedFakeTensorException (RuntimeError) a tensor that can't be stood in for
-    ├── UnsupportedMutationAliasingException (RuntimeError)
+    ├── GuardOnDataDependentSymNode (RuntimeError)    a branch depends on a data-dependent size
+    ├── UnsupportedOperatorException (RuntimeError)   an operator without a rule or fake implementation
+    ├── UnsupportedFakeTensorException (RuntimeError) a tensor that can't be converted to a stand-in
+    ├── UnsupportedMutationAliasingException (RuntimeError)  a write or alias that is not supported
     ├── MixedTensorsError (RuntimeError, AssertionError)  a real tensor, or a fake of another mode, among fakes
-    │   └── UnknownSubclassError (TypeError)      a real tensor of a class of its own
-    ├── UntrackedValueError (RuntimeError)        a value that no node of the graph gives
+    │   └── UnknownSubclassError (TypeError)      a real tensor of an unknown subclass
+    ├── UntrackedValueError (RuntimeError)        a value without a node in the graph
     ├── SymbolMismatch (ValueError, AssertionError)   inputs that give a symbol two values
-    ├── ConstraintViolationError (RuntimeError, ValueError)  a run that does not keep what was asked of a dimension
-    ├── PendingUnbackedSymbolNotFound (RuntimeError, ValueError)  a new symbol that is nowhere in the result
-    ├── GuardsFrozen (RuntimeError)               a guard where there were to be no more
+    ├── ConstraintViolationError (RuntimeError, ValueError)  a run that violates a constraint on a dimension
+    ├── PendingUnbackedSymbolNotFound (RuntimeError, ValueError)  a new symbol that is missing from the result
+    ├── GuardsFrozen (RuntimeError)               a new guard while guards are frozen
     ├── MetadataMismatchError (RuntimeError)      a cross-check found two different answers
-    ├── ModeOrderError (RuntimeError)             a mode is left before one that was entered after it
-    ├── NotProvidedError (NotImplementedError)    a name of torch's for a mechanism that is not needed here
-    └── NoDataError (RuntimeError)                data pointer, numpy array, … of a tensor without data
+    ├── ModeOrderError (RuntimeError)             modes are left in the wrong order
+    ├── NotProvidedError (NotImplementedError)    a name of a torch mechanism that understudy does not have
+    └── NoDataError (RuntimeError)                a data pointer, a numpy array, … of a tensor without data
 
-Inner code raises these with one short sentence about what is wrong. The boundary (`FakeTensorMode`) adds the operator,
-the specs, the line of the user's code, and a hint, once.
+Inner code raises these with one short sentence. The boundary (`FakeTensorMode`) adds the operator, the specs, the
+line of the user's code, and a hint, once.
 """
 
 from __future__ import annotations
@@ -37,15 +37,19 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """The context of an error, added at the boundary."""
+    """The context of an error, added at the boundary. `evaluating` is a condition or size, if no operator was
+    called."""
 
     op: str = ""
     inputs: str = ""
     line: str = ""
     hint: str = ""
+    evaluating: str = ""
 
     def lines(self) -> list[str]:
         shown = []
+        if self.evaluating:
+            shown.append(f"  while evaluating: {self.evaluating}")
         if self.op:
             shown.append(f"  called:  {self.op}({self.inputs})")
         if self.line:
@@ -63,7 +67,7 @@ class _Facts:
 
 
 class UnderstudyError(Exception):
-    """Base of all errors. `reason` says what is wrong, `context` where, `func` is the operator."""
+    """Base of all errors: `reason` is the sentence, `context` the place, `func` the operator."""
 
     def __init__(self, reason: object = "", *, func: object = None, context: Context | None = None) -> None:
         if func is None and not isinstance(reason, str):
@@ -86,7 +90,7 @@ class UnderstudyError(Exception):
 
     def with_context(self, context: Context, func: object = None) -> UnderstudyError:
         """Add the context, unless an inner boundary has added it already."""
-        if not self._facts.context.op:
+        if not (self._facts.context.op or self._facts.context.evaluating):
             self._facts.context = context
         if self._facts.func is None:
             self._facts.func = func
@@ -97,11 +101,11 @@ class UnderstudyError(Exception):
 
 
 class OperatorError(UnderstudyError, RuntimeError):
-    """An operator call that raises in eager, too."""
+    """An operator call that also fails in eager."""
 
 
 class ShapeMismatch(OperatorError):
-    """Sizes that do not fit together."""
+    """Incompatible sizes."""
 
 
 class DimensionError(OperatorError, IndexError):
@@ -109,7 +113,7 @@ class DimensionError(OperatorError, IndexError):
 
 
 class DtypeError(OperatorError, NotImplementedError):
-    """A dtype that the operator does not support: in eager often a missing kernel."""
+    """A dtype that the operator does not support; in eager, often a missing kernel."""
 
 
 class ArgumentError(OperatorError, ValueError):
@@ -131,17 +135,17 @@ class DynamicOutputShapeException(UnderstudyError, RuntimeError):
 
 
 class GuardOnDataDependentSymNode(UnderstudyError, RuntimeError):
-    """A decision depends on an unbacked symbol. `cond` is the condition."""
+    """A branch depends on an unbacked symbol. `cond` is the condition."""
 
     cond: Any = None
 
 
 class UnsupportedOperatorException(UnderstudyError, RuntimeError):
-    """No source knows what the operator returns."""
+    """The operator has neither a rule nor a fake implementation."""
 
 
 class UnsupportedFakeTensorException(UnderstudyError, RuntimeError):
-    """A tensor for which there can be no stand-in."""
+    """A tensor that can't be converted to a stand-in."""
 
 
 class UnsupportedMutationAliasingException(UnderstudyError, RuntimeError):
@@ -188,15 +192,15 @@ class NoDataError(UnderstudyError, RuntimeError):
 
 
 class ModeOrderError(UnderstudyError, RuntimeError):
-    """A mode is left that is not the innermost one of its thread."""
+    """A mode other than the innermost one of its thread is left."""
 
 
 class NotProvidedError(UnderstudyError, NotImplementedError):
-    """A name of torch was used that stands for a mechanism which understudy does not have."""
+    """A name of a torch mechanism that understudy does not have was used."""
 
 
 class NotProvided(type):
-    """The metaclass of such names. Their docstring says what to use instead.
+    """The metaclass of such names. Their docstring names the alternative.
 
     They can be imported, and used in `isinstance` and in annotations; calling, subclassing or assigning to one raises
     an error with its docstring.
@@ -214,5 +218,5 @@ class NotProvided(type):
         raise cls.use()
 
     def use(cls) -> NotProvidedError:
-        """The error for whoever uses it."""
+        """The error that any use of the name raises."""
         return NotProvidedError(f"understudy has no {cls.__name__}. {' '.join((cls.__doc__ or '').split())}")

@@ -103,45 +103,45 @@ def loop_over_experts(x: torch.Tensor) -> None:
 Program = Callable[[torch.Tensor], None]
 MESSAGES: list[tuple[Program, str, str, str, str]] = [
     (branch, "whether u0 >= 4", "n = x.argmax().item()", "if n > 3:",
-     "say which it is, before it is needed: torch._check(n >= 4) or torch._check(n <= 3)"),
+     "state the condition before it is used: torch._check(n >= 4) or torch._check(n <= 3)"),
     (size_of_a_result, "whether u0 >= 11", "kept = x[x > 0]", "if kept.shape[0] > 10:",
-     "say which it is, before it is needed: torch._check(kept.shape[0] >= 11) or torch._check(kept.shape[0] <= 10)"),
+     "state the condition before it is used: torch._check(kept.shape[0] >= 11) or torch._check(kept.shape[0] <= 10)"),
     (loop, "the value of u0", "n = x.argmax().item()", "for _ in range(n):",
-     "say what it is, before it is needed: torch._check(n == <number>); or keep it a symbol, away from what takes plain "
-     "numbers only: int(), range(), len(), places in lists, math.sqrt (** 0.5 does)"),
+     "state the value before it is used: torch._check(n == <number>); or keep it a symbol: do not pass it to int(), range(), "
+     "len(), a list index or math.sqrt (** 0.5 works)"),
     (loop_over_experts, "the value of u0", "hit = (x > 0).nonzero()", "for expert in hit:",
-     "how many rounds the loop has is data: go through all that there can be, with torch.where for what does not count, or "
-     "do the work of all rounds in one call; of a mixture of experts, take the implementation that groups them, in "
-     "transformers model.set_experts_implementation('grouped_mm'); if it is known, say what it is, before it is needed: "
-     "torch._check(hit.shape[0] == <number>); or keep it a symbol, away from what takes plain numbers only: int(), "
-     "range(), len(), places in lists, math.sqrt (** 0.5 does)"),
+     "the iteration count depends on data; loop over the maximum instead, and mask with torch.where, or replace the loop by "
+     "one batched call; for a mixture of experts, use the grouped implementation, in transformers "
+     "model.set_experts_implementation('grouped_mm'); if the count is known, state the value before it is used: "
+     "torch._check(hit.shape[0] == <number>); or keep it a symbol: do not pass it to int(), range(), len(), a list index or "
+     "math.sqrt (** 0.5 works)"),
     (truth, "whether u0 == 1", "is_large = (x.sum() > 100).item()", "if is_large:",
-     "say which it is, before it is needed: torch._check(is_large) or torch._check(torch.sym_not(is_large))"),
+     "state the condition before it is used: torch._check(is_large) or torch._check(torch.sym_not(is_large))"),
     (real_number, "whether zuf0 > 0.5", "mean = x.mean().item()", "if mean > 0.5:",
-     "say which it is, before it is needed: torch._check(mean > 0.5) or torch._check(mean <= 0.5)"),
+     "state the condition before it is used: torch._check(mean > 0.5) or torch._check(mean <= 0.5)"),
     (several, "whether u0 + u1 == 8", "first, second = x.argmax(1)[:2].tolist()", "if first + second == 8:",
-     "say which it is, before it is needed: torch._check(first + second == 8) or torch._check(first + second != 8)"),
+     "state the condition before it is used: torch._check(first + second == 8) or torch._check(first + second != 8)"),
     (in_a_list, "whether u0 > u1", "sizes = x.argmax(1)[:2].tolist()", "if sizes[0] > sizes[1]:",
-     "say which it is, before it is needed: torch._check(sizes[0] > sizes[1]) or torch._check(sizes[0] <= sizes[1])"),
+     "state the condition before it is used: torch._check(sizes[0] > sizes[1]) or torch._check(sizes[0] <= sizes[1])"),
     (without_a_name, "whether u0 >= 4", "if x.argmax().item() > 3:", "if x.argmax().item() > 3:",
-     "keep what made it in a variable, u0 = (…).item(), ask that one, and say which it is, before it is needed: torch._check(u0 >= 4) or "
+     "assign it to a variable, u0 = (…).item(), use that one, and state the condition before it is used: torch._check(u0 >= 4) or "
      "torch._check(u0 <= 3)"),
     (of_a_tensor, "whether u0 == 1", "if x.sum() > 3:", "if x.sum() > 3:",
-     "keep what made it in a variable, u0 = (…).item(), ask that one, and say which it is, before it is needed: torch._check(u0) or "
+     "assign it to a variable, u0 = (…).item(), use that one, and state the condition before it is used: torch._check(u0) or "
      "torch._check(torch.sym_not(u0))"),
     (a_tensor_with_a_name, "whether u0 == 1", "if is_large:", "if is_large:",
-     "say which it is, before it is needed: torch._check(is_large.item()) or torch._check(torch.sym_not(is_large.item()))"),
+     "state the condition before it is used: torch._check(is_large.item()) or torch._check(torch.sym_not(is_large.item()))"),
     (a_size_without_a_name, "whether u0 >= 4", "if x.nonzero().shape[0] > 3:", "if x.nonzero().shape[0] > 3:",
-     "keep what made it in a variable, u0 = (…).shape[…], ask that one, and say which it is, before it is needed: torch._check(u0 >= 4) or "
+     "assign it to a variable, u0 = (…).shape[…], use that one, and state the condition before it is used: torch._check(u0 >= 4) or "
      "torch._check(u0 <= 3)"),
     (in_a_dict, "whether u0 >= 4", 'state = {"kept": x.nonzero()}', 'if state["kept"].shape[0] > 3:',
-     "say which it is, before it is needed: torch._check(state['kept'].shape[0] >= 4) or "
+     "state the condition before it is used: torch._check(state['kept'].shape[0] >= 4) or "
      "torch._check(state['kept'].shape[0] <= 3)"),
     (an_attribute, "whether u0 >= 4", "state = SimpleNamespace(kept=x.nonzero())", "if state.kept.shape[0] > 3:",
-     "say which it is, before it is needed: torch._check(state.kept.shape[0] >= 4) or "
+     "state the condition before it is used: torch._check(state.kept.shape[0] >= 4) or "
      "torch._check(state.kept.shape[0] <= 3)"),
     (one_of_two, "whether u0 == 3 or u0 == 5", "n = x.argmax().item()", "if (n == 3) | (n == 5):",
-     "say which it is, before it is needed: torch._check((n == 3) | (n == 5)) or torch._check((n != 3) & (n != 5))"),
+     "state the condition before it is used: torch._check((n == 3) | (n == 5)) or torch._check((n != 3) & (n != 5))"),
 ]  # fmt: skip
 
 
@@ -159,7 +159,7 @@ def run(program: Program) -> GuardOnDataDependentSymNode:
 def test_messages(program: Program, question: str, born: str, asked: str, advice: str) -> None:
     error = run(program)
     assert error.reason.startswith(
-        f"the program needs to know {question}, and that is data-dependent: u0 was made by "
+        f"the program depends on {question}, which is data-dependent: u0 was made by "
     ) or ("zuf0 was made by .item()" in error.reason)
     assert error.reason.endswith(born) and "test_errors.py:" in error.reason
     assert error.context.line.endswith(asked) and "test_errors.py:" in error.context.line
@@ -170,9 +170,9 @@ def test_messages(program: Program, question: str, born: str, asked: str, advice
 
 def test_the_whole_text() -> None:
     lines = str(run(branch)).splitlines()
-    assert lines[1] == "  called:  a decision on sizes(u0 >= 4)"
+    assert lines[1] == "  while evaluating: u0 >= 4"
     assert lines[2].startswith("  at:      ") and lines[2].endswith(": if n > 3:")
-    assert lines[3].startswith("  to do:   say which it is")
+    assert lines[3].startswith("  to do:   state the condition")
 
 
 def pasted(program: str) -> Any:
@@ -211,7 +211,7 @@ def test_the_advice_helps(made: str, asked: str, answer: int) -> None:
     question = f"result = 'yes' if {asked} else 'no'"
     with pytest.raises(GuardOnDataDependentSymNode) as caught:
         pasted(f"{made}\n{question}")
-    advice = caught.value.context.hint.removeprefix("say which it is, before it is needed: ").split(" or ")
+    advice = caught.value.context.hint.removeprefix("state the condition before it is used: ").split(" or ")
     assert pasted(f"{made}\n{advice[answer]}\n{question}") == ("yes", "no")[answer]
 
 

@@ -113,7 +113,7 @@ def test_places_from_data_become_symbols() -> None:
 
 
 def test_a_number_of_pieces_from_data_is_refused() -> None:
-    with pytest.raises(GuardOnDataDependentSymNode, match="needs to know the value of u0"):
+    with pytest.raises(GuardOnDataDependentSymNode, match="depends on the value of u0"):
         on_symbols(torch.tensor_split, torch.randn(6, 2), torch.tensor(3))
 
 

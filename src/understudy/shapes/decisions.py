@@ -385,9 +385,7 @@ class Decisions:
 Question = Expr | FloatExpr | AnyCondition
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 CONDITIONS = (Condition, Comparison, Combination)
-PLAIN_NUMBERS_ONLY = (
-    "what takes plain numbers only: int(), range(), len(), places in lists, math.sqrt (** 0.5 does)"
-)
+PLAIN_NUMBERS_ONLY = "int(), range(), len(), a list index or math.sqrt (** 0.5 works)"
 OURS = "understudy."
 MANY = 64
 """Larger lists, dicts and objects are not searched for names of symbols."""
@@ -403,17 +401,19 @@ def make_error(env: ShapeEnv, asked: Question) -> GuardOnDataDependentSymNode:
     line = user_line()
     if strangers := sorted(s.name for s in symbols if s not in env.unbacked and s not in env.hints):
         return GuardOnDataDependentSymNode(
-            f"the program needs to know {question}, and {', '.join(strangers)} belongs to another ShapeEnv",
-            context=Context("a decision on sizes", str(asked), line, "convert all inputs with one mode"),
+            f"the program depends on {question}, but {', '.join(strangers)} belongs to another ShapeEnv",
+            context=Context(evaluating=str(asked), line=line, hint="convert all inputs with one mode"),
         )
     made = GuardOnDataDependentSymNode(
-        f"the program needs to know {question}, and that is data-dependent: {born}",
+        f"the program depends on {question}, which is data-dependent: {born}",
         context=Context(
-            "a decision on sizes", str(asked), line,
-            advise_on_loops(line) + advise_on_names(env, [s for s in unbacked if s not in names])
+            evaluating=str(asked),
+            line=line,
+            hint=advise_on_loops(line)
+            + advise_on_names(env, [s for s in unbacked if s not in names])
             + advise(env, asked, names),
         ),
-    )  # fmt: skip
+    )
     made.cond = asked
     return made
 
@@ -422,11 +422,9 @@ def advise(env: ShapeEnv, asked: Question, names: dict[Expr, str]) -> str:
     """The line of code to add, in terms of the user's variables."""
     if isinstance(asked, CONDITIONS):
         holds, fails = (write_check(env, c, names) for c in (asked, env.numbers.negate_condition(asked)))
-        return f"say which it is, before it is needed: {holds} or {fails}"
+        return f"state the condition before it is used: {holds} or {fails}"
     paste = f"torch._check({TorchWriter(names, env.definitions).write(asked).text} == <number>)"
-    return (
-        f"say what it is, before it is needed: {paste}; or keep it a symbol, away from {PLAIN_NUMBERS_ONLY}"
-    )
+    return f"state the value before it is used: {paste}; or keep it a symbol: do not pass it to {PLAIN_NUMBERS_ONLY}"
 
 
 def advise_on_loops(line: str) -> str:
@@ -435,12 +433,12 @@ def advise_on_loops(line: str) -> str:
     if not loop[1] or "range(" in loop[2]:
         return ""
     grouped = (
-        "; of a mixture of experts, take the implementation that groups them, in transformers "
+        "; for a mixture of experts, use the grouped implementation, in transformers "
         "model.set_experts_implementation('grouped_mm')"
     )
     return (
-        "how many rounds the loop has is data: go through all that there can be, with torch.where for what does not "
-        f"count, or do the work of all rounds in one call{grouped if 'expert' in line else ''}; if it is known, "
+        "the iteration count depends on data; loop over the maximum instead, and mask with torch.where, or replace "
+        f"the loop by one batched call{grouped if 'expert' in line else ''}; if the count is known, "
     )
 
 
@@ -453,7 +451,7 @@ def advise_on_names(env: ShapeEnv, unnamed: list[Expr]) -> str:
         for symbol in unnamed
     }
     kept = ", ".join(f"{symbol.name} = {how}" for symbol, how in read.items())
-    return f"keep what made it in a variable, {kept}, ask that one, and "
+    return f"assign it to a variable, {kept}, use that one, and "
 
 
 def write_check(env: ShapeEnv, condition: Truth, names: dict[Expr, str]) -> str:
