@@ -88,8 +88,8 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["device"], "understudy: argument COMMAND: invalid choice: 'device'"),
         ([], "understudy: the following arguments are required: COMMAND (see understudy --help)"),
-        (["devices", "--jsn"], "understudy devices: there is no option --jsn: did you mean --json? (see"),
-        (["devices", "h100"], "understudy devices: 'h100' is one argument too many"),
+        (["devices", "--jsn"], "understudy devices: unknown option --jsn: did you mean --json? (see"),
+        (["devices", "h100"], "understudy devices: unexpected argument 'h100'"),
         (
             ["devices", "--cards", "no_such.toml"],
             "understudy devices: no_such.toml: No such file or directory",

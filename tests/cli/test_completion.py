@@ -84,7 +84,7 @@ def test_installing(
     assert capsys.readouterr().out == f"written to {tmp_path / '.zshrc'}: open a new shell\n"
     assert (tmp_path / ".zshrc").read_text() == 'setopt x\neval "$(understudy --show-completion zsh)"\n'
     assert main(["--install-completion", "zsh"]) == 0
-    assert capsys.readouterr().out == f"{tmp_path / '.zshrc'} has it already\n"
+    assert capsys.readouterr().out == f"{tmp_path / '.zshrc'}: completion is already installed\n"
     assert main(["--install-completion", "fish"]) == 0
     assert "complete -c understudy" in (tmp_path / ".config/fish/completions/understudy.fish").read_text()
 

@@ -126,7 +126,7 @@ def test_fit_finds_the_largest(
     assert main(["fit", "--device", "h100", "--vary", "batch=1..512", script]) == 0
     out = capsys.readouterr().out
     assert out.startswith("batch = 32 fits, 33 does not: ")
-    assert "No formula of the peak: the runs differ in more than the sizes" in out
+    assert "No formula for the peak: the runs differ in more than the sizes" in out
     assert len(seen) < 20
 
 

@@ -401,15 +401,15 @@ def test_the_patch_of_the_first_that_fits_really_fits(
     [
         (["fix", "--device", "h10", "x.py"], "understudy fix: no device is named 'h10': did you mean h100"),
         (["fix", "--device", "h100", "missing.py"], "understudy fix: missing.py: No such file or directory"),
-        (["fix", "--device", "h100", "bad.py"], "understudy fix: bad.py is no Python: "),
+        (["fix", "--device", "h100", "bad.py"], "understudy fix: bad.py: invalid Python: "),
         (["fix", "x.py"], "understudy fix: the following arguments are required: --device"),
         (
             ["fit", "--device", "h100", "--vary", "batch", "train.py"],
-            "understudy fit: --vary is written as batch=1..512",
+            "understudy fit: expected --vary as in batch=1..512",
         ),
         (
             ["fit", "--device", "h100", "--vary", "b=3..1", "train.py"],
-            "understudy fit: --vary is written as batch=1..512",
+            "understudy fit: expected --vary as in batch=1..512",
         ),
         (
             ["fit", "--device", "h100", "--vary", "spam=1..2", "train.py"],
@@ -417,7 +417,7 @@ def test_the_patch_of_the_first_that_fits_really_fits(
         ),
         (
             ["fix", "--device", "h100", "--workers", "0", "train.py"],
-            "understudy fix: --workers 0: at least 1",
+            "understudy fix: --workers must be a positive integer, got 0",
         ),
     ],
 )

@@ -171,7 +171,7 @@ def test_configurations_of_transformers(
 def test_check_says_for_which_sizes_it_holds(file: str, capsys: pytest.CaptureFixture[str]) -> None:
     out = run(capsys, "check", f"{file}:Net")
     assert "input   ids: i64[batch, length]\noutput  f32[batch, length, 50]\n" in out
-    assert "It holds for every size." in out
+    assert "Valid for every size." in out
     out = run(capsys, "check", f"{file}:Windows", "--input", "x: f32[batch=2, length=12, 5]")
     assert "output  f32[batch*length//8, 8, 5]" in out
     assert "batch*length % 8 == 0    because nets_of_test.py:28: return x.view(-1, 8, x.shape[-1])" in out
@@ -224,26 +224,26 @@ def test_graphs(file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         (["nets.py:Net"], "nets.py: No such file or directory"),
         (
             ["nets_of_test.py"],
-            "a target is file.py:name, package.module:name or a config.json, not 'nets_of_test.py'",
+            "expected file.py:name, package.module:name or a config.json, got 'nets_of_test.py'",
         ),
         (["nets_of_test.py:Nett"], "nets_of_test.py has nothing named 'Nett': did you mean Net?"),
-        (["nets_of_test.py:Net(os)"], "a name, or a call with literals, has to follow the colon"),
-        (["nets_of_test.py:"], "a target is file.py:name"),
+        (["nets_of_test.py:Net(os)"], "expected a name, or a call with literals, after the colon"),
+        (["nets_of_test.py:"], "expected file.py:name"),
         (["no_such_package:Net"], "no module is named 'no_such_package'"),
         (["missing/config.json"], "missing/config.json: No such file or directory"),
         (
             ["nets_of_test.py:Net", "--input", "spam"],
-            "an input is written as \"x: f32[batch, 3, 224]\", not 'spam'",
+            "expected an input such as \"x: f32[batch, 3, 224]\", got 'spam'",
         ),
-        (["nets_of_test.py:Net", "--input", "q7[3]"], "no dtype is named 'q7'"),
+        (["nets_of_test.py:Net", "--input", "q7[3]"], "unknown dtype 'q7'"),
         (
             ["nets_of_test.py:Net", "--input", "f32[a+1]"],
-            "a size is a number, a name, or name=example, not 'a+1'",
+            "expected a size as a number, a name, or name=example, got 'a+1'",
         ),
-        (["nets_of_test.py:Net", "--input", "f32[a=1, a=2]"], "a is given two examples, 1 and 2"),
-        (["nets_of_test.py:Net", "--columns", "spam"], "no column is named 'spam'"),
+        (["nets_of_test.py:Net", "--input", "f32[a=1, a=2]"], "a has two examples, 1 and 2"),
+        (["nets_of_test.py:Net", "--columns", "spam"], "unknown column 'spam'"),
         (["nets_of_test.py:double"], "nets_of_test.py:double is a function"),
-        (["nets_of_test.py:Windows"], "nets_of_test.py:Windows takes (x): say what it is given"),
+        (["nets_of_test.py:Windows"], "no guess for the inputs of nets_of_test.py:Windows(x)"),
     ],
 )
 def test_wrong_words(
@@ -320,10 +320,10 @@ def test_a_model_of_a_script_that_trains_when_it_is_imported(
     assert "parameters: 20" in capsys.readouterr().out
     assert not Path("log.txt").exists() and sys.argv == words
     assert main(["model", "trains.py"]) == 2
-    assert "a target is file.py:name" in capsys.readouterr().err
+    assert "expected file.py:name" in capsys.readouterr().err
 
 
 def test_a_file_without_a_name_says_which_there_are(file: str, capsys: pytest.CaptureFixture[str]) -> None:
     for target in (file, f"{file}:nothing_like_it"):
         assert main(["model", target]) == 2
-        assert "there are Block, Net, Windows" in capsys.readouterr().err
+        assert "choose from Block, Net, Windows" in capsys.readouterr().err

@@ -158,35 +158,47 @@ def test_a_card_of_ones_own(script: str, capsys: pytest.CaptureFixture[str]) -> 
 
 
 WRONG = [
-    (["run"], "understudy run: no script is named"),
-    (["run", "nope.py"], "understudy run: can't run 'nope.py': there is no such file"),
+    (["run"], "understudy run: expected a script"),
+    (["run", "nope.py"], "understudy run: can't run 'nope.py': file not found"),
     (
         ["run", "trian.py"],
-        "understudy run: can't run 'trian.py': there is no such file: did you mean train.py?",
+        "understudy run: can't run 'trian.py': file not found: did you mean train.py?",
     ),
     (
         ["run", "-m", "no.such.module"],
-        "understudy run: can't run -m no.such.module: there is no module named 'no'",
+        "understudy run: can't run -m no.such.module: no module named 'no'",
     ),
-    (["run", "."], "understudy run: can't run '.': it is a folder"),
-    (["run", "-m"], "understudy run: -m needs the name of a module"),
+    (["run", "."], "understudy run: can't run '.': expected a file, got a folder"),
+    (["run", "-m"], "understudy run: -m requires the name of a module"),
     (["run", "--device", "h10", "train.py"], "understudy run: no device is named 'h10': did you mean h100"),
     (["run", "--device", "h100,nope", "train.py"], "understudy run: no device is named 'nope'"),
-    (["run", "--steps", "0", "train.py"], "understudy run: argument --steps: '0' is no number of steps"),
-    (["run", "--budget", "40 sacks", "train.py"], "understudy run: argument --budget: '40 sacks' is no size"),
+    (
+        ["run", "--steps", "0", "train.py"],
+        "understudy run: argument --steps: expected a positive integer, got '0'",
+    ),
+    (
+        ["run", "--budget", "40 sacks", "train.py"],
+        "understudy run: argument --budget: expected a size such as 40GiB or 512MiB, got '40 sacks'",
+    ),
     (
         ["run", "--budget", "40", "train.py"],
-        "understudy run: argument --budget: '40' is no size: write 40GiB",
+        "understudy run: argument --budget: expected a size such as 40GiB or 512MiB, got '40'",
     ),
     (
         ["run", "--devic", "h100", "train.py"],
-        "understudy run: there is no option --devic: did you mean --device?",
+        "understudy run: unknown option --devic: did you mean --device?",
     ),
-    (["run", "--margin", "2", "train.py"], "understudy run: argument --margin: '2' is no part of memory"),
-    (["run", "--answers", "maybe", "train.py"], "understudy run: --answers 'maybe': there are plausible"),
+    (
+        ["run", "--margin", "2", "train.py"],
+        "understudy run: argument --margin: expected a number between 0 and 1, got '2'",
+    ),
+    (
+        ["run", "--answers", "maybe", "train.py"],
+        "understudy run: --answers: invalid choice 'maybe' (choose from plausible",
+    ),
     (
         ["run", "--json", "no/where.json", "train.py"],
-        "understudy run: --json 'no/where.json': there is no such folder",
+        "understudy run: --json 'no/where.json': the folder does not exist",
     ),
     (["run", "--cards", "no.toml", "--device", "h100", "train.py"], "understudy run: no.toml: No such file"),
 ]
@@ -306,10 +318,13 @@ def test_a_card_on_which_the_script_fails_is_a_row(script: str, capfd: pytest.Ca
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        (["--json", "folder"], "--json 'folder': it is a folder"),
-        (["--device", "h100", "--snapshot", "folder"], "--snapshot 'folder': it is a folder"),
-        (["--device", "h100,t4", "--html", "x.html"], "--html is of one card, and --device names 2"),
-        (["--device", "h100,t4", "--snapshot", "x"], "--snapshot is of one card, and --device names 2"),
+        (["--json", "folder"], "--json: expected a file, got the folder 'folder'"),
+        (
+            ["--device", "h100", "--snapshot", "folder"],
+            "--snapshot: expected a file, got the folder 'folder'",
+        ),
+        (["--device", "h100,t4", "--html", "x.html"], "--html requires one card, got 2 in --device"),
+        (["--device", "h100,t4", "--snapshot", "x"], "--snapshot requires one card, got 2 in --device"),
         (["--cards", "binary"], "binary: no valid TOML"),
     ],
 )
@@ -437,7 +452,7 @@ def test_what_a_run_costs(script: str, capsys: pytest.CaptureFixture[str]) -> No
         (["--host", "fridge"], "--host: invalid choice 'fridge' (choose from desktop, server, cloud)"),
         (
             ["--total-tokens", "1e9"],
-            "--total-tokens: the inputs of the model are no tokens; give --total-steps",
+            "--total-tokens: the inputs of the model are not tokens; use --total-steps",
         ),
     ],
 )

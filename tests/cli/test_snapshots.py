@@ -30,7 +30,7 @@ def test_replay_says_who_held_the_memory(oom: str, capsys: pytest.CaptureFixture
     assert "out of memory: 1.59 GiB requested, 1.83 GiB reserved by torch, 26.00 MiB free on the card" in out
     assert "train.py:1 (step)" in out
     assert "as recorded                 1.84 GiB   1.63 GiB        1  out of memory at event 1,249" in out
-    assert "Fragmentation: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True would have lived." in out
+    assert "Fragmentation: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True would have succeeded." in out
 
 
 def test_replay_on_another_card_and_as_json(oom: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -76,7 +76,7 @@ def test_names_of_the_program_do_no_harm(tmp_path: Path, capsys: pytest.CaptureF
             "understudy replay: no device is named 'h10': did you mean h100",
         ),
         (["replay", "x", "--settings", "spam:1"], "understudy replay: the allocator has no option 'spam'"),
-        (["calibrate", "--device", "t4"], "understudy calibrate: a snapshot or --context has to be given"),
+        (["calibrate", "--device", "t4"], "understudy calibrate: expected a snapshot or --context"),
         (["calibrate", "--device", "t4", "--context", "20"], "understudy calibrate: --context 20.0: t4"),
         (["calibrate", "x.pickle"], "understudy calibrate: the following arguments are required: --device"),
     ],

@@ -122,7 +122,7 @@ def test_an_older_torch_widens_the_margin(rehearse: Any) -> None:
     _, _, found = rehearse(MODEL + OPTIMIZER + LOOP.format(size=5))
     assert found["margin"] == 0.16
     (note,) = (note for note in found["assumptions"] if "requirements.txt" in note)
-    assert note.startswith("requirements.txt asks for torch==2.6.0, the rehearsal ran torch 2.")
+    assert note.startswith("requirements.txt pins torch==2.6.0, the rehearsal used torch 2.")
     assert main(["run", "--quiet", "--device", "h100", "--json", "module.json", "-m", "train"]) == 0
     assert json.loads(Path("module.json").read_text())["margin"] == 0.16
 

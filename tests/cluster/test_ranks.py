@@ -247,11 +247,11 @@ def test_nothing_is_left_after_an_interrupt(folder: Path, kind: signal.Signals) 
 
 
 WRONG = {
-    ("--nproc-per-node", "2", "--html", "a.html", "train.py"): "--html is not supported for several ranks; use --json, which has every rank",
+    ("--nproc-per-node", "2", "--html", "a.html", "train.py"): "--html is not supported for several ranks; use --json, which contains every rank",
     ("--nproc-per-node", "0", "train.py"): "--nproc-per-node must be a positive integer, got '0'",
     ("--nproc-per-node", "-1", "train.py"): "--nproc-per-node must be a positive integer, got '-1'",
     ("--nproc-per-node", "abc", "train.py"): "--nproc-per-node must be a positive integer, got 'abc'",
-    ("--nproc-per-node", "8", "--device", "4xh100", "train.py"): "8 processes per node, and --device 4xh100 has 4 cards",
+    ("--nproc-per-node", "8", "--device", "4xh100", "train.py"): "8 processes per node, but --device 4xh100 has 4 cards",
     ("--nproc-per-node", "8", "--ranks", "12", "train.py"): "--ranks names rank 12, and the 8 ranks are 0 to 7",
     ("--nproc-per-node", "8", "--ranks", "", "train.py"): "--ranks must be all, classes or a list such as 0,8,16-19, got ''",
     ("--nproc-per-node", "8", "--ranks", "3-1", "train.py"): "--ranks must be all, classes or a list such as 0,8,16-19, got '3-1'",
@@ -283,5 +283,5 @@ def test_two_world_sizes(
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "4")
     assert main(["run", "--nproc-per-node", "8", "train.py"]) == 2
-    expected = "WORLD_SIZE=4 in the environment, and the command line asks for 8 ranks; unset it"
+    expected = "WORLD_SIZE=4 in the environment, but the command line asks for 8 ranks; unset it"
     assert capsys.readouterr().err.strip() == f"understudy run: {expected}"

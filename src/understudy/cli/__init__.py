@@ -42,18 +42,18 @@ from understudy.errors import UnderstudyError
 
 COMMANDS = (
     ("run", "Rehearse a script on a card that is not here.", "run"),
-    ("torchrun", "Rehearse a script on all ranks: torchrun's own line.", "run"),
-    ("fix", "The cheapest changes that make a script fit.", "fixes"),
-    ("fit", "The largest batch, or length, that fits.", "fits"),
+    ("torchrun", "Rehearse a torchrun command on all ranks.", "run"),
+    ("fix", "Find the cheapest changes that make a script fit.", "fixes"),
+    ("fit", "Find the largest batch size, or length, that fits.", "fits"),
     ("report", "Show a saved rehearsal, or write it for other tools.", "reports"),
     ("diff", "Compare two rehearsals.", "reports"),
     ("model", "List the layers of a model.", "models"),
-    ("check", "What a model gives for every size of its inputs.", "models"),
-    ("graph", "The operators of a model.", "models"),
-    ("replay", "Who held the memory of a real run, from its snapshot.", "snapshots"),
+    ("check", "Show output shapes of a model for every input size.", "models"),
+    ("graph", "List the operators of a model.", "models"),
+    ("replay", "Show what held the memory of a real run, from its snapshot.", "snapshots"),
     ("calibrate", "Measure a card by a snapshot of a real run on it.", "snapshots"),
     ("devices", "List the cards that can be simulated.", "devices"),
-    ("patches", "List what is changed of torch, when and why.", "patches"),
+    ("patches", "List the functions of torch that are patched, when and why.", "patches"),
 )
 """Name, summary, and the module that has the command: it is imported when it is asked for, so that --help is quick."""
 
@@ -61,7 +61,7 @@ COMMANDS = (
 EXAMPLES = """\
 examples:
     understudy run --device h100 train.py --batch 8        does it fit, and where does the memory go?
-    understudy fix --device 4090 train.py --batch 32       what would make it fit?
+    understudy fix --device 4090 train.py --batch 32       which changes make it fit?
     understudy fit --device h100 --vary batch=1..512 train.py
     understudy model model.py:Net --input "x: f32[8, 3, 224, 224]"
     understudy run --help                                  the options of a command"""

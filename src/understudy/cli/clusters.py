@@ -40,17 +40,21 @@ def add_cluster_arguments(add: Any) -> None:
         "--nproc_per_node",
         metavar="N",
         dest="per_node",
-        help="processes of each node, as of torchrun",
+        help="processes per node, as for torchrun",
     )
-    add("--nnodes", metavar="N", help="nodes, as of torchrun (1)")
+    add("--nnodes", metavar="N", help="nodes, as for torchrun (1)")
     add(
         "--ranks",
         metavar="R",
-        help="ranks that are run: all, classes, or a list such as 0,8,16-19 (all up to 16)",
+        help="ranks to run: all, classes, or a list such as 0,8,16-19 (default: all of up to 16)",
     )
-    add("--rank", metavar="N", help="the rank whose report is printed (the one with the highest peak)")
-    add("--jobs", metavar="N", help="ranks that compute at once (the number of cores)")
-    add("--interconnect", metavar="B", help="GB/s, as in nvlink=450,network=50, instead of the catalogue's")
+    add("--rank", metavar="N", help="rank to report (default: the one with the highest peak)")
+    add("--jobs", metavar="N", help="ranks that run in parallel (default: the number of cores)")
+    add(
+        "--interconnect",
+        metavar="B",
+        help="bandwidth in GB/s, as in nvlink=450,network=50 (default: from the catalogue)",
+    )
 
 
 def find_layout(options: argparse.Namespace, count: int) -> Layout | None:
@@ -78,17 +82,17 @@ def find_layout(options: argparse.Namespace, count: int) -> Layout | None:
 def _check_layout(options: argparse.Namespace, layout: Layout, count: int) -> None:
     if count > 1 and layout.per_node > count:
         raise LayoutError(
-            f"{layout.per_node} processes per node, and --device {options.device} has {count} cards"
+            f"{layout.per_node} processes per node, but --device {options.device} has {count} cards"
         )
     given = os.environ.get("WORLD_SIZE")
     if given is not None and given != str(layout.world_size):
         raise LayoutError(
-            f"WORLD_SIZE={given} in the environment, and the command line asks for {layout.world_size} ranks; unset it"
+            f"WORLD_SIZE={given} in the environment, but the command line asks for {layout.world_size} ranks; unset it"
         )
     for name in OF_ONE_RANK:
         if getattr(options, name, None):
             raise LayoutError(
-                f"--{name} is not supported for several ranks; use --json, which has every rank"
+                f"--{name} is not supported for several ranks; use --json, which contains every rank"
             )
     if options.jobs is not None:
         parse_count("--jobs", options.jobs)

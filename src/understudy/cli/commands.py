@@ -48,9 +48,7 @@ class Parser(argparse.ArgumentParser):
         """An argument that the command does not know."""
         near = difflib.get_close_matches(argument.partition("=")[0], self._option_string_actions, n=1)
         what = (
-            f"there is no option {argument}"
-            if argument.startswith("-")
-            else f"{argument!r} is one argument too many"
+            f"unknown option {argument}" if argument.startswith("-") else f"unexpected argument {argument!r}"
         )
         self.error(f"{what}: did you mean {near[0]}?" if near else what)
 

@@ -50,9 +50,7 @@ def find_shell(words: Sequence[str]) -> str:
     """The shell that is named, or that of the user."""
     shell = words[0] if words else os.path.basename(os.environ.get("SHELL", ""))
     if shell not in SCRIPTS:
-        raise UnderstudyError(
-            f"completion is for {', '.join(SCRIPTS)}, not {shell or 'no shell'!r}: name one of them"
-        )
+        raise UnderstudyError(f"expected a shell of {', '.join(SCRIPTS)}, got {shell or 'none'!r}")
     return shell
 
 
@@ -64,7 +62,9 @@ def answer_completion(
         try:
             position = int(words[1])
         except (IndexError, ValueError):
-            raise UnderstudyError("--complete is for shells: a position, and the words of the line") from None
+            raise UnderstudyError(
+                "--complete is for shells: expected a position and the words of the line"
+            ) from None
         found = find_candidates(list(words[2:]), position, find, commands)
         print("\n".join(found), end="\n" if found else "")
     elif words[0] == "--show-completion":
@@ -86,7 +86,7 @@ def install_completion(shell: str, home: Path) -> str:
         is_there = line in before.splitlines()
         text = f"{before}{'' if before.endswith(chr(10)) or not before else chr(10)}{line}\n"
     if is_there:
-        return f"{path} has it already"
+        return f"{path}: completion is already installed"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")

@@ -53,8 +53,8 @@ DEVICE_COLUMNS = (
 )
 _LEFT = (True, True, *(False,) * 8)
 DEVICE_NOTES = """
-Memory as the driver reports it. Outside: what a process holds outside of torch's allocator (~ not published: typical).
-Dense throughput. A dash is unknown, or not there. All figures with their sources: --json.
+Memory as the driver reports it. Outside: memory of a process outside of torch's allocator (~ not published: typical).
+Dense throughput. A dash: unknown or not supported. All figures with their sources: --json.
 Simulated software: {software}."""
 
 

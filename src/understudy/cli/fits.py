@@ -31,7 +31,7 @@ def add_fit_arguments(parser: argparse.ArgumentParser) -> None:
         dest="goal",
         choices=("size", "speed"),
         default="size",
-        help="size: the largest that fits; speed: the one with the most samples in a second that fits (size)",
+        help="size: the largest that fits; speed: of these, the one with the most samples per second (default: size)",
     )
     parser.epilog = """\
 The number is an argument of the script, written as {batch}, or a number that the script calls by that name (BATCH = 8,
@@ -47,7 +47,7 @@ examples:
 def parse_range(text: str) -> tuple[str, int, int]:
     found = re.fullmatch(r"\s*([A-Za-z_]\w*)\s*=\s*(\d+)\s*\.\.\s*(\d+)\s*", text)
     if found is None or not 1 <= int(found[2]) <= int(found[3]):
-        raise UnderstudyError(f"--vary is written as batch=1..512, not {text!r}")
+        raise UnderstudyError(f"expected --vary as in batch=1..512, got {text!r}")
     return found[1], int(found[2]), int(found[3])
 
 
@@ -94,7 +94,7 @@ def _make_varied(options: argparse.Namespace, files: dict[str, str], name: str) 
         )
     if set_constant(files, name, 1) is None:
         raise UnderstudyError(
-            f"{options.script} has no number named {name!r}: write {mark} in the place of an argument, as in --{name} {mark}"
+            f"{options.script} has no number named {name!r}: replace an argument by {mark}, as in --{name} {mark}"
         )
     arguments = tuple(options.arguments)
     return lambda size: Variant(
@@ -309,7 +309,7 @@ class FitAnswer:
             )
         elif largest == self.high:
             print(
-                f"{name} = {largest} fits, the largest that was asked about: {clean(_write_verdict(outcomes[largest]))}"
+                f"{name} = {largest} fits, the largest of the range: {clean(_write_verdict(outcomes[largest]))}"
             )
         else:
             print(
@@ -331,7 +331,7 @@ class FitAnswer:
 
     def _explain_formula(self) -> str:
         if self.formula is None:
-            return "No formula of the peak: the runs differ in more than the sizes of what they allocate, or are too few."
+            return "No formula for the peak: the runs differ in more than the sizes of their allocations, or are too few."
         worst = max(self.formula.deviations.values())
         others = len(self.formula.deviations)
         checked = (

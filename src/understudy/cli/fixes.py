@@ -34,7 +34,7 @@ def add_script(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", required=True, metavar="CARD", help="the card (see `understudy devices`)")
     parser.add_argument("--cards", metavar="FILE", help="a TOML file with cards of your own")
     parser.add_argument(
-        "--steps", type=int, metavar="N", help="optimizer steps of each rehearsal (default: that of `run`)"
+        "--steps", type=int, metavar="N", help="optimizer steps of each rehearsal (default: as for `run`)"
     )
     parser.add_argument(
         "--workers", type=int, default=os.cpu_count() or 1, metavar="N", help="rehearsals at a time"
@@ -46,11 +46,11 @@ def add_script(parser: argparse.ArgumentParser) -> None:
 def check_words(options: argparse.Namespace) -> tuple[Card, dict[str, str]]:
     """The card and the files of the script, before anything runs."""
     if not options.program or options.program[0] == "-m":
-        raise UnderstudyError("no script is named: a file has to follow the options")
+        raise UnderstudyError("expected a script after the options")
     options.script, *options.arguments = options.program
     card, _ = parse_devices(options.device, read_cards(options.cards) if options.cards else ())
     if options.workers < 1:
-        raise UnderstudyError(f"--workers {options.workers}: at least 1")
+        raise UnderstudyError(f"--workers must be a positive integer, got {options.workers}")
     return card, read_sources(options.script)
 
 
@@ -67,7 +67,7 @@ def read_sources(script: str) -> dict[str, str]:
         except OSError as error:
             raise UnderstudyError(f"{path}: {error.strerror or error}") from None
         except (SyntaxError, ValueError) as error:
-            raise UnderstudyError(f"{path} is no Python: {str(error).splitlines()[0]}") from None
+            raise UnderstudyError(f"{path}: invalid Python: {str(error).splitlines()[0]}") from None
         found[str(path)] = text
         for name in _list_imported_names(tree):
             inner = home.joinpath(*name.split("."))
@@ -107,8 +107,8 @@ def add_fix_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "understudy fix --device D [options] script.py [arguments]"
     parser.add_argument("--most", type=int, default=40, metavar="N", help="rehearsals in all (default: 40)")
     parser.epilog = """\
-Each change is rehearsed: its memory is that of a whole run. Your files are not changed: the patch is printed.
-Exit code 0: it fits, or something makes it fit. 3: nothing does. 1: the script fails.
+Each change is rehearsed in a whole run. Your files are not changed: the patch is printed.
+Exit code 0: it fits, or a change makes it fit. 3: no change does. 1: the script fails.
 
 example:
     understudy fix --device 4090 train.py --batch-size 32"""

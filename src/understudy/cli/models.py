@@ -92,7 +92,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     understudy model llama/config.json --train --sort memory""",
     )
     parser.add_argument("--depth", type=int, default=3, metavar="N", help="levels of modules (default: 3)")
-    parser.add_argument("--columns", metavar="A,B", help=f"some of {', '.join(COLUMNS)}")
+    parser.add_argument("--columns", metavar="A,B", help=f"columns to print: {', '.join(COLUMNS)}")
     parser.add_argument(
         "--sort", choices=("params", "macs", "memory"), help="the layers without children, largest first"
     )
@@ -112,7 +112,7 @@ def _parse_columns(text: str | None) -> tuple[str, ...]:
     columns = COLUMNS[:5] if text is None else tuple(part.strip() for part in text.split(","))
     for name in columns:
         if name not in COLUMNS:
-            raise TargetError(f"no column is named {name!r}: there are {', '.join(COLUMNS)}")
+            raise TargetError(f"unknown column {name!r}: there are {', '.join(COLUMNS)}")
     return columns
 
 
@@ -251,7 +251,7 @@ def add_check_arguments(parser: argparse.ArgumentParser) -> None:
     understudy check model.py:Net --input "x: f32[batch, 3, h, w]"
     understudy check llama/config.json
 
-Exit code 1: the model fails, or a size with a name is fixed to a number on the way.""",
+Exit code 1: the model fails, or a named size is specialised to a number.""",
     )
     parser.add_argument("--json", action="store_true", help="as data")
 
@@ -347,10 +347,10 @@ def _print_check(inputs: Sequence[InputSpec], outputs: list[tuple[str, str]], en
         print(clean(f"input   {spec}"))
     for name, text in outputs:
         print(clean(f"output  {f'{name}: ' if name else ''}{text}"))
-    print(f"\nOne run, with {sizes}." if sizes else "\nNo size has a name: this holds for these sizes only.")
+    print(f"\nOne run, with {sizes}." if sizes else "\nNo size is named: valid for these sizes only.")
     guards = [guard for guard in env.guards if not guard.is_specialisation]
     if sizes:
-        print("It holds for every size." if not env.guards else f"It holds where ({len(env.guards)}):")
+        print("Valid for every size." if not env.guards else f"Valid where ({len(env.guards)}):")
     for guard in guards:
         print(clean(f"  {guard}"))
     if env.specialisations:
@@ -370,14 +370,14 @@ def add_graph_arguments(parser: argparse.ArgumentParser) -> None:
     understudy graph model.py:Net --format dot | dot -Tsvg > net.svg""",
     )
     parser.add_argument("--format", choices=("text", "dot", "json"), default="text", help="(default: text)")
-    parser.add_argument("--limit", type=int, metavar="N", help="print the first and last of so many nodes")
+    parser.add_argument("--limit", type=int, metavar="N", help="print at most so many nodes")
     parser.add_argument("--output", metavar="FILE", help="write to a file")
 
 
 def show_graph(options: argparse.Namespace) -> int:
     target, given = _parse_words(options)
     if options.output and not Path(options.output).absolute().parent.is_dir():
-        raise TargetError(f"{options.output}: there is no such folder")
+        raise TargetError(f"{options.output}: the folder does not exist")
     return _run_guarded("graph", lambda: _show_graph(options, target, given))
 
 

@@ -164,7 +164,7 @@ def mirror(script: Path, files: Mapping[str, str], folder: Path) -> Path:
         path = Path(name).absolute()
         if not path.is_relative_to(home):
             raise UnderstudyError(
-                f"{name} is not in the folder of {script}: it can't be changed for a rehearsal"
+                f"{name} is outside of the folder of {script} and can't be changed for a rehearsal"
             )
         changed[path.relative_to(home).parts] = text
     _mirror_folder(home, changed, folder)
@@ -193,12 +193,14 @@ def make_executor(workers: int, dask: str | None = None) -> Executor:
     try:
         from distributed import Client  # why: an extra that few have
     except ImportError:
-        raise UnderstudyError("--dask needs the package distributed: pip install understudy[dask]") from None
+        raise UnderstudyError(
+            "--dask requires the package distributed: pip install understudy[dask]"
+        ) from None
     try:
         connect: Callable[..., Any] = Client
         client = connect(dask, timeout=10, set_as_default=False)
     except (OSError, ValueError, TimeoutError) as error:
-        raise UnderstudyError(f"--dask {dask}: no cluster answers ({type(error).__name__})") from None
+        raise UnderstudyError(f"--dask {dask}: can't connect to a cluster ({type(error).__name__})") from None
     return _ClusterExecutor(client)
 
 

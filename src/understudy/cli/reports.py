@@ -21,7 +21,7 @@ GREW = 3
 
 
 FORMATS = {
-    "html": "a page with everything: open it in a browser",
+    "html": "an HTML page with everything",
     "trace": "for Perfetto and chrome://tracing (.json or .json.gz)",
     "speedscope": "the peak, for speedscope",
     "folded": "the peak as folded stacks",
@@ -49,7 +49,7 @@ examples:
     understudy run --device h100 --json run.json train.py
     understudy report run.json
     understudy report run.json --html run.html --trace run.json.gz"""
-    parser.add_argument("rehearsal", metavar="RUN.json", help="a file of `understudy run --json`")
+    parser.add_argument("rehearsal", metavar="RUN.json", help="a file written by `understudy run --json`")
     for name, text in FORMATS.items():
         parser.add_argument(f"--{name}", metavar="FILE", help=text)
 
@@ -81,16 +81,14 @@ def show_report(options: argparse.Namespace) -> int:
 
 def add_diff_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = """\
-Exit code 0: no more than before, within --allow. 3: it grew by more, or it does not fit any more.
+Exit code 0: growth within --allow. 3: more growth, or it no longer fits.
 
 examples:
     understudy diff main.json change.json
     understudy diff main.json change.json --allow 200MiB --markdown >> "$GITHUB_STEP_SUMMARY\""""
-    parser.add_argument("before", metavar="A.json", help="a file of `understudy run --json`")
+    parser.add_argument("before", metavar="A.json", help="a file written by `understudy run --json`")
     parser.add_argument("after", metavar="B.json", help="another one")
-    parser.add_argument(
-        "--allow", default="1%", metavar="SIZE", help="growth that is no failure (default: 1%%)"
-    )
+    parser.add_argument("--allow", default="1%", metavar="SIZE", help="accepted growth (default: 1%%)")
     parser.add_argument("--markdown", action="store_true", help="a table for a pull request")
     parser.add_argument(
         "--top", type=int, default=10, metavar="N", help="lines of the program to list (default: 10)"
@@ -122,7 +120,7 @@ def _read_allowance(text: str, whole: int) -> int:
     try:
         return int(float(part) * whole / 100)
     except ValueError:
-        raise UnderstudyError(f"--allow {text!r}: write 2%, or 200MiB") from None
+        raise UnderstudyError(f"expected --allow as in 2% or 200MiB, got {text!r}") from None
 
 
 def _read_finished(path: str) -> Rehearsal:

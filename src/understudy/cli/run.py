@@ -44,8 +44,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "understudy run [options] script.py [arguments]  |  understudy run [options] -m module [arguments]"
     )
     parser.epilog = """\
-Exit code: 0 fits or tight, 3 does not fit or exceeds --max-step-time, 4 no verdict (no training step and no computation on
-the card), 1 the script failed, 130 interrupted, 2 wrong input.
+Exit code: 0 fits or tight, 3 does not fit or exceeds --max-step-time, 4 no verdict (neither a training step nor a
+computation on the card), 1 the script failed, 130 interrupted, 2 wrong input.
 
 examples:
     understudy run --device h100 train.py --batch 8
@@ -53,25 +53,23 @@ examples:
     understudy run --device l40s --budget 40GiB --json run.json --html run.html train.py
     understudy run --device h100 --cost 2.49/h --total-steps 100000 train.py"""
     add = parser.add_argument
-    add(
-        "--device", metavar="D", help='cards ("h100", "8xa100-80g", "h100,4090"), or all; without it, the CPU'
-    )
+    add("--device", metavar="D", help='cards ("h100", "8xa100-80g", "h100,4090"), or all (default: the CPU)')
     add("--cards", metavar="FILE", help="a TOML file with cards of your own")
     add(
         "--steps",
         metavar="N",
         type=_parse_count,
         default=2,
-        help="optimizer steps after which the script is ended (2)",
+        help="optimizer steps to run before the script is stopped (2)",
     )
     add(
         "--budget",
         metavar="SIZE",
         type=_parse_size,
-        help="what the run may reserve, as in 40GiB; over it is exit code 3",
+        help="limit of reserved memory, as in 40GiB; exit code 3 above it",
     )
     add_time_arguments(parser)
-    add("--json", metavar="FILE", help="all that was measured, as JSON; - for standard output")
+    add("--json", metavar="FILE", help="write all measurements as JSON; - for standard output")
     for name, text in FORMATS.items():
         add(f"--{name}", metavar="FILE", help=text)
     add(
@@ -84,28 +82,31 @@ examples:
         "--answers",
         metavar="POLICY",
         default="plausible",
-        help=f"for reads of data: {', '.join(ANSWERS)} (plausible)",
+        help=f"answers to reads of data: {', '.join(ANSWERS)} (plausible)",
     )
     add(
-        "--oom", choices=("record", "raise"), default="record", help="raise: the script gets the card's error"
+        "--oom",
+        choices=("record", "raise"),
+        default="record",
+        help="raise: the script gets the out-of-memory error of the card",
     )
-    add("--strict", action="store_true", help="tight is exit code 3, too")
+    add("--strict", action="store_true", help="exit code 3 also for a tight fit")
     add(
         "--margin",
         metavar="PART",
         type=_parse_part,
-        help="of reserved memory within which a run is tight (0.02)",
+        help="fraction of reserved memory within which a run is tight (0.02)",
     )
     add(
         "--context",
         metavar="SIZE",
         type=_parse_size,
-        help="memory outside of the allocator, instead of the catalogue's",
+        help="memory outside of the allocator (default: from the catalogue)",
     )
     add(
         "--longest",
         action="store_true",
-        help="take the longest batch of each data loader instead of the first ones",
+        help="use the longest batch of each data loader, not the first ones",
     )
     add(
         "--offline-data",
@@ -116,11 +117,11 @@ examples:
     add(
         "--scratch",
         metavar="DIR",
-        help="where to keep, for the time of the run, what the script writes (memory, half of the machine's at most)",
+        help="folder for files that the script writes during the run (default: memory, at most half of it)",
     )
     add_cluster_arguments(add)
     add("--write", action="store_true", help="let the script write files and use the network: no sandbox")
-    add("--quiet", action="store_true", help="the verdict alone, without the script's output")
+    add("--quiet", action="store_true", help="print the verdict only, without the script's output")
 
 
 # --- input, checked before torch is imported ----------------------------------------------------------------------------
@@ -135,7 +136,7 @@ def _parse_size(text: str) -> int:
 
 def _parse_count(text: str) -> int:
     if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of steps: 1, 2, …")
+        raise argparse.ArgumentTypeError(f"expected a positive integer, got {text!r}")
     return int(text)
 
 
@@ -145,7 +146,7 @@ def _parse_part(text: str) -> float:
     except ValueError:
         value = -1
     if not 0 <= value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no part of memory: 0.02 is two percent")
+        raise argparse.ArgumentTypeError(f"expected a number between 0 and 1, got {text!r}")
     return value
 
 
@@ -161,36 +162,38 @@ def _check_module(name: str) -> None:
     finally:
         sys.path[:] = before
     if not is_found:
-        raise UsageError(f"can't run -m {name}: there is no module named {package!r}")
+        raise UsageError(f"can't run -m {name}: no module named {package!r}")
 
 
 def _check_options(options: argparse.Namespace, devices: list[tuple[Card | None, int]]) -> None:
     """Refuse wrong options before torch is imported."""
     if not options.program:
-        raise UsageError("no script is named: understudy run [options] script.py [arguments]")
+        raise UsageError("expected a script: understudy run [options] script.py [arguments]")
     if options.program[0] == "-m":
         if len(options.program) < 2:
-            raise UsageError("-m needs the name of a module")
+            raise UsageError("-m requires the name of a module")
         _check_module(options.program[1])
     elif not os.path.isfile(options.program[0]):
         path = options.program[0]
-        what = "it is a folder" if os.path.isdir(path) else f"there is no such file{_suggest_file(path)}"
+        what = (
+            "expected a file, got a folder" if os.path.isdir(path) else f"file not found{_suggest_file(path)}"
+        )
         raise UsageError(f"can't run {path!r}: {what}")
     check_time_options(options)
     if options.answers not in ANSWERS:
-        raise UsageError(f"--answers {options.answers!r}: there are {', '.join(ANSWERS)}")
+        raise UsageError(f"--answers: invalid choice {options.answers!r} (choose from {', '.join(ANSWERS)})")
     for name in ("json", "snapshot", "requests", *FORMATS):
         path = getattr(options, name)
         if path and not (name == "json" and path == "-"):
             _check_output(f"--{name}", path)
     if options.scratch and not (os.path.isdir(options.scratch) and os.access(options.scratch, os.W_OK)):
-        raise UsageError(f"--scratch {options.scratch!r}: expected a folder that can be written")
+        raise UsageError(f"--scratch: expected a writable folder, got {options.scratch!r}")
     if options.snapshot and devices[0][0] is None:
-        raise UsageError("--snapshot is of one card: --device says which")
+        raise UsageError("--snapshot requires one card: name it with --device")
     for name in ("snapshot", *FORMATS):
         if getattr(options, name) and len(devices) > 1:
             raise UsageError(
-                f"--{name} is of one card, and --device names {len(devices)}: rehearse them one by one"
+                f"--{name} requires one card, got {len(devices)} in --device: rehearse them one by one"
             )
 
 
@@ -198,11 +201,11 @@ def _check_output(option: str, path: str) -> None:
     """A run may take minutes: what can't be written is said before it."""
     folder = os.path.dirname(os.path.abspath(path))
     if not os.path.isdir(folder):
-        raise UsageError(f"{option} {path!r}: there is no such folder")
+        raise UsageError(f"{option} {path!r}: the folder does not exist")
     if os.path.isdir(path):
-        raise UsageError(f"{option} {path!r}: it is a folder")
+        raise UsageError(f"{option}: expected a file, got the folder {path!r}")
     if not os.access(path if os.path.exists(path) else folder, os.W_OK):
-        raise UsageError(f"{option} {path!r}: it can't be written")
+        raise UsageError(f"{option} {path!r}: the file is not writable")
 
 
 def _find_devices(options: argparse.Namespace) -> list[tuple[Card | None, int]]:
@@ -386,7 +389,7 @@ def _add_arguments_of_torchrun(parser: argparse.ArgumentParser) -> None:
     _add_arguments(parser)
     parser.usage = "understudy torchrun [options of torchrun and of understudy run] script.py [arguments]"
     parser.epilog = """\
-Exit code: as of understudy run, and 1 for deadlocks and other faults.
+Exit code: as for understudy run; also 1 for deadlocks and other faults.
 
 example:
     understudy torchrun --nnodes 16 --nproc-per-node 8 --device h100 train.py"""

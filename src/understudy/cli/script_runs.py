@@ -149,7 +149,9 @@ def _note_older_torch(script: str, notes: RunNotes) -> None:
 
     pinned = find_older_release(script, str(installed))
     if pinned is not None:
-        reason = f"{pinned.file} asks for torch{pinned.text}, the rehearsal ran torch {installed}: releases before it "
+        reason = (
+            f"{pinned.file} pins torch{pinned.text}, the rehearsal used torch {installed}: earlier releases "
+        )
         notes.margins[f"{reason}reserved 2 to 16% more"] = OLDER_TORCH_MARGIN
 
 

@@ -44,8 +44,10 @@ Where a run has ended out of memory, torch writes the file:
 examples:
     understudy replay oom.pickle
     understudy replay oom.pickle --settings expandable_segments:True,max_split_size_mb:256
-    understudy replay oom.pickle --device h100        would it have lived on that card?"""
-    parser.add_argument("snapshot", help="a file of torch.cuda.memory._dump_snapshot; nothing in it is run")
+    understudy replay oom.pickle --device h100        would it have fitted on that card?"""
+    parser.add_argument(
+        "snapshot", help="a file of torch.cuda.memory._dump_snapshot; it is read as data, never executed"
+    )
     parser.add_argument(
         "--gpu", type=int, metavar="N", help="the device (default: the one that ran out of memory)"
     )
@@ -57,12 +59,12 @@ examples:
         action="append",
         default=[],
         metavar="CONF",
-        help="try these PYTORCH_CUDA_ALLOC_CONF, too",
+        help="try this PYTORCH_CUDA_ALLOC_CONF as well",
     )
     parser.add_argument(
         "--top", type=int, default=10, metavar="N", help="lines of the program to list (default: 10)"
     )
-    parser.add_argument("--json", action="store_true", help="everything, sizes in bytes")
+    parser.add_argument("--json", action="store_true", help="print everything as JSON, sizes in bytes")
 
 
 def replay_snapshot(options: argparse.Namespace) -> int:
@@ -131,7 +133,7 @@ def _print_origin(path: str, trace: DeviceTrace) -> None:
     if trace.before:
         begin = sum(block.size for block in trace.before.values())
         print(
-            f"The trace begins with {format_size(begin)} in use: where these blocks lay is a guess in replays."
+            f"The trace begins with {format_size(begin)} in use: replays guess the addresses of these blocks."
         )
 
 
@@ -144,7 +146,7 @@ def _print_moment(title: str, moment: Moment, trace: DeviceTrace, top: int) -> N
     if title == "out of memory":
         assert trace.oom is not None
         print(f", {format_size(trace.events[trace.oom].address)} free on the card", end="")
-    print(f"; {format_size(unused)} of the reserved ({unused / max(moment.reserved, 1):.0%}) in no use")
+    print(f"; {format_size(unused)} of the reserved ({unused / max(moment.reserved, 1):.0%}) not in use")
     rows = [
         (
             format_size(h.bytes),
@@ -196,18 +198,18 @@ def _write_advice(trace: DeviceTrace, replays: list[Replay], capacity: int | Non
         return f"Best: {best.settings or 'as recorded'}, {format_size(saved)} less reserved."
     if replays[0].lives:
         if trace.oom is not None and trace.capacity == capacity:
-            return "The replay lives where the run did not: private pools, or memory outside of torch, took the rest."
-        return "It lives as recorded."
+            return "The replay succeeds where the run failed: private pools, or memory outside of torch, took the rest."
+        return "It succeeds with the recorded settings."
     died = replays[0].died_at
     wanted = trace.events[died].size if died is not None and died >= 0 else 0
-    short = f"{format_size(missing)} more, or that much less in use, would have been enough."
+    short = f"{format_size(missing)} more free memory would have been enough."
     living = [result.settings for result in replays if result.lives]
     if living:
-        return f"Fragmentation: PYTORCH_CUDA_ALLOC_CONF={living[0]} would have lived. Without it, {short}"
+        return f"Fragmentation: PYTORCH_CUDA_ALLOC_CONF={living[0]} would have succeeded. Without it, {short}"
     if replays[0].allocated + wanted > capacity:
-        return f"No setting helps: what was in use and the request are more than the card has. {short}"
+        return f"No setting helps: memory in use and the request exceed the card. {short}"
     return (
-        f"Fragmentation, which none of these settings cures: the largest free block has "
+        f"Fragmentation, which none of these settings removes: the largest free block has "
         f"{format_size(replays[0].largest_free)}, and {format_size(wanted)} were requested. {short}"
     )
 
@@ -226,8 +228,9 @@ def shorten_line(line: str) -> str:
 
 def add_calibrate_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = """\
-The memory that a process takes outside of torch (CUDA context, kernels, library handles) is found where a run went out of
-memory: what the card has, less what the driver had free, less what torch had reserved. Later runs with --device use it.
+The memory that a process takes outside of torch (CUDA context, kernels, library handles) is computed where a run went
+out of memory: what the card has, less what the driver had free, less what torch had reserved. Later runs with
+--device use it.
 
 examples:
     understudy calibrate oom.pickle --device 4090
@@ -243,18 +246,16 @@ examples:
         "snapshot",
         nargs="?",
         metavar="SNAPSHOT or RUN.json",
-        help="a file of torch.cuda.memory._dump_snapshot, of which nothing is run; for times, of `run --json`",
+        help="a file of torch.cuda.memory._dump_snapshot, read as data only; for times, of `run --json`",
     )
-    parser.add_argument("--step-time", metavar="TIME", help="of a real step, as in 0.412s")
+    parser.add_argument("--step-time", metavar="TIME", help="measured time of a step, as in 0.412s")
     parser.add_argument("--profile", metavar="FILE", help="a Chrome trace of torch.profiler, of a real step")
     parser.add_argument(
         "--device", required=True, metavar="CARD", help="the card of the run (see `understudy devices`)"
     )
     parser.add_argument("--gpu", type=int, metavar="N", help="the device in the snapshot")
-    parser.add_argument(
-        "--context", type=float, metavar="GIB", help="memory outside of torch, if it is known"
-    )
-    parser.add_argument("--dry-run", action="store_true", help="say what was found, keep nothing")
+    parser.add_argument("--context", type=float, metavar="GIB", help="memory outside of torch, if known")
+    parser.add_argument("--dry-run", action="store_true", help="print the result without storing it")
 
 
 def calibrate_card(options: argparse.Namespace) -> int:
@@ -262,7 +263,7 @@ def calibrate_card(options: argparse.Namespace) -> int:
     if options.step_time is not None or options.profile is not None:
         return calibrate_times(options, card)
     if options.snapshot is None and options.context is None:
-        raise UnderstudyError("a snapshot or --context has to be given")
+        raise UnderstudyError("expected a snapshot or --context")
     if options.context is not None and not 0 <= options.context * GiB < card.memory:
         raise UnderstudyError(f"--context {options.context}: {card} has {card.memory / GiB:.2f} GiB in all")
     context = None if options.context is None else round(options.context * GiB)

@@ -30,7 +30,7 @@ def parse_size(text: str) -> int:
     if found is not None and found[2] in UNITS:
         return round(float(found[1]) * UNITS[found[2]])
     if found is None or found[2] or float(found[1]):
-        raise UnderstudyError(f"{text!r} is no size: write 40GiB, 512MiB")
+        raise UnderstudyError(f"expected a size such as 40GiB or 512MiB, got {text!r}")
     return 0
 
 

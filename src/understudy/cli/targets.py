@@ -80,16 +80,16 @@ _SIZE = re.compile(r"(?:(?P<number>\d+)|(?P<name>[^\W\d]\w*)\s*(?:=\s*(?P<exampl
 def parse_input(text: str) -> InputSpec:
     found = _INPUT.fullmatch(text)
     if found is None:
-        raise TargetError(f'an input is written as "x: f32[batch, 3, 224]", not {text!r}')
+        raise TargetError(f'expected an input such as "x: f32[batch, 3, 224]", got {text!r}')
     dtype = DTYPES.get(found["dtype"], found["dtype"])
     if dtype not in DTYPES.values():
-        raise TargetError(f"no dtype is named {found['dtype']!r}: there are {', '.join(DTYPES)}")
+        raise TargetError(f"unknown dtype {found['dtype']!r}: choose from {', '.join(DTYPES)}")
     sizes: list[int | tuple[str, int | None]] = []
     for part in found["sizes"].split(",") if found["sizes"].strip() else []:
         size = _SIZE.fullmatch(part.strip())
         if size is None:
             raise TargetError(
-                f"a size is a number, a name, or name=example, not {part.strip()!r} in {text!r}"
+                f"expected a size as a number, a name, or name=example, got {part.strip()!r} in {text!r}"
             )
         example = int(size["example"]) if size["example"] else None
         sizes.append(int(size["number"]) if size["number"] else (size["name"], example))
@@ -104,7 +104,7 @@ def choose_examples(inputs: Sequence[InputSpec]) -> dict[str, int]:
             if isinstance(size, int) or size[1] is None:
                 continue
             if examples.setdefault(size[0], size[1]) != size[1]:
-                raise TargetError(f"{size[0]} is given two examples, {examples[size[0]]} and {size[1]}")
+                raise TargetError(f"{size[0]} has two examples, {examples[size[0]]} and {size[1]}")
     for spec in inputs:
         for position, size in enumerate(spec.sizes):
             if not isinstance(size, int) and size[0] not in examples:
@@ -142,9 +142,7 @@ def parse_target(text: str) -> ModelTarget:
     place, colon, call = text.partition(":") if not re.match(r"[A-Za-z]:[\\/]", text) else _split_drive(text)
     if not colon or not call:
         hint = _suggest_names(place) if place.endswith(".py") else ""
-        raise TargetError(
-            f"a target is file.py:name, package.module:name or a config.json, not {text!r}{hint}"
-        )
+        raise TargetError(f"expected file.py:name, package.module:name or a config.json, got {text!r}{hint}")
     name, arguments, keywords, is_called = _parse_call(call, text)
     parts = (name, arguments, keywords, is_called)
     if place.endswith(".py"):
@@ -170,7 +168,7 @@ def _split_drive(text: str) -> tuple[str, str, str]:
 
 def _parse_call(call: str, text: str) -> tuple[str, tuple[Any, ...], tuple[tuple[str, Any], ...], bool]:
     """`GPT(4, width=8)`: a dotted name, and literals."""
-    problem = TargetError(f"a name, or a call with literals, has to follow the colon in {text!r}")
+    problem = TargetError(f"expected a name, or a call with literals, after the colon in {text!r}")
     try:
         node = ast.parse(call, mode="eval").body
         arguments: tuple[Any, ...] = ()
@@ -193,7 +191,7 @@ def _suggest_names(path: str) -> str:
     found = _parse_file(path).body
     classes = [node.name for node in found if isinstance(node, ast.ClassDef)]
     names = classes + [node.name for node in found if isinstance(node, ast.FunctionDef)]
-    return f": there are {', '.join(names[:8])}" if names else ""
+    return f": choose from {', '.join(names[:8])}" if names else ""
 
 
 def _parse_file(path: str) -> ast.Module:
@@ -204,7 +202,7 @@ def _parse_file(path: str) -> ast.Module:
     try:
         return ast.parse(source, path)
     except (SyntaxError, ValueError) as error:
-        raise TargetError(f"{path} is no Python: {str(error).splitlines()[0]}") from None
+        raise TargetError(f"{path}: invalid Python: {str(error).splitlines()[0]}") from None
 
 
 def _check_name(path: str, name: str) -> None:
@@ -237,9 +235,9 @@ def _read_config(path: str) -> dict[str, Any]:
     except OSError as error:
         raise TargetError(f"{path}: {error.strerror or error}") from None
     except ValueError as error:
-        raise TargetError(f"{path} is no JSON: {error}") from None
+        raise TargetError(f"{path}: invalid JSON: {error}") from None
     if not isinstance(record, dict) or not isinstance(record.get("model_type"), str):
-        raise TargetError(f"{path} is no configuration of transformers: it has no model_type")
+        raise TargetError(f"{path}: expected a configuration of transformers, with model_type")
     return record
 
 
@@ -269,7 +267,7 @@ def load_target(target: ModelTarget, mode: FakeTensorMode) -> LoadedModel:
     elif isinstance(found, torch.nn.Module):
         made = mode.from_module(found)
     if not callable(made):
-        raise TargetError(f"{target.text} is a {type(made).__name__}: neither a module nor a function")
+        raise TargetError(f"{target.text}: expected a module or a function, got a {type(made).__name__}")
     is_module = isinstance(made, torch.nn.Module)
     return LoadedModel(made, _guess_inputs(made) if is_module else (), "the first layer")
 
@@ -423,7 +421,7 @@ def choose_inputs(program: LoadedModel, given: Sequence[InputSpec], text: str) -
     if not inputs:
         signature = inspect.signature(getattr(program.function, "forward", program.function))
         raise TargetError(
-            f'{text} takes {signature}: say what it is given, as in --input "x: f32[batch, 3, 224, 224]"'
+            f'no guess for the inputs of {text}{signature}; describe them, as in --input "x: f32[batch, 3, 224, 224]"'
         )
     return inputs
 

@@ -24,24 +24,29 @@ def add_time_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add(
         "--max-step-time", metavar="TIME", type=_parse_limit,
-        help="what a step may take, as in 0.5s; over it is exit code 3",
+        help="limit for the time of a step, as in 0.5s; exit code 3 above it",
     )  # fmt: skip
     add(
         "--host",
         metavar="KIND",
-        help=f"the host of the card: {', '.join(list_hosts())} (the card's usual one)",
+        help=f"host of the card: {', '.join(list_hosts())} (default: the usual one)",
     )
     add(
         "--per-step", metavar="N", type=_parse_count,
-        help="samples in a step, where the inputs of the model do not tell",
+        help="samples per step, if they can't be derived from the inputs of the model",
     )  # fmt: skip
-    add("--total-steps", metavar="N", type=_parse_count, help="steps of the whole run: hours and card-hours")
+    add(
+        "--total-steps",
+        metavar="N",
+        type=_parse_count,
+        help="steps of the whole run, for hours and card-hours",
+    )
     add("--total-tokens", metavar="N", type=_parse_amount, help="the same by tokens, as in 300e9")
     add(
         "--cost",
         metavar="PRICE",
         type=_parse_price,
-        help="of an hour of one card, as in 2.49/h, for the whole run",
+        help="price of a card-hour, as in 2.49/h, for the cost of the whole run",
     )
 
 
@@ -88,7 +93,7 @@ def add_cost(options: argparse.Namespace, rehearsal: Rehearsal, cards: int) -> N
     time, steps = rehearsal.time, options.total_steps
     if time is not None and options.total_tokens is not None:
         if not time.tokens_per_second:
-            raise TimeOptionError("--total-tokens: the inputs of the model are no tokens; give --total-steps")
+            raise TimeOptionError("--total-tokens: the inputs of the model are not tokens; use --total-steps")
         steps = round(options.total_tokens / (time.tokens_per_second * time.seconds_per_step))
     if time is not None and steps is not None:
         rehearsal.time = replace(time, cost=run_cost(time, steps, cards, options.cost))
