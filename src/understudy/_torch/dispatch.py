@@ -543,6 +543,10 @@ unflatten_tensors: Callable[..., Any] = torch._utils._unflatten_dense_tensors
 """Dense tensors as one of one dimension, and back."""
 
 
+WORK_WAITS = "torch.distributed.Work.wait", "torch._C._distributed_c10d.FakeWork.wait"
+"""What a program calls to wait for a collective: the one of torch's fake process group has its own."""
+
+
 def name_of_process_group(group: Any) -> str:
     """The name of a process group, or of the object that stands for it in operators."""
     if isinstance(group, torch.ScriptObject):

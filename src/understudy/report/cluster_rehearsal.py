@@ -4,6 +4,7 @@
     cluster.ranks[7].peak.reserved_bytes       also of a rank that another one stands for
     cluster.ranks[7].rehearsal                 the whole `Rehearsal` of that rank
     cluster.communication                      rows: rank, collective, group, calls, bytes, line
+    cluster.time.seconds_per_step              of all ranks together
     cluster.faults                             deadlocks, mismatches, …: each with a text that names ranks and lines
     cluster.to_json(), ClusterRehearsal.from_json(text)
 
@@ -32,6 +33,7 @@ from understudy.report.rehearsal import (
     make_schema,
     read_record,
 )
+from understudy.timing.step_time import TimeEstimate
 
 SCHEMA_VERSION = 1
 SCHEMA_FILE = Path(__file__).with_name("cluster.schema.json")
@@ -81,6 +83,8 @@ class ClusterRehearsal:
     communication: list[CommunicationRow] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
     assumptions: list[str] = field(default_factory=list)
+    time: TimeEstimate | None = None
+    """Of a step of all ranks together."""
     kind: str = KIND
     schema_version: int = SCHEMA_VERSION
 

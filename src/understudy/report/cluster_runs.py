@@ -27,6 +27,7 @@ from understudy.cluster.faults import Fault, History, find_faults, write_ranks
 from understudy.cluster.layout import CLASSES, Interconnect, Layout, LayoutError, parse_ranks
 from understudy.cluster.ranks import run_ranks
 from understudy.report.cluster_rehearsal import CardUse, ClusterRehearsal, RankRow
+from understudy.report.cluster_times import estimate_time
 from understudy.report.measurement import Measurement
 from understudy.report.rehearsal import DOES_NOT_FIT, FAILED, FITS, NO_VERDICT, TIGHT, Device, Peak, Rehearsal
 from understudy.report.runs import Recorder, RehearsalOptions
@@ -212,6 +213,7 @@ def _run_rank(
         "exit_code": result.exit_code,
         "error": result.error or (said.getvalue() if result.exit_code else ""),
         "rehearsal": rehearsal.to_dict(),
+        "time_log": recorder.measurement.clock.log if recorder.measurement.clock is not None else None,
         "log": network.log if network is not None else [],
         "groups": network.groups if network is not None else {},
         "meshes": network.meshes if network is not None else [],
@@ -308,6 +310,8 @@ def _summarise(
         rows=rows, communication=communication, faults=faults, assumptions=_merge_notes(known),
     )  # fmt: skip
     _add_cards(cluster)
+    if not faults and cluster.verdict not in (FAILED, NO_VERDICT):
+        cluster.time = estimate_time(cluster, {rank: result["time_log"] for rank, result in results.items()})
     cluster.headline = _write_headline(cluster)
     return cluster
 

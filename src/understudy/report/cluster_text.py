@@ -8,6 +8,7 @@ from understudy.cluster.communication import SETUP, STEPS, CommunicationRow
 from understudy.cluster.faults import write_ranks
 from understudy.report.cluster_rehearsal import ClusterRehearsal, RankRow
 from understudy.report.text import WIDTH, clean, format_size, shorten_place, write_table
+from understudy.report.times import write_cost, write_step
 
 GiB = 1 << 30
 MOST_ROWS = 24
@@ -17,13 +18,20 @@ LEAST_SECONDS = 1e-4
 
 def write_cluster(cluster: ClusterRehearsal, width: int = WIDTH) -> str:
     sections = [
-        "\n".join([clean(cluster.headline), _write_layout(cluster)]),
+        "\n".join([clean(cluster.headline), _write_layout(cluster), *_write_time(cluster)]),
         "\n".join(clean(str(fault)) for fault in cluster.faults),
         _write_ranks(cluster, width),
         *(_write_communication(cluster, when, width) for when in (SETUP, STEPS)),
         _write_balance(cluster),
     ]
     return "\n\n".join(section for section in sections if section)
+
+
+def _write_time(cluster: ClusterRehearsal) -> list[str]:
+    if cluster.time is None:
+        return []
+    lines = [f"{write_step(cluster.time)} (all ranks together)"]
+    return lines + ([write_cost(cluster.time.cost)] if cluster.time.cost is not None else [])
 
 
 def _write_layout(cluster: ClusterRehearsal) -> str:

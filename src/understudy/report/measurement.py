@@ -30,6 +30,7 @@ from understudy.simulation.events import (
     MemoryRecord,
     StorageRecord,
     StreamEvent,
+    WaitEvent,
     specs_of_call,
 )
 from understudy.simulation.storages import ObservedMode
@@ -297,7 +298,7 @@ class Measurement(Listener):
             if record.birthplace[0] is moment and type(record) is StorageRecord
         }
 
-    def follow_event(self, event: StreamEvent | CollectiveEvent) -> None:
+    def follow_event(self, event: StreamEvent | CollectiveEvent | WaitEvent) -> None:
         """What the program does with streams, and collectives, stand among its calls."""
         if self.clock is not None:
             self.mode.finished.append(event)

@@ -39,6 +39,7 @@ from understudy.simulation.catalogue import Card
 from understudy.simulation.libraries import adapt_path
 from understudy.simulation.machine import Machine
 from understudy.simulation.memory import MachineMemory, OnOOM
+from understudy.simulation.network import CLUSTER
 from understudy.simulation.sandbox import Sandbox, run_sandboxed
 from understudy.simulation.simulator import find_device, simulate
 from understudy.simulation.storages import ObservedMode
@@ -108,7 +109,7 @@ class Recorder:
         if self.card is None or not can_estimate(self.card):
             return None
         per_node = self.count if self.count > 1 else int(os.environ.get("LOCAL_WORLD_SIZE") or CARDS_OF_NODE)
-        return RunClock(find_curve(self.card, self.options.host), per_node)
+        return RunClock(find_curve(self.card, self.options.host), per_node, has_log=CLUSTER.peers is not None)
 
     @contextmanager
     def _make_machine(self) -> Iterator[None]:

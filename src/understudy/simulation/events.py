@@ -58,7 +58,9 @@ if hasattr(
 
 
 class CollectiveEvent(NamedTuple):
-    """A collective of this process. `is_functional`: a `wait_tensor` follows where its result is used."""
+    """A collective of this process. `ranks`: of its group; of a message, its two ends. `is_functional`: a `wait_tensor`
+    follows where its result is used. `number`: by which a `WaitEvent` refers to it. `peer`: the other end, or the root.
+    `device`: the card whose tensors it takes, -1 for the host."""
 
     kind: str
     group: str
@@ -66,6 +68,17 @@ class CollectiveEvent(NamedTuple):
     nbytes: int
     is_async: bool
     is_functional: bool = False
+    number: int = 0
+    peer: int | None = None
+    tag: int = 0
+    device: int = 0
+
+
+class WaitEvent(NamedTuple):
+    """The program waits for a collective: `work.wait()`. The current stream of the card goes on after it."""
+
+    number: int
+    device: int = 0
 
 
 class WithBirthplace:

@@ -14,6 +14,7 @@ Which tensors carry values is decided by their dtype and size alone, so that all
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -30,7 +31,7 @@ from understudy.fake.values.determined import replace_contents
 from understudy.lines import user_line
 from understudy.ops.communication import Collective
 from understudy.ops.registry import record_of
-from understudy.simulation.events import AfterCall, CollectiveEvent, Listener
+from understudy.simulation.events import AfterCall, CollectiveEvent, Listener, WaitEvent
 from understudy.simulation.storages import ObservedMode
 
 MOST_VALUES = 1 << 16
@@ -134,6 +135,10 @@ class Network(Listener):
     """Whether `init_process_group` was given a `device_id`: NCCL then connects at once."""
     reduce_op: Any = None
     """Of the call that runs: operators hold it as an opaque object."""
+    handles: weakref.WeakKeyDictionary[Any, range] = field(default_factory=weakref.WeakKeyDictionary)
+    """What asynchronous calls have returned: the entries of the log that they have made."""
+    card: int = 0
+    """The card whose tensors were communicated last."""
     _meetings: Counter[tuple[Any, ...]] = field(default_factory=Counter)
 
     def note(self, text: str) -> None:
@@ -204,6 +209,7 @@ class Network(Listener):
             peer=group.ranks[given[fact.root]] if fact.root else None,
             is_async=bool(given.get("async_op", func.namespace == "c10d")),
             tag=given.get("tag", 0), is_functional=func.namespace != "c10d",
+            device=tensors[0]._spec.device if tensors else None,
         )  # fmt: skip
 
     def add(
@@ -217,11 +223,28 @@ class Network(Listener):
         is_async: bool = False,
         tag: int = 0,
         is_functional: bool = False,
+        device: torch.device | None = None,
     ) -> None:
         """To the log."""
+        if device is not None and device.type == "cuda":
+            self.card = device.index or 0
         if self.mode.on_event is not None:
-            event = CollectiveEvent(kind, group.name, group.ranks, nbytes, is_async, is_functional)
-            self.mode.on_event(event)
+            is_message = kind in ("send", "recv") and peer is not None
+            ranks = (min(self.rank, peer), max(self.rank, peer)) if is_message else group.ranks
+            self.mode.on_event(
+                CollectiveEvent(
+                    kind,
+                    group.name,
+                    ranks,
+                    nbytes,
+                    is_async,
+                    is_functional,
+                    len(self.log),
+                    peer,
+                    tag,
+                    self.card,
+                )
+            )
         places = self.mode.places
         step, phase, _ = (0, "", "") if places is None else places.describe()
         self.log.append(
@@ -230,11 +253,17 @@ class Network(Listener):
             )
         )
 
+    def wait_for(self, work: object) -> None:
+        """The program waits for what has returned this handle."""
+        for number in self.handles.pop(work, ()):
+            if self.mode.on_event is not None:
+                self.mode.on_event(WaitEvent(number, self.card))
+
     def reduce_bucket(self, group: Any, bucket: FakeTensor) -> None:
         """DistributedDataParallel reduces a bucket of gradients, in C++."""
         self.add(
             "all_reduce", self.find_group(group), bucket._spec.numel * bucket._spec.itemsize,
-            str(bucket._spec.dtype).removeprefix("torch."), is_async=True,
+            str(bucket._spec.dtype).removeprefix("torch."), is_async=True, device=bucket._spec.device,
         )  # fmt: skip
         record = self.mode.find_record(bucket)
         if record is not None:

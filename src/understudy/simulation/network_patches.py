@@ -92,9 +92,11 @@ def report_asked_backend(original: Function, group: object = None) -> Any:
     return dict(part.split(":") for part in asked.split(",")).get("cuda", "gloo") if ":" in asked else asked
 
 
-REDUCING = (
+ISSUING = (
     "allreduce", "allreduce_coalesced", "reduce", "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_single",
-    "reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced",
+    "reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced", "broadcast", "allgather", "_allgather_base",
+    "all_gather_single", "allgather_coalesced", "allgather_into_tensor_coalesced", "all_gather_single_coalesced",
+    "alltoall", "alltoall_base", "all_to_all_single", "gather", "scatter", "send", "recv", "recv_anysource", "barrier",
 )  # fmt: skip
 """Methods of process groups; a release of torch has some of them."""
 
@@ -102,21 +104,36 @@ REDUCING = (
 @patch_call(
     *(
         f"torch.distributed.ProcessGroup.{name}"
-        for name in REDUCING
+        for name in ISSUING
         if hasattr(torch.distributed.ProcessGroup, name)
     ),
     during=OBSERVATION,
 )
-def remember_operation(original: Function, self: object, *args: Any, **kwargs: Any) -> Any:
-    """Operators hold the reduction (sum, max, …) as an object that Python can't read."""
+def follow_call(original: Function, self: object, *args: Any, **kwargs: Any) -> Any:
+    """Operators hold the reduction (sum, max, …) as an object that Python can't read. What a call has added to the log is
+    known by the handle that it returns."""
+    network = current_network()
+    if network is None:
+        return original(self, *args, **kwargs)
+    operation: Any = torch.distributed.ReduceOp.SUM
+    for value in (*args, *kwargs.values()):
+        found = getattr(value, "reduceOp", value)
+        if isinstance(found, (torch.distributed.ReduceOp, torch.distributed.ReduceOp.RedOpType)):
+            operation = found
+    network.reduce_op = operation
+    first = len(network.log)
+    handle = original(self, *args, **kwargs)
+    if handle is not None and len(network.log) > first:
+        network.handles[handle] = range(first, len(network.log))
+    return handle
+
+
+@patch_call(*_torch.WORK_WAITS, during=OBSERVATION)
+def note_wait(original: Function, self: object, *args: Any, **kwargs: Any) -> Any:
+    """The current stream goes on after the collective."""
     network = current_network()
     if network is not None:
-        operation: Any = torch.distributed.ReduceOp.SUM
-        for value in (*args, *kwargs.values()):
-            found = getattr(value, "reduceOp", value)
-            if isinstance(found, (torch.distributed.ReduceOp, torch.distributed.ReduceOp.RedOpType)):
-                operation = found
-        network.reduce_op = operation
+        network.wait_for(self)
     return original(self, *args, **kwargs)
 
 

@@ -74,6 +74,7 @@ from understudy.simulation.events import (
     ScratchRecord,
     StorageRecord,
     StreamEvent,
+    WaitEvent,
     find_methods,
 )
 from understudy.simulation.plain_writes import IN_PLACE, PlainWrites
@@ -142,7 +143,7 @@ class ObservedMode(FakeTensorMode):
         self._on_death = self._remove
         self.finished: list[Any] = []
         """The label of each call."""
-        self.on_event: Callable[[StreamEvent | CollectiveEvent], None] | None = None
+        self.on_event: Callable[[StreamEvent | CollectiveEvent | WaitEvent], None] | None = None
         """Called with what happens to streams, and with collectives, by the one who follows time."""
         self.births = 0
         self.calls = 0

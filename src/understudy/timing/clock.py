@@ -18,13 +18,22 @@ from typing import Any, NamedTuple
 
 from understudy.ops.traits import kernel_families as families
 from understudy.ops.traits.kernel_families import describe_kernels
-from understudy.simulation.events import CollectiveEvent, StreamEvent
+from understudy.simulation.events import CollectiveEvent, StreamEvent, WaitEvent
 from understudy.spec import TensorSpec
 from understudy.spec.call import Call
 from understudy.timing.attribution import COMMUNICATION, COPIES, INPUT
-from understudy.timing.collectives import group_seconds
+from understudy.timing.collectives import POINT_TO_POINT, group_seconds
 from understudy.timing.curves import Curve, Host
 from understudy.timing.kernels import name_dtype, seconds_of
+from understudy.timing.rank_logs import (
+    Awaited,
+    Collective,
+    EventWait,
+    PhaseEnd,
+    RankLog,
+    Recorded,
+    Synchronized,
+)
 from understudy.timing.timeline import Timeline
 
 PRODUCTS, CONVOLUTIONS, ATTENTION, MEMORY = "products", "convolutions", "attention", "memory"
@@ -69,12 +78,14 @@ class CallTime(NamedTuple):
 
 
 class RunClock:
-    """The timeline of one run on cards of one kind."""
+    """The timeline of one run on cards of one kind. `has_log`: what other ranks wait for is kept, to be replayed with
+    them."""
 
-    def __init__(self, curve: Curve, per_node: int = 1) -> None:
+    def __init__(self, curve: Curve, per_node: int = 1, has_log: bool = False) -> None:
         self.curve = curve
         self.per_node = per_node
         """Cards of a node, by which ranks are numbered."""
+        self.log = RankLog() if has_log else None
         self.timeline = Timeline()
         self.phases: dict[tuple[int, str], float] = defaultdict(float)
         """Seconds by step and phase."""
@@ -85,10 +96,10 @@ class RunClock:
         """Of issuing, by step."""
         self._streams: dict[int, int] = {}
         self._events: dict[int, float] = {}
-        self._awaited: deque[float] = deque()
-        """Ends of functional collectives that nothing has waited for yet."""
-        self._pending = 0.0
-        """The last end of asynchronous collectives."""
+        self._awaited: deque[tuple[float, int]] = deque()
+        """Ends of functional collectives that nothing has waited for yet, and their numbers."""
+        self._pending: dict[int, tuple[float, bool, int]] = {}
+        """Asynchronous collectives that nothing has waited for yet, by number: end, whether it is a message, card."""
 
     def describe(self, call: Call, results: Iterable[TensorSpec], flops: int = 0) -> CallTime:
         """`flops`: of its products, as they are counted in reports."""
@@ -118,7 +129,7 @@ class RunClock:
     ) -> None:
         """`labels` have a `time`, or are a StreamEvent. `births`: by position in `labels`, where memory was born; a call
         without any belongs to the place of the one before it."""
-        timeline, streams = self.timeline, self._streams
+        timeline, streams, log = self.timeline, self._streams, self.log
         launch, places = timeline.launch, self.seconds_by_place
         factor = host_factor(self.curve.host, moment.phase)
         before = timeline.mark()
@@ -135,26 +146,42 @@ class RunClock:
             if kind_of_label is CollectiveEvent:
                 self._communicate(label)
                 continue
+            if kind_of_label is WaitEvent:
+                if label.number in self._pending:
+                    stream = label.device, streams.get(label.device, 0)
+                    self._wait_for(stream, self._pending.pop(label.number)[0], label.number)
+                continue
             _, device, kernels, host, _, _ = label.time
             if device < 0:
                 timeline.work(host, INPUT if is_input else "host", label)
+                if log is not None:
+                    log.work(host)
                 continue
+            host *= factor
             if not kernels:
-                timeline.host += host * factor
+                timeline.host += host
+                if log is not None:
+                    log.work(host)
                 continue
             stream = device, streams.get(device, 0)
-            host *= factor
             if kernels[0].family == families.WAIT:
-                timeline.wait(stream, self._awaited.popleft() if self._awaited else 0.0)
+                if self._awaited:
+                    self._wait_for(stream, *self._awaited.popleft())
                 continue
             for seconds, kind, _, is_blocking in kernels:
                 launch(stream, seconds, host, kind, label)
+                if log is not None:
+                    log.launch(stream, seconds, host)
                 if is_placed:
                     places[place] += seconds
                 host = 0.0
                 if is_blocking:
                     timeline.synchronize(stream)
+                    if log is not None:
+                        log.add(Synchronized(stream))
         self._wait_for_communication()
+        if log is not None:
+            log.add(PhaseEnd(moment.step, moment.phase))
         after = timeline.mark()
         self.phases[moment.step, moment.phase] += after.done - before.done
         self.host_seconds[moment.step] += after.host - before.host
@@ -162,42 +189,79 @@ class RunClock:
 
     def _communicate(self, event: CollectiveEvent) -> None:
         """On the communicator's own stream, after what the current one has so far. That one goes on beside it, until it
-        waits: at once, at a `wait_tensor`, or, for what is asynchronous, at the end of the phase at the latest."""
+        waits: at once, at a `wait_tensor`, at `work.wait()`, or, for what nothing waits for but a message, at the end of the
+        phase."""
         timeline = self.timeline
-        stream = 0, self._streams.get(0, 0)
-        seconds = group_seconds(event.kind, event.ranks, event.nbytes, self.curve.card, self.per_node)
+        stream = event.device, self._streams.get(event.device, 0)
+        is_waited = not (event.is_functional or event.is_async)
+        is_message = event.kind in POINT_TO_POINT
+        collective = Collective(
+            event.kind,
+            event.group,
+            event.ranks,
+            event.nbytes,
+            stream,
+            event.number,
+            event.peer,
+            event.tag,
+            is_waited,
+        )
         host = LAUNCHES_OF_COLLECTIVE * self.curve.host.kernel
+        if self.log is not None:
+            self.log.work(host)
+            self.log.add(collective)
+        # Messages of one pair and direction follow each other; those of different pairs do not.
+        clock = f"group {event.group}" + (f", {event.kind} {event.peer}" if is_message else "")
         label = f"{event.kind} of {len(event.ranks)}"
         end = timeline.communicate(
-            f"group {event.group}", stream, seconds, host, kind=COMMUNICATION, label=label
+            clock, stream, self.seconds_of(collective), host, kind=COMMUNICATION, label=label
         )
         if event.is_functional:
-            self._awaited.append(end)
+            self._awaited.append((end, event.number))
         elif event.is_async:
-            self._pending = max(self._pending, end)
+            self._pending[event.number] = end, is_message, event.device
         else:
             timeline.wait(stream, end)
 
+    def seconds_of(self, collective: Collective) -> float:
+        """Of a collective, once all of its ranks have come."""
+        return group_seconds(
+            collective.kind, collective.ranks, collective.nbytes, self.curve.card, self.per_node
+        )
+
+    def _wait_for(self, stream: tuple[int, int], end: float, number: int) -> None:
+        self.timeline.wait(stream, end)
+        if self.log is not None:
+            self.log.add(Awaited(stream, number))
+
     def _wait_for_communication(self) -> None:
-        if self._pending:
-            for device in {0, *self._streams}:
-                self.timeline.wait((device, self._streams.get(device, 0)), self._pending)
-            self._pending = 0.0
+        for number, (end, is_message, device) in list(self._pending.items()):
+            if not is_message:
+                self.timeline.wait((device, self._streams.get(device, 0)), end)
+                del self._pending[number]
 
     def _follow(self, event: StreamEvent) -> None:
-        timeline, stream = self.timeline, (event.device, event.stream)
+        timeline, log, stream = self.timeline, self.log, (event.device, event.stream)
         if event.kind == "select":
             self._streams[event.device] = event.stream
-        elif event.kind == "record":
+            return
+        if event.kind == "record":
             self._events[event.event] = timeline.record(stream)
+            entry: Any = Recorded(event.event, stream)
         elif event.kind == "wait":
             timeline.wait(stream, self._events.get(event.event, 0.0))
+            entry = EventWait(event.event, stream)
         elif event.kind == "host waits":
             timeline.wait_on_host(self._events.get(event.event, 0.0))
+            entry = EventWait(event.event, None)
         elif event.stream < 0:
             timeline.synchronize()
+            entry = Synchronized(None)
         else:
             timeline.synchronize(stream)
+            entry = Synchronized(stream)
+        if log is not None:
+            log.add(entry)
 
 
 def host_factor(host: Host, phase: str) -> float:

@@ -14,6 +14,8 @@ from understudy.timing.timeline import HOST, Span
 
 HOST_ERROR = 0.6
 """Logarithm of the factor by which hosts differ from the one that is assumed, 90% of them."""
+COMMUNICATION_ERROR = 0.5
+"""The same of communication that nothing runs beside, and of waiting for other ranks."""
 UNKNOWN_ERROR = 0.7
 """The same of kernels whose family is not known."""
 MOST_SPANS = 20_000
@@ -41,7 +43,8 @@ class RunFacts:
 
 
 def estimate_time(clock: RunClock, facts: RunFacts) -> TimeEstimate | None:
-    chosen, count = choose_steps(clock, facts)
+    chosen = choose_steps(facts.steps, {step for step, _ in clock.phases})
+    count = len(chosen) if facts.steps else max(1, facts.passes)
     phases: dict[str, float] = defaultdict(float)
     for (step, phase), seconds in clock.phases.items():
         if step in chosen and is_counted(phase):
@@ -95,13 +98,12 @@ def is_counted(phase: str) -> bool:
     return phase not in (SETUP, EVALUATION)
 
 
-def choose_steps(clock: RunClock, facts: RunFacts) -> tuple[set[int], int]:
-    """The steps that count, by number, and how many steps or passes they are. Of several, the first one is left out: it
-    makes the state of the optimizer. A step that did not end is in none."""
-    if not facts.steps:
-        return {step for step, _ in clock.phases}, max(1, facts.passes)
-    first = 1 if facts.steps > 1 else 0
-    return set(range(first, facts.steps)), facts.steps - first
+def choose_steps(steps: int, present: set[int]) -> set[int]:
+    """The steps that count, by number. Of several, the first one is left out: it makes the state of the optimizer. A step
+    that did not end is in none. Without an optimizer, all that is `present` counts."""
+    if not steps:
+        return present
+    return set(range(1 if steps > 1 else 0, steps))
 
 
 def find_windows(clock: RunClock, chosen: set[int]) -> list[tuple[float, float, Sequence[Span]]]:
@@ -126,7 +128,11 @@ def stated_error(clock: RunClock, facts: RunFacts, shares: Mapping[str, float]) 
     that no family is known of."""
     kind = "training" if facts.has_backward else "inference"
     on_host = shares.get(LAUNCHES, 0.0) + shares.get(INPUT, 0.0)
-    return hypot(clock.curve.error[kind], HOST_ERROR * on_host, UNKNOWN_ERROR * facts.unknown_share)
+    exposed = shares.get(SHOWN[COMMUNICATION], 0.0)
+    return hypot(
+        clock.curve.error[kind], HOST_ERROR * on_host, COMMUNICATION_ERROR * exposed,
+        UNKNOWN_ERROR * facts.unknown_share,
+    )  # fmt: skip
 
 
 def make_trace(windows: Sequence[tuple[float, float, Sequence[Span]]]) -> TimeTrace:
