@@ -1,13 +1,20 @@
-"""A decoder of any published size, trained on random tokens: one card, or sharded over many by torch's own fully_shard.
+"""A decoder of any published size, trained on random tokens: one card, or laid out over many by torch's own APIs.
 
     understudy run --device h100 examples/decoder.py --size 1b --context 2048 --batch 4
     understudy run --device 8xh100 torchrun --nproc-per-node 8 examples/decoder.py --size 7b --checkpoint
+    understudy run --device 8xh100 torchrun --nproc-per-node 8 examples/decoder.py --size llama-8b --tp 2 --pp 2 --zero 1
 
-Sizes are those of the MPT family: layer norms, GELU, four times the width in the MLP, learned positions, tied embeddings.
+Sizes with a plain name are those of the MPT family: layer norms, GELU, four times the width in the MLP, learned positions,
+tied embeddings. `llama-` sizes have RMS norms, rotary positions and a gated MLP.
+
+Layouts: `--dp`, `--tp`, `--pp` ranks, whose product is the number of ranks. Tensor parallelism is `parallelize_module` with
+sequence parallelism and a loss over the shards of the vocabulary, pipelines are `torch.distributed.pipelining` with 1F1B,
+data parallelism is `fully_shard` for every stage of ZeRO: 0 shards nothing, 1 the optimizer state, 2 gradients too, 3 all.
 """
 
 import argparse
 import os
+from contextlib import nullcontext
 
 import torch
 import torch.distributed as dist
@@ -25,8 +32,15 @@ SIZES = {
     "13b": (40, 5120, 40),
     "30b": (48, 7168, 56),
     "70b": (80, 8192, 64),
+    "llama-tiny": (4, 64, 8, 128),
+    "llama-1b": (16, 2048, 32, 8192),
+    "llama-3b": (28, 3072, 32, 8192),
+    "llama-8b": (32, 4096, 32, 14336),
+    "llama-70b": (80, 8192, 64, 28672),
 }
-"""Layers, width, heads."""
+"""Layers, width, heads; the width of the MLP, where it is gated."""
+MOST_TIED = 10_000
+"""Gated decoders with an MLP that is less wide have tied embeddings."""
 
 
 def parse_options(arguments=None):
@@ -40,51 +54,176 @@ def parse_options(arguments=None):
     parser.add_argument(
         "--keep-gathered", action="store_true", help="shard gradients and optimizer state only"
     )
+    parser.add_argument("--dp", type=int, help="data parallel ranks (all that are left)")
+    parser.add_argument("--tp", type=int, default=1, help="tensor parallel ranks")
+    parser.add_argument("--pp", type=int, default=1, help="stages of a pipeline")
+    parser.add_argument("--zero", type=int, choices=(0, 1, 2, 3), help="stage of ZeRO (3)")
     parser.add_argument("--pure", action="store_true", help="parameters and activations in bfloat16")
     parser.add_argument("--steps", type=int, default=2)
     return parser.parse_args(arguments)
 
 
+def rotate(x, cos, sin):
+    first, second = x.chunk(2, dim=-1)
+    return x * cos + torch.cat((-second, first), dim=-1) * sin
+
+
 class Block(nn.Module):
-    def __init__(self, width, heads):
+    def __init__(self, width, heads, inner=None):
         super().__init__()
-        self.heads = heads
-        self.norm1, self.norm2 = nn.LayerNorm(width, bias=False), nn.LayerNorm(width, bias=False)
+        self.head_size, self.is_gated = width // heads, inner is not None
+        norm = nn.RMSNorm if self.is_gated else nn.LayerNorm
+        bias = {} if self.is_gated else {"bias": False}
+        self.norm1, self.norm2 = norm(width, **bias), norm(width, **bias)
         self.qkv, self.proj = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width, bias=False)
-        self.up, self.down = nn.Linear(width, 4 * width, bias=False), nn.Linear(4 * width, width, bias=False)
+        inner = inner or 4 * width
+        self.up, self.down = nn.Linear(width, inner, bias=False), nn.Linear(inner, width, bias=False)
+        if self.is_gated:
+            self.gate = nn.Linear(width, inner, bias=False)
 
     def forward(self, x):
-        batch, length, width = x.shape
-        q, k, v = self.qkv(self.norm1(x)).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        x = x + self.attend(self.norm1(x))
+        y = self.norm2(x)
+        return x + self.feed(y)
+
+    def attend(self, x):
+        qkv = self.qkv(x)  # the heads of this rank, after each other: q, k and v of each
+        batch, length, _ = qkv.shape
+        q, k, v = qkv.view(batch, length, -1, 3, self.head_size).permute(3, 0, 2, 1, 4)
+        if self.is_gated:
+            places = torch.arange(length, device=x.device, dtype=torch.float32)
+            rates = 10_000 ** (-torch.arange(0, self.head_size, 2, device=x.device) / self.head_size)
+            angles = torch.outer(places, rates).repeat(1, 2)
+            cos, sin = angles.cos().to(q.dtype), angles.sin().to(q.dtype)
+            q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.proj(y.transpose(1, 2).reshape(batch, length, width))
-        return x + self.down(F.gelu(self.up(self.norm2(x))))
+        return self.proj(y.transpose(1, 2).reshape(batch, length, -1))
+
+    def feed(self, x):
+        return self.down(F.silu(self.gate(x)) * self.up(x) if self.is_gated else F.gelu(self.up(x)))
 
 
 class Decoder(nn.Module):
-    def __init__(self, options):
-        super().__init__()
-        layers, width, heads = SIZES[options.size]
-        self.has_checkpoints = options.checkpoint
-        self.tokens = nn.Embedding(options.vocabulary, width)
-        self.positions = nn.Embedding(options.context, width)
-        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
-        self.norm = nn.LayerNorm(width, bias=False)
+    """Of a pipeline, one stage: the embeddings are in the first, the head is in the last."""
 
-    def forward(self, ids):
-        x = self.tokens(ids) + self.positions(torch.arange(ids.shape[1], device=ids.device))
+    def __init__(self, options, stage=0, stages=1):
+        super().__init__()
+        layers, width, heads, *inner = SIZES[options.size]
+        self.has_checkpoints = options.checkpoint
+        self.is_first, self.is_last = stage == 0, stage == stages - 1
+        self.is_tied = stages == 1 and (not inner or inner[0] < MOST_TIED)
+        if self.is_first:
+            self.tokens = nn.Embedding(options.vocabulary, width)
+            self.positions = None if inner else nn.Embedding(options.context, width)
+        first, last = layers * stage // stages, layers * (stage + 1) // stages
+        self.blocks = nn.ModuleList(Block(width, heads, *inner) for _ in range(last - first))
+        if self.is_last:
+            self.norm = nn.RMSNorm(width) if inner else nn.LayerNorm(width, bias=False)
+            self.head = nn.Linear(width, options.vocabulary, bias=False)
+        self.tie()
+
+    def tie(self):
+        if self.is_tied:
+            self.head.weight = self.tokens.weight
+
+    def forward(self, x):
+        if self.is_first:
+            ids = x
+            x = self.tokens(ids)
+            if self.positions is not None:
+                x = x + self.positions(torch.arange(ids.shape[1], device=ids.device))
         for block in self.blocks:
             x = checkpoint(block, x, use_reentrant=False) if self.has_checkpoints else block(x)
-        return F.linear(self.norm(x), self.tokens.weight)
+        return self.head(self.norm(x)) if self.is_last else x
 
 
-def shard(model, options):
+def split_tensors(model, mesh):
+    """Tensor parallelism: heads and the MLP over ranks, and the sequence between them."""
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        SequenceParallel,
+        parallelize_module,
+    )
+
+    column = ColwiseParallel(input_layouts=Shard(1))
+    row = RowwiseParallel(output_layouts=Shard(1))
+    to_local = SequenceParallel(use_local_output=True)
+    for block in model.blocks:
+        plan = {"norm1": to_local, "qkv": column, "proj": row, "norm2": to_local, "up": column, "down": row}
+        parallelize_module(block, mesh, plan | ({"gate": column} if block.is_gated else {}))
+    if model.is_first:
+        layouts = {"input_layouts": Replicate(), "output_layouts": Shard(1)}
+        plan = {"tokens": RowwiseParallel(**layouts)}
+        if model.positions is not None:
+            plan["positions"] = RowwiseParallel(**layouts | {"output_layouts": Shard(0)})
+        parallelize_module(model, mesh, plan)
+    if model.is_last:
+        head = ColwiseParallel(input_layouts=Shard(1), output_layouts=Shard(-1), use_local_output=False)
+        parallelize_module(model, mesh, {"norm": to_local, "head": head})
+    model.tie()
+
+
+def shard(model, options, mesh=None):
+    """Data parallelism, with all that the stage of ZeRO shards."""
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
+    reduce_dtype = torch.bfloat16 if options.zero is None else torch.float32
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=reduce_dtype)
+    keeps = options.keep_gathered or options.zero in (0, 1, 2)
     for block in model.blocks:
-        fully_shard(block, mp_policy=policy, reshard_after_forward=not options.keep_gathered)
-    fully_shard(model, mp_policy=policy, reshard_after_forward=False)
+        fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=not keeps)
+    fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+    if keeps and options.zero is not None:
+        model.set_reshard_after_backward(False)
+
+
+def compute_loss(logits, targets):
+    return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+
+
+def lay_out(options, device):
+    """The model, or the stage, of this rank; the schedule of its pipeline, if there is one."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+    world, tp, pp = dist.get_world_size(), options.tp, options.pp
+    dp = options.dp or world // (tp * pp)
+    if dp * tp * pp != world:
+        raise SystemExit(f"--dp {dp} x --tp {tp} x --pp {pp} is not the number of ranks, {world}")
+    # Of stage 0, every rank has all: shards of one rank each.
+    shards = 1 if options.zero == 0 else dp
+    mesh = init_device_mesh("cuda", (pp, dp // shards, shards, tp), mesh_dim_names=("pp", "dp", "shard", "tp"))
+    stage = mesh["pp"].get_local_rank()
+    with device:
+        model = Decoder(options, stage, pp)
+    if tp > 1:
+        split_tensors(model, mesh["tp"])
+    shard(model, options, mesh["dp", "shard"] if shards < dp else mesh["shard"])
+    if pp == 1:
+        return model, None
+    width = SIZES[options.size][1]
+    length = options.context // tp
+    logits = (options.batch, options.context, options.vocabulary // tp)
+    kinds = {"device": device, "dtype": torch.bfloat16, "requires_grad": True}
+    hidden = torch.empty(options.batch, length, width, **kinds)
+    ids = torch.empty(options.batch, options.context, device=device, dtype=torch.long)
+    inputs = ids if stage == 0 else hidden
+    outputs = torch.empty(logits, **kinds) if stage == pp - 1 else hidden
+    part = PipelineStage(model, stage, pp, device, inputs, outputs, group=mesh["pp"].get_group())
+    return model, Schedule1F1B(part, options.accumulate, loss_fn=compute_loss)
+
+
+def train_pipeline(schedule, options, device):
+    """All passes of one step: the schedule splits the batch."""
+    shape = (options.batch * options.accumulate, options.context + 1)
+    if schedule._stage.is_first:
+        schedule.step(torch.randint(options.vocabulary, shape, device=device)[:, :-1])
+    elif schedule._stage.is_last:
+        schedule.step(target=torch.randint(options.vocabulary, shape, device=device)[:, 1:])
+    else:
+        schedule.step()
 
 
 def main(options):
@@ -93,25 +232,48 @@ def main(options):
         dist.init_process_group("nccl")
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     device = torch.device("cuda", torch.cuda.current_device())
-    with device:
-        model = Decoder(options)
-    if options.pure:
-        model = model.bfloat16()
-    if is_sharded:
-        shard(model, options)
+    has_layout = options.zero is not None or max(options.dp or 1, options.tp, options.pp) > 1
+    schedule = None
+    if is_sharded and has_layout:
+        model, schedule = lay_out(options, device)
+    else:
+        with device:
+            model = Decoder(options)
+        if options.pure:
+            model = model.bfloat16()
+        if is_sharded:
+            shard(model, options)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.95), fused=True)
     for _ in range(options.steps):
-        for _ in range(options.accumulate):
-            ids = torch.randint(options.vocabulary, (options.batch, options.context + 1), device=device)
-            with torch.autocast("cuda", torch.bfloat16, enabled=not options.pure):
-                logits = model(ids[:, :-1])
-                loss = F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
-            loss.backward()
+        with split_loss(options):
+            if schedule is not None:
+                train_pipeline(schedule, options, device)
+            else:
+                train_passes(model, options, device, is_sharded)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
     if is_sharded:
         dist.destroy_process_group()
+
+
+def split_loss(options):
+    if options.tp == 1:
+        return nullcontext()
+    from torch.distributed.tensor.parallel import loss_parallel
+
+    return loss_parallel()
+
+
+def train_passes(model, options, device, is_sharded):
+    for number in range(options.accumulate):
+        if is_sharded and options.zero in (0, 1):
+            model.set_requires_gradient_sync(number == options.accumulate - 1)
+        ids = torch.randint(options.vocabulary, (options.batch, options.context + 1), device=device)
+        with torch.autocast("cuda", torch.bfloat16, enabled=not options.pure and options.tp == 1):
+            logits = model(ids[:, :-1])
+            loss = F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
+        loss.backward()
 
 
 if __name__ == "__main__":
