@@ -194,7 +194,9 @@ def lay_out(options, device):
         raise SystemExit(f"--dp {dp} x --tp {tp} x --pp {pp} is not the number of ranks, {world}")
     # Of stage 0, every rank has all: shards of one rank each.
     shards = 1 if options.zero == 0 else dp
-    mesh = init_device_mesh("cuda", (pp, dp // shards, shards, tp), mesh_dim_names=("pp", "dp", "shard", "tp"))
+    mesh = init_device_mesh(
+        "cuda", (pp, dp // shards, shards, tp), mesh_dim_names=("pp", "dp", "shard", "tp")
+    )
     stage = mesh["pp"].get_local_rank()
     with device:
         model = Decoder(options, stage, pp)

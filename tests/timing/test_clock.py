@@ -322,7 +322,8 @@ def test_intervals_are_written_in_one_unit(seconds: float, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "seconds, text", [(0.0, "-"), (2.5, "2.50 s"), (0.227, "227 ms"), (429e-6, "429 µs"), (28.4e-6, "28.4 µs")]
+    "seconds, text",
+    [(0.0, "-"), (2.5, "2.50 s"), (0.227, "227 ms"), (429e-6, "429 µs"), (28.4e-6, "28.4 µs")],
 )
 def test_seconds_of_a_table_have_a_unit(seconds: float, text: str) -> None:
     assert write_seconds(seconds) == text
