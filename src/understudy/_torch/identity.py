@@ -101,3 +101,8 @@ _APPLY = torch.nn.Module._apply.__code__
 _SWAP = torch.utils.swap_tensors.__code__
 _APPLY_INNER = "compute_should_use_set_data"
 _SNAPSHOT, _TRACER, _QUESTION = "snapshot_fake", "torch.fx.experimental.proxy_tensor", "is_fake_tensor"
+
+
+def has_triton() -> bool:
+    """Whether Triton is installed. Torch finds out once in a process."""
+    return bool(importlib.import_module("torch.utils._triton").has_triton_package())

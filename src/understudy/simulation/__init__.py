@@ -22,6 +22,7 @@
     processes        programs that a script starts, where no namespaces hold them
     connections      other machines, which a rehearsal does not reach
     libraries        transformers, safetensors, trackers, while a script is rehearsed
+    library_kernels/ kernels of flash_attn, xformers and Triton
     offline/         data sets, tokenizers and metrics that are not here
     quantised        weights in 4 and 8 bits, by bitsandbytes
     workspaces       memory besides that of tensors: workspaces of cuBLAS, scratch memory of kernels

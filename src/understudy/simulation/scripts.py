@@ -40,6 +40,9 @@ from understudy.lines import drop_own_frames, frames_to_show, is_own_file
 from understudy.patching import FILE_OVERLAY, REHEARSAL, active, patch_call
 from understudy.simulation.batches import BatchSizes, take_longest
 from understudy.simulation.libraries import adapt_libraries
+from understudy.simulation.library_kernels import STAND_INS
+from understudy.simulation.library_kernels.modules import offer_stand_ins
+from understudy.simulation.machine import ACTIVE
 from understudy.simulation.offline.switch import make_missing_data
 from understudy.simulation.overlay import Overlay, active_overlay
 from understudy.simulation.run_notes import RunNotes, widen_margin
@@ -229,6 +232,8 @@ def run_script(
         stack.enter_context(take_longest(takes_longest))
         stack.enter_context(make_missing_data(makes_data))
         stack.enter_context(adapt_libraries(hold, sandbox.level, is_online))
+        if ACTIVE.machine is not None:
+            stack.enter_context(offer_stand_ins(STAND_INS))
         handle = register_optimizer_step_post_hook(counter.count)
         stack.callback(handle.remove)
         exits = stack.enter_context(_push(_at_exit, []))

@@ -42,7 +42,27 @@ def of_flash(
     if dropout_p:
         return Scratch((16,))
     batch, heads, rows, width = query.numbers.shape
-    groups, columns = key.numbers.shape[1:3]
+    return _split_keys(facts, batch, heads, rows, width, *key.numbers.shape[1:3])
+
+
+@scratch("_flash_attention_forward")
+def of_flash_by_rows(
+    facts: DeviceFacts, made: Results, query: TensorSpec, key: TensorSpec, value: TensorSpec, cum_seq_q: object,
+    cum_seq_k: object, max_q: object, max_k: object, dropout_p: float = 0.0, *rest: object, **settings: object,
+) -> Scratch:  # fmt: skip
+    """Keys of sequences that lie one after the other are not split."""
+    if dropout_p:
+        return Scratch((16,))
+    if cum_seq_q is not None:
+        return NO_SCRATCH
+    batch, rows, heads, width = query.numbers.shape
+    columns, groups = key.numbers.shape[1:3]
+    return _split_keys(facts, batch, heads, rows, width, groups, columns)
+
+
+def _split_keys(
+    facts: DeviceFacts, batch: int, heads: int, rows: int, width: int, groups: int, columns: int
+) -> Scratch:
     if rows == 1 and heads > groups:
         heads, rows = groups, heads // groups
     block = 256 if width <= 64 else 128 if width <= 128 else 64
@@ -93,12 +113,36 @@ def of_flash_backward(
     out: TensorSpec, *rest: object, **settings: object,
 ) -> Scratch:  # fmt: skip
     batch, heads, rows, width = query.numbers.shape
-    sizes = [size for spec in (grad, out) for size in copy_if(not _is_laid_out_by_rows(spec), spec)]
-    sizes.append(4 * batch * heads * align(rows, 128))
-    sizes.append(4 * batch * align(rows, 128) * heads * align(width, 32 if width <= 128 else 64))
-    if key.shape[1] != heads:
-        sizes += 2 * [batch * key.numbers.shape[2] * heads * width * query.itemsize]
-    return Scratch(tuple(sizes))
+    groups, columns = key.numbers.shape[1:3]
+    copies = [size for spec in (grad, out) for size in copy_if(not _is_laid_out_by_rows(spec), spec)]
+    sums = _flash_backward_sums(query, batch * align(rows, 128), heads, width, groups, batch * columns)
+    return Scratch((*copies, *sums))
+
+
+@scratch("_flash_attention_backward")
+def of_flash_backward_by_rows(
+    facts: DeviceFacts, made: Results, grad: TensorSpec, query: TensorSpec, key: TensorSpec, value: TensorSpec,
+    out: TensorSpec, logsumexp: TensorSpec, cum_seq_q: TensorSpec | None, *rest: object, **settings: object,
+) -> Scratch:  # fmt: skip
+    """Each of the sequences that lie one after the other has 128 rows more."""
+    heads, width = query.numbers.shape[-2:]
+    groups, columns = key.numbers.shape[-2], prod(key.numbers.shape[:-2])
+    if cum_seq_q is None:
+        rows = query.numbers.shape[0] * align(query.numbers.shape[1], 128)
+    else:
+        rows = query.numbers.shape[0] + 128 * (cum_seq_q.numbers.shape[0] - 1)
+    copies = copy_if(not grad.is_contiguous, grad)
+    return Scratch((*copies, *_flash_backward_sums(query, rows, heads, width, groups, columns)))
+
+
+def _flash_backward_sums(
+    query: TensorSpec, rows: int, heads: int, width: int, groups: int, columns: int
+) -> list[int]:
+    """Delta, the query's gradient in float32, and keys and values of heads that share them."""
+    sizes = [4 * heads * rows, 4 * rows * heads * align(width, 32 if width <= 128 else 64)]
+    if groups != heads:
+        sizes += 2 * [columns * heads * width * query.itemsize]
+    return sizes
 
 
 @scratch("understudy::flex_attention_backward")

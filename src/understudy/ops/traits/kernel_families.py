@@ -258,7 +258,7 @@ def _describe_attention(
 
 @products(
     "_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention",
-    "_scaled_dot_product_fused_attention_overrideable",
+    "_scaled_dot_product_fused_attention_overrideable", "understudy::flex_attention",
 )  # fmt: skip
 def describe_attention(call: Call, made: Results) -> list[Kernel]:
     return _describe_attention(ATTENTION, call, made[:1], call.args[:3], 2)
@@ -267,9 +267,36 @@ def describe_attention(call: Call, made: Results) -> list[Kernel]:
 @products(
     "_scaled_dot_product_flash_attention_backward", "_scaled_dot_product_efficient_attention_backward",
     "_scaled_dot_product_cudnn_attention_backward", "_scaled_dot_product_fused_attention_overrideable_backward",
+    "understudy::flex_attention_backward",
 )  # fmt: skip
 def describe_attention_backward(call: Call, made: Results) -> list[Kernel]:
     return _describe_attention(ATTENTION_BACKWARD, call, made, call.args[1:4], 5)
+
+
+@products("_flash_attention_forward", "_efficient_attention_forward")
+def describe_attention_by_rows(call: Call, made: Results) -> list[Kernel]:
+    return _describe_attention_by_rows(ATTENTION, call, made, call.args[:2])
+
+
+@products("_flash_attention_backward", "_efficient_attention_backward")
+def describe_attention_by_rows_backward(call: Call, made: Results) -> list[Kernel]:
+    return _describe_attention_by_rows(ATTENTION_BACKWARD, call, made, call.args[1:3])
+
+
+def _describe_attention_by_rows(
+    name: str, call: Call, made: Results, query_and_key: Sequence[TensorSpec]
+) -> list[Kernel]:
+    """(batch, length, heads, width), or (total length, heads, width) with offsets of the sequences."""
+    query, key = query_and_key
+    offsets = _argument(call, "cum_seq_q") or _argument(call, "cu_seqlens_q")
+    sequences = query.shape[0] if offsets is None else offsets.numel - 1
+    rows = query.shape[1] if offsets is None else _argument(call, "max_q") or _argument(call, "max_seqlen_q")
+    columns = key.shape[1] if offsets is None else _argument(call, "max_k") or _argument(call, "max_seqlen_k")
+    work = work_of(call, made)
+    is_causal = _argument(call, "is_causal", False) or bool(_argument(call, "custom_mask_type", 0))
+    flops = work.flops * (0.5 if is_causal else 1)
+    sizes = (sequences * query.shape[-2], rows, columns, query.shape[-1])
+    return [Kernel(name, flops, work.bytes_moved, query.dtype, sizes)]
 
 
 # --- families of operators without products
