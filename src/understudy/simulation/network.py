@@ -229,8 +229,9 @@ class Network(Listener):
         if device is not None and device.type == "cuda":
             self.card = device.index or 0
         if self.mode.on_event is not None:
-            is_message = kind in ("send", "recv") and peer is not None
-            ranks = (min(self.rank, peer), max(self.rank, peer)) if is_message else group.ranks
+            ranks = group.ranks
+            if kind in ("send", "recv") and peer is not None:
+                ranks = min(self.rank, peer), max(self.rank, peer)
             self.mode.on_event(
                 CollectiveEvent(
                     kind,
