@@ -77,7 +77,7 @@ def _read_marker(marker: pytest.Mark) -> dict[str, Any]:
     unknown = sorted(set(names) - set(SETTINGS))
     if unknown or len(marker.args) > 2:
         raise pytest.UsageError(
-            f"the marker rehearse takes {', '.join(SETTINGS)}, not {', '.join(unknown) or 'more'}"
+            f"the marker rehearse accepts {', '.join(SETTINGS)}, got {', '.join(unknown) or 'more arguments'}"
         )
     return names
 

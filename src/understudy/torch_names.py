@@ -83,8 +83,11 @@ OURS: dict[str, tuple[str, str]] = {
 }
 """Names that torch's modules import from each other: here they are understudy's."""
 
-CACHE = "Use FakeTensorMode.cache_info(), FakeTensorMode.cache_clear(), and understudy.rule for what an operator returns."
-HANDLERS = "Use understudy.rule, or torch.library.register_fake, to say what an operator returns."
+CACHE = (
+    "Use FakeTensorMode.cache_info(), FakeTensorMode.cache_clear(), and understudy.rule to define the result of an "
+    "operator."
+)
+HANDLERS = "Use understudy.rule, or torch.library.register_fake, to define the result of an operator."
 CONVERSION = "Use mode.from_tensor(tensor), or FakeTensorConverter."
 CHECKS = "Use FakeTensorMode(crosscheck=True), or compare understudy.extract_tensor_metadata of both tensors."
 SYMBOL_NODES = "Use get_proxy_slot and set_proxy_slot for the proxies of tensors and symbols."
@@ -109,7 +112,7 @@ _GROUPS: dict[str, dict[str, str]] = {
         CHECKS: "assert_eq assert_metadata_eq",
         "Tensor subclasses are passed to their own __torch_dispatch__; use is_traceable_wrapper_subclass.": ""
         "_check_for_subclass _check_for_subclass_arg",
-        "There is no debug switch: every error names the line of your program. For the graph of what ran use make_fx.": ""
+        "There is no debug switch: every error names the line of your program. Use make_fx for the graph of a run.": ""
         "FakeTensorConfig",
         "Nested calls of the mode are not counted. To see every operator, put a TorchDispatchMode of yours inside it.": ""
         "IncrementRecursionCount RECURSION_COUNT",
@@ -117,10 +120,10 @@ _GROUPS: dict[str, dict[str, str]] = {
         "SingletonConstant",
         "Keys of the cache are not handed out. Use FakeTensorMode.cache_clear(), or disable_fake_tensor_cache(mode).": ""
         "evict_fake_tensor_cache_key",
-        "Stand-ins never pose as meta tensors. Call the operator inside the mode, or use understudy.rule or "
-        "torch.library.register_fake to say what it returns.": "in_kernel_invocation_manager",
-        "Use mode.from_tensor(real) for the stand-in of a result, and torch.library.register_fake or understudy.rule to say "
-        "what the operator returns.": "inferred_fake_kernel_from_real_out",
+        "Stand-ins never pose as meta tensors. Call the operator inside the mode, or define its result with "
+        "understudy.rule or torch.library.register_fake.": "in_kernel_invocation_manager",
+        "Use mode.from_tensor(real) for the stand-in of a result, and torch.library.register_fake or "
+        "understudy.rule to define the result of the operator.": "inferred_fake_kernel_from_real_out",
         "FakeTensor(...) refuses keywords that it does not know.": "_FakeTensorConstructorIgnoredState "
         "_FAKE_TENSOR_CONSTRUCTOR_IGNORED_STATE_ATTRS",
     },

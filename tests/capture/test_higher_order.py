@@ -386,7 +386,7 @@ def test_loop_that_changes_what_it_carries_is_refused() -> None:
 
     with pytest.raises(
         OperatorError,
-        match=r"while_loop: what goes into the body and what comes out of it.*f32\[2\].*f32\[4\]",
+        match=r"while_loop: the input of the body and its output.*f32\[2\].*f32\[4\]",
     ):
         make_fx(f, tracing_mode="fake")(torch.ones(2))
 

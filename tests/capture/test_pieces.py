@@ -183,7 +183,8 @@ def test_the_slot_of_a_tensor() -> None:
     assert not has_proxy_slot(x, tracer)
     assert get_proxy_slot(x, tracer, "unknown") == "unknown"
     with pytest.raises(
-        RuntimeError, match=r"a Tensor of shape \(2,\) is not known to this tracer.*track_tensor_tree"
+        RuntimeError,
+        match=r"a Tensor of shape \(2,\) has no node in the graph of this tracer.*track_tensor_tree",
     ):
         get_proxy_slot(x, tracer)
     proxy = tracer.create_proxy("placeholder", "x", (), {})

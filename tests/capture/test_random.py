@@ -33,7 +33,7 @@ def check_program(program: Program, number: int, inputs: list[torch.Tensor]) -> 
 
 
 def check_program_on_data(program: Program, number: int, inputs: list[torch.Tensor]) -> None:
-    """As above; a mode may say that it can't decide, and the graph that data are not what it takes for granted."""
+    """As above; a mode may say that it can't decide, and the graph that data are not what it assumes."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for mode in MODES:
@@ -45,7 +45,7 @@ def check_program_on_data(program: Program, number: int, inputs: list[torch.Tens
             try:
                 assert_same(program, graph, number, *inputs)
             except RuntimeError as error:
-                if "which this graph takes for granted" not in str(error):
+                if "which this graph assumes" not in str(error):
                     raise
 
 

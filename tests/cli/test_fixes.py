@@ -399,7 +399,7 @@ def test_the_patch_of_the_first_that_fits_really_fits(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["fix", "--device", "h10", "x.py"], "understudy fix: no device is named 'h10': did you mean h100"),
+        (["fix", "--device", "h10", "x.py"], "understudy fix: unknown device 'h10': did you mean h100"),
         (["fix", "--device", "h100", "missing.py"], "understudy fix: missing.py: No such file or directory"),
         (["fix", "--device", "h100", "bad.py"], "understudy fix: bad.py: invalid Python: "),
         (["fix", "x.py"], "understudy fix: the following arguments are required: --device"),

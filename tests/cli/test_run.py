@@ -71,7 +71,11 @@ def test_exit_codes(script: str, capsys: pytest.CaptureFixture[str]) -> None:
     )
     assert main(["run", "--device", "t4", script, "--width", "40000"]) == 3
     said = capsys.readouterr().out
-    assert "does not fit on T4" in said and "train.py" in said and "gets it with --oom raise" in said
+    assert (
+        "does not fit on T4" in said
+        and "train.py" in said
+        and "with --oom raise the script receives it" in said
+    )
     assert main(["run", "--quiet", "--device", "t4", "--margin", "0.99", script]) == 0
 
 
@@ -170,8 +174,8 @@ WRONG = [
     ),
     (["run", "."], "understudy run: can't run '.': expected a file, got a folder"),
     (["run", "-m"], "understudy run: -m requires the name of a module"),
-    (["run", "--device", "h10", "train.py"], "understudy run: no device is named 'h10': did you mean h100"),
-    (["run", "--device", "h100,nope", "train.py"], "understudy run: no device is named 'nope'"),
+    (["run", "--device", "h10", "train.py"], "understudy run: unknown device 'h10': did you mean h100"),
+    (["run", "--device", "h100,nope", "train.py"], "understudy run: unknown device 'nope'"),
     (
         ["run", "--steps", "0", "train.py"],
         "understudy run: argument --steps: expected a positive integer, got '0'",

@@ -73,7 +73,7 @@ def test_names_of_the_program_do_no_harm(tmp_path: Path, capsys: pytest.CaptureF
         (["replay", __file__], "understudy replay: "),
         (
             ["replay", "x", "--device", "h10"],
-            "understudy replay: no device is named 'h10': did you mean h100",
+            "understudy replay: unknown device 'h10': did you mean h100",
         ),
         (["replay", "x", "--settings", "spam:1"], "understudy replay: the allocator has no option 'spam'"),
         (["calibrate", "--device", "t4"], "understudy calibrate: expected a snapshot or --context"),

@@ -39,10 +39,10 @@ INITIALISED = "torch.nn.init.trunc_normal_(model.weight)\n"
 NOTHING = {
     "nothing": ("x = 1", "nothing ran on it"),
     "on the CPU": ("torch.ones(3).sum()", "nothing ran on it"),
-    "a model that is not called": (MODEL, "nothing was computed on it, memory was only filled"),
+    "a model that is not called": (MODEL, "no computation on it, only initialised memory"),
     "ends before it trains": (
         MODEL + INITIALISED + OPTIMIZER + "raise SystemExit(0)",
-        "nothing was computed on it, memory was only filled; Adam made no step",
+        "no computation on it, only initialised memory; Adam made no step",
     ),
 }
 
@@ -53,7 +53,7 @@ def test_no_verdict_on_nothing(rehearse: Any, name: str) -> None:
     code, lines, found = rehearse(text, "--budget", "40GiB")
     assert code == 4
     assert lines == [
-        f"no verdict on H100{' with a budget of 40.00 GiB' if 'filled' in reason else ''}: {reason}"
+        f"no verdict on H100{' with a budget of 40.00 GiB' if 'initialised' in reason else ''}: {reason}"
     ]
     assert found["verdict"] == "no verdict"
 
@@ -74,7 +74,7 @@ def test_a_script_that_only_runs_a_model_forward(rehearse: Any) -> None:
     code, lines, found = rehearse(MODEL + "model(torch.ones(7, 64, device='cuda'))")
     assert code == 0 and lines[0].startswith("fits on H100: ")
     assert find_basis(lines).startswith(
-        "rests on: no optimizer step, forward only; the model was fed f32[7, 64]; rows of"
+        "rests on: no optimizer step, forward only; inputs of the model: f32[7, 64]; rows from"
     )
     assert found["sanity"]["inputs"] == ["f32[7, 64]"] and found["sanity"]["steps"] == 0
 
@@ -91,7 +91,7 @@ def test_training_and_its_basis(rehearse: Any) -> None:
     code, lines, found = rehearse(MODEL + OPTIMIZER + LOOP.format(size=5))
     assert code == 0
     assert find_basis(lines).startswith(
-        "rests on: 2 optimizer steps; the model was fed f32[5, 64]; rows of the program's own; optimizer"
+        "rests on: 2 optimizer steps; inputs of the model: f32[5, 64]; rows from the program; optimizer"
     )
     sanity = found["sanity"]
     assert sanity["optimizers"] == ["Adam"] and sanity["warnings"] == []
@@ -100,7 +100,7 @@ def test_training_and_its_basis(rehearse: Any) -> None:
 
 def test_batches_that_are_smaller_than_asked_for(rehearse: Any) -> None:
     _, lines, found = rehearse(MODEL + OPTIMIZER + LOOP.format(size=8))
-    warning = "a data loader gave batches of 5 rows at most, its batch_size is 8: too few rows"
+    warning = "a data loader gave batches of 5 rows at most, less than its batch_size 8: too few rows"
     assert found["sanity"]["warnings"] == [warning]
     assert f"warning: {warning}" in lines
 

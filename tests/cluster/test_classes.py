@@ -43,7 +43,7 @@ def test_figures_are_those_of_all_ranks(tmp_path: Path, monkeypatch: pytest.Monk
     some, whole = rehearse("classes"), rehearse("all")
     assert (len(some.rows), len(whole.rows)) == (8, 10)
     assert any(
-        "were run and compared with the ranks that stand for them" in note for note in some.assumptions
+        "were run and compared with the ranks that represent them" in note for note in some.assumptions
     )
     found = {rank: row.peak.allocated_bytes for rank, row in some.ranks.items()}
     assert found == {row.rank: row.peak.allocated_bytes for row in whole.rows}

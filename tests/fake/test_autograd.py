@@ -454,7 +454,7 @@ def test_dimensions_of_a_tensor_with_differentiated_views_are_not_moved(
         base = x.clone()
         view = base[0]
         with pytest.raises(
-            UnsupportedMutationAliasingException, match="whose gradient would be that of other elements"
+            UnsupportedMutationAliasingException, match="whose gradient would refer to other elements"
         ):
             move(base)
         del view

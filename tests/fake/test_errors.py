@@ -69,7 +69,7 @@ def test_shapes_that_do_not_fit() -> None:
         "mm: f32[2, 3]@cpu has 3 columns, f32[4, 5]@cpu has 4 rows",
         "  called:  aten.mm.default(f32[2, 3]@cpu, f32[4, 5]@cpu)",
         f"  at:      {here(call)}",
-        "  to do:   real tensors of these shapes are refused as well: make the shapes fit at that line",
+        "  to do:   real tensors of these shapes fail as well: make the shapes fit at that line",
     ]
     error = refused(call, ShapeMismatch)
     assert isinstance(error, RuntimeError)
@@ -199,7 +199,7 @@ def test_a_real_tensor_among_fakes_is_named() -> None:
         return torch.empty(3) + REAL
 
     assert text_of(call) == [
-        "aten.add.Tensor: argument 'other' is a real tensor (f32[3]@cpu), where stand-ins are expected",
+        "aten.add.Tensor: expected a stand-in as argument 'other', got a real tensor (f32[3]@cpu)",
         "  called:  aten.add.Tensor(f32[3]@cpu, real f32[3]@cpu)",
         f"  at:      {here(call)}",
         "  to do:   Please convert all Tensors of this call with mode.from_tensor(...), make them inside the mode, or "
@@ -214,19 +214,19 @@ def test_a_real_tensor_among_fakes_is_named() -> None:
 
 
 def test_a_real_parameter_is_called_one() -> None:
-    assert "argument 'self' is a real parameter" in text_of(lambda: PARAMETER * torch.empty(3))[0]
+    assert "as argument 'self', got a real parameter" in text_of(lambda: PARAMETER * torch.empty(3))[0]
 
 
 def test_a_real_tensor_in_a_list_is_named() -> None:
-    assert "argument 'tensors' is a real tensor" in text_of(lambda: torch.cat([torch.empty(3), REAL]))[0]
+    assert "as argument 'tensors', got a real tensor" in text_of(lambda: torch.cat([torch.empty(3), REAL]))[0]
 
 
 def test_a_real_tensor_as_keyword_is_named() -> None:
-    assert "'out' is a real tensor" in text_of(lambda: torch.add(torch.empty(3), 1, out=REAL))[0]
+    assert "'out', got a real tensor" in text_of(lambda: torch.add(torch.empty(3), 1, out=REAL))[0]
 
 
 def test_real_tensors_alone_are_refused_too() -> None:
-    assert "'self' is a real tensor" in text_of(lambda: REAL * 2)[0]
+    assert "'self', got a real tensor" in text_of(lambda: REAL * 2)[0]
 
 
 def test_real_tensors_are_converted_where_that_is_allowed() -> None:
@@ -240,7 +240,7 @@ def test_real_tensors_are_converted_where_that_is_allowed() -> None:
 def test_operators_that_change_metadata_take_no_real_tensors() -> None:
     with FakeTensorMode(allow_non_fake_inputs=True):
         error = refused(lambda: MATRIX.t_(), MixedTensorsError)
-    assert "changes metadata in place" in error.context.hint
+    assert "change metadata in place" in error.context.hint
     assert MATRIX.shape == (2, 3)
 
 
@@ -254,10 +254,10 @@ def test_fakes_of_another_mode_are_refused() -> None:
         return torch.empty(3) + stranger
 
     assert text_of(call) == [
-        "aten.add.Tensor: argument 'other' is a stand-in of another FakeTensorMode",
+        "aten.add.Tensor: expected a stand-in of this FakeTensorMode as argument 'other', got one of another mode",
         "  called:  aten.add.Tensor(f32[3]@cpu, f32[3]@cpu)",
         f"  at:      {here(call)}",
-        "  to do:   Mixing fake modes gives no result: use one for all of them, or convert with mode.from_tensor(...)",
+        "  to do:   Mixing fake modes is not supported: use one for all tensors, or convert with mode.from_tensor(...)",
     ]
 
 

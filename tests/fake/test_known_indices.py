@@ -217,5 +217,5 @@ def test_values_on_other_devices_are_not_tried() -> None:
 
 
 def test_refused_where_no_kernel_takes_the_layout() -> None:
-    with FakeTensorMode(), pytest.raises(NotImplementedError, match="real tensors are refused as well"):
+    with FakeTensorMode(), pytest.raises(NotImplementedError, match="real tensors fail as well"):
         torch.ones(2).to_sparse().view(2)

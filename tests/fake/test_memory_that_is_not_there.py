@@ -122,7 +122,7 @@ def test_the_data_of_a_stand_in_outside_of_the_mode(inference: bool) -> None:
     real = torch.ones(2, 3)
     with torch.inference_mode(inference), pytest.raises(MixedTensorsError) as raised:
         real.data = fake
-    assert "a real tensor can't be given the data of a stand-in, f32[2, 3]@cpu" in str(raised.value)
+    assert "can't assign the data of a stand-in, f32[2, 3]@cpu, to a real tensor" in str(raised.value)
     assert "test_memory_that_is_not_there.py" in str(raised.value)
     assert real.sum() == 6
     real.data = torch.zeros(5)

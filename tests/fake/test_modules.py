@@ -614,7 +614,7 @@ def test_a_real_tensor_is_not_given_the_data_of_a_stand_in(kind: str) -> None:
         other = torch.ones(2, 3)
         other.data = fake  # between stand-ins
         real.data = given  # between real ones
-    assert "a real tensor can't be given the data of a stand-in, f32[2, 3]@cpu" in str(raised.value)
+    assert "can't assign the data of a stand-in, f32[2, 3]@cpu, to a real tensor" in str(raised.value)
     assert "test_modules.py" in str(raised.value) and "real.data = fake" in str(raised.value)
     assert "module.weight = torch.nn.Parameter(data)" in str(raised.value)
     assert real.sum() == 0 and "data" not in vars(torch.Tensor)
@@ -623,7 +623,7 @@ def test_a_real_tensor_is_not_given_the_data_of_a_stand_in(kind: str) -> None:
 def test_vector_to_parameters_leaves_real_ones_alone() -> None:
     model = nn.Linear(2, 2)
     before = [parameter.detach().clone() for parameter in model.parameters()]
-    with FakeTensorMode(), pytest.raises(MixedTensorsError, match="left without memory"):
+    with FakeTensorMode(), pytest.raises(MixedTensorsError, match="can't assign the data of a stand-in"):
         nn.utils.vector_to_parameters(torch.zeros(6), model.parameters())
     assert all(map(torch.equal, before, model.parameters()))
 

@@ -48,8 +48,7 @@ def test_leaving_what_is_not_the_innermost() -> None:
     assert active_fake_mode() is None
     text = str(refusal.value)
     assert text.startswith(
-        "FakeTensorMode.__exit__: another mode was entered after this one, and is still active. This one is over, and "
-        "will not come back\n"
+        "FakeTensorMode.__exit__: another mode was entered after this one and is still active; this one has ended\n"
     )
     assert "first.__exit__(None, None, None)" in text
     assert "asyncio.to_thread" in text

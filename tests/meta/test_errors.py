@@ -49,7 +49,7 @@ def test_an_operator_that_refuses() -> None:
         "  node:    %matmul = call_function matmul\n"
         "  called:  matmul(f32[2, 4]@cpu, f32[3, 5]@cpu)\n"
         "  at:      tests/meta/test_errors.py:N: return torch.relu(x) @ w\n"
-        "  to do:   real tensors of these shapes are refused as well: make the shapes fit at that line"
+        "  to do:   real tensors of these shapes fail as well: make the shapes fit at that line"
     )
 
 

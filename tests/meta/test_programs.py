@@ -171,7 +171,7 @@ def test_a_value_of_a_trace_that_is_over() -> None:
         symbolic_trace(lambda x: x + kept[0], {"x": x34})
     kept.clear()
     symbolic_trace(lambda x: kept.append(x * 2) or x)
-    with pytest.raises(MetaTraceError, match="a value of an earlier trace is used"):
+    with pytest.raises(MetaTraceError, match="got one of an earlier trace"):
         kept[0] + 1
 
 
@@ -300,16 +300,20 @@ def test_bytes_of_a_tensor() -> None:
 
 
 def test_sizes_of_what_is_no_example() -> None:
-    with pytest.raises(TypeError, match="symbolic: no example of 'y' in meta_args; there are examples of x"):
+    with pytest.raises(TypeError, match="symbolic: meta_args has no example of 'y'; it has examples of x"):
         symbolic_trace(lambda x: x, {"x": x34}, symbolic={"y": {0: Dim("batch")}})
-    with pytest.raises(TypeError, match=r"symbolic: no example of 'd' .* there are examples of d\['a'\]"):
+    with pytest.raises(
+        TypeError, match=r"symbolic: meta_args has no example of 'd'; it has examples of d\['a'\]"
+    ):
         symbolic_trace(lambda d: d["a"], {"d": {"a": x34}}, symbolic={"d": {0: Dim("batch")}})
     with pytest.raises(TypeError, match=r"symbolic: expected a bool, or a dict .* got a list"):
         symbolic_trace(lambda x: x, {"x": x34}, symbolic=["x"])  # type: ignore[arg-type]
 
 
 def test_a_generator_does_not_leave_the_program() -> None:
-    with pytest.raises(TypeError, match=r"a generator leaves the traced program, .*; make a list of it"):
+    with pytest.raises(
+        TypeError, match=r"a generator with unknown items leaves the traced program; convert it to a list"
+    ):
         symbolic_trace(lambda x: (row for row in x), {"x": x34})
 
 
@@ -471,5 +475,5 @@ def test_an_argument_by_keyword_behind_a_default() -> None:
 
     traced = symbolic_trace(program, {"a": x34, "b": x34})
     assert_same(traced(x34, b=x34 + 1), program(x34, b=x34 + 1))
-    with pytest.raises(TypeError, match="traced with b, and requires it"):
+    with pytest.raises(TypeError, match="traced with b; pass it as a keyword argument"):
         traced(x34)

@@ -75,14 +75,14 @@ def test_hostile_names_stay_in_their_cells() -> None:
     ("content", "message"),
     [
         (None, "No such file or directory"),
-        ("{", "is no rehearsal: it is no JSON"),
-        ("[1]", "is no rehearsal: it has no schema_version"),
+        ("{", "expected a rehearsal, got invalid JSON"),
+        ("[1]", "got JSON without schema_version"),
         (
             '{"schema_version": 99}',
-            "has schema_version 99, and this version of understudy reads 2: rehearse again",
+            "expected schema_version 2, got 99: rehearse again",
         ),
-        ('{"schema_version": 2}', "is no rehearsal: "),
-        ('{"schema_version": 2, "peak": 3}', "is no rehearsal: "),
+        ('{"schema_version": 2}', "invalid rehearsal: "),
+        ('{"schema_version": 2, "peak": 3}', "invalid rehearsal: "),
     ],
 )
 @pytest.mark.parametrize("command", ["diff", "report"])
@@ -102,9 +102,9 @@ def test_files_that_are_no_rehearsals(
 def test_sizes_in_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     a = save(tmp_path, "a.json", make_rehearsal())
     for wrong, message in (
-        ("much", "'much' is no size"),
-        ("7", "'7' is no size: write 40GiB"),
-        ("much%", "write 2%"),
+        ("much", "expected a size such as 40GiB or 512MiB, got 'much'"),
+        ("7", "expected a size such as 40GiB or 512MiB, got '7'"),
+        ("much%", "expected --allow as in 2%"),
     ):
         assert main(["diff", a, a, "--allow", wrong]) == 2
         assert message in capsys.readouterr().err
@@ -162,4 +162,4 @@ def test_forged_files_are_refused_by_name(
         "diff": ["diff", save(tmp_path, "a.json", make_rehearsal()), str(file)],
     }
     assert main(words[command]) == 2
-    assert f"forged.json is no rehearsal: {message}\n" in capsys.readouterr().err
+    assert f"forged.json: invalid rehearsal: {message}\n" in capsys.readouterr().err

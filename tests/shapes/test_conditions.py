@@ -110,7 +110,7 @@ def test_combinations_with_what_is_decided() -> None:
 
 
 def test_a_condition_is_no_bool() -> None:
-    with pytest.raises(TypeError, match="the truth of s0 == s1 depends on the sizes"):
+    with pytest.raises(TypeError, match="the truth value of s0 == s1 depends on sizes"):
         bool(eq(s0, s1))
 
 

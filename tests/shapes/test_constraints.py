@@ -62,12 +62,12 @@ BROKEN: list[tuple[Any, Callable[[Any], Any], str]] = [
     (
         RelaxedUnspecConstraint(warn_only=False),
         lambda x: int(x.shape[0]),
-        r"was to be dynamic, and has become 4",
+        r"to be dynamic, but it was specialised to 4",
     ),
     (
         within(2, 64),
         lambda x: bool(x.shape[0] > 3),
-        r"any number in 2\.\.64, but it was assumed that x_0 >= 4",
+        r"any number in 2\.\.64, but the run assumed x_0 >= 4",
     ),
     (within(2, 64), lambda x: bool(x.shape[0] % 2 == 0), r"x_0 % 2 == 0    because .*test_constraints.py"),
 ]

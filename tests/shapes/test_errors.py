@@ -232,7 +232,7 @@ def test_shapes_that_do_not_fit_are_told_with_the_sizes_at_hand() -> None:
     x = mode.from_tensor(torch.randn(4, 6, 16), source="x", symbolic_context=("batch", "seq", 16))
     with pytest.raises(RuntimeError) as caught, mode:
         x + torch.zeros(5, 16)
-    assert "of these shapes (batch = 4, seq = 6) are refused as well" in str(caught.value)
+    assert "of these shapes (batch = 4, seq = 6) fail as well" in str(caught.value)
 
 
 def test_symbols_of_two_environments() -> None:

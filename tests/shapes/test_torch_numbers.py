@@ -129,7 +129,7 @@ def test_no_more_guards() -> None:
     env, x = sizes(4)
     with env.error_on_new_guards():
         assert x.shape[0] > 1  # it is known
-        with pytest.raises(RuntimeError, match="guards are frozen, and x_0 >= 4 would be a new one"):
+        with pytest.raises(RuntimeError, match="guards are frozen, but the run needs a new one: x_0 >= 4"):
             bool(x.shape[0] > 3)
     assert x.shape[0] > 3 and len(env.guards) == 1
     env.freeze_runtime_asserts()

@@ -344,16 +344,19 @@ def test_settings_are_parsed() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("max_split_size_mb:10", "max_split_size_mb is at least 20, not 10"),
-        ("max_split_size_mb:many", "max_split_size_mb is a whole number of MiB, not 'many'"),
-        ("garbage_collection_threshold:1.5", "garbage_collection_threshold is between 0 and 1, not '1.5'"),
-        ("expandable_segments:yes", "expandable_segments is True or False, not 'yes'"),
+        ("max_split_size_mb:10", "max_split_size_mb: expected at least 20, got 10"),
+        ("max_split_size_mb:many", "max_split_size_mb: expected a whole number of MiB, got 'many'"),
+        (
+            "garbage_collection_threshold:1.5",
+            "garbage_collection_threshold: expected a number between 0 and 1, got '1.5'",
+        ),
+        ("expandable_segments:yes", "expandable_segments: expected True or False, got 'yes'"),
         ("expandable_segment:True", "no option 'expandable_segment'; did you mean 'expandable_segments'?"),
         ("xyz:1", "no option 'xyz'; it has expandable_segments, garbage_collection_threshold"),
-        ("expandable_segments", "expected name:value, separated by commas, but found 'expandable_segments'"),
-        ("roundup_power2_divisions:3", "roundup_power2_divisions takes powers of two, not '3'"),
+        ("expandable_segments", "expected name:value, separated by commas, got 'expandable_segments'"),
+        ("roundup_power2_divisions:3", "roundup_power2_divisions: expected powers of two, got '3'"),
         ("roundup_power2_divisions:[256:4", "has no closing bracket"),
-        ("backend:cudaMallocAsync", "only backend:native is simulated, not 'cudaMallocAsync'"),
+        ("backend:cudaMallocAsync", "expected backend:native (no other is simulated), got 'cudaMallocAsync'"),
     ],
 )
 def test_wrong_settings_say_what_is_wrong(text: str, message: str) -> None:

@@ -60,12 +60,12 @@ def test_names_are_matched_kindly(name: str, key: str) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("h10", "no device is named 'h10': did you mean h100"),
-        ("a100", "no device is named 'a100': did you mean a100-40 or a100-80"),
-        ("rtx 4900", "no device is named 'rtx 4900': did you mean rtx4090"),
+        ("h10", "unknown device 'h10': did you mean h100"),
+        ("a100", "unknown device 'a100': did you mean a100-40 or a100-80"),
+        ("rtx 4900", "unknown device 'rtx 4900': did you mean rtx4090"),
         ("mi300", "did you mean mi300x"),
-        ("zzz", "no device is named 'zzz': see `understudy devices`"),
-        ("", "no device is named ''"),
+        ("zzz", "unknown device 'zzz': see `understudy devices`"),
+        ("", "unknown device ''"),
     ],
 )
 def test_near_misses_are_suggested(name: str, message: str) -> None:
@@ -151,12 +151,12 @@ def test_a_card_of_ones_own_comes_first(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[mine]\nmemroy = 3", "[mine]: no field is named 'memroy': did you mean 'memory'?"),
-        ("[mine]\nname = 'x'", "[mine]: memory, in GiB, has to be given"),
-        ("[mine]\nmemory = 'much'", "[mine]: memory can't be 'much'"),
-        ("[mine]\nmemory = 1\ncapability = 'nine'", "[mine]: capability is written as \"9.0\", not 'nine'"),
-        ("[mine]\nmemory = 1\nkind = 'tpu'", "[mine]: kind is one of cuda, rocm, cpu, not 'tpu'"),
-        ("mine = 3", "[mine]: a card is a table of its figures"),
+        ("[mine]\nmemroy = 3", "[mine]: unknown field 'memroy': did you mean 'memory'?"),
+        ("[mine]\nname = 'x'", "[mine]: memory, in GiB, is missing"),
+        ("[mine]\nmemory = 'much'", "[mine]: memory: invalid value 'much'"),
+        ("[mine]\nmemory = 1\ncapability = 'nine'", "[mine]: expected capability as in \"9.0\", got 'nine'"),
+        ("[mine]\nmemory = 1\nkind = 'tpu'", "[mine]: expected kind to be one of cuda, rocm, cpu, got 'tpu'"),
+        ("mine = 3", "[mine]: expected a table of figures for each card"),
         ("[mine", "cards.toml: no valid TOML"),
     ],
 )
@@ -174,6 +174,6 @@ def test_a_missing_file_is_named() -> None:
 @pytest.mark.parametrize("text", ["8x", " 2 x ", "", "0xh100", "9999xh100"])
 def test_a_number_without_a_card_is_named_whole(text: str) -> None:
     with pytest.raises(
-        UnknownDeviceError, match=re.escape(f"no device is named {text!r}: see `understudy devices`")
+        UnknownDeviceError, match=re.escape(f"unknown device {text!r}: see `understudy devices`")
     ):
         parse_devices(text)

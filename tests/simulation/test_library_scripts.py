@@ -177,7 +177,8 @@ def test_data_that_is_not_here_is_made_up(folder: Path, capsys: pytest.CaptureFi
     notes = "\n".join(record["assumptions"])
     assert "the tokenizer of 'gpt2': not on this machine" in notes
     assert (
-        "load_dataset('wikitext'): not on this machine; 512 rows were made up, with the columns text" in notes
+        "load_dataset('wikitext'): not on this machine; 512 rows were generated, with the columns text"
+        in notes
     )
     assert record["steps"] == 2
     # Texts are longer than the 96 tokens to which they are cut: the logits of 4 of them are at the peak.

@@ -51,7 +51,7 @@ def test_gathered_sizes_are_taken_to_be_equal(rank_1_of_4: Machine) -> None:
     most = torch.tensor([5], device="cuda")
     dist.all_reduce(most, op=dist.ReduceOp.MAX)
     assert gathered.tolist() == [7, 7, 7, 7] and most.tolist() == [5]
-    assert any("the other ranks are taken to send the values of this one" in note
+    assert any("assuming that other ranks send the values of this one" in note
                for note in rank_1_of_4.mode.network.notes)  # fmt: skip
 
 

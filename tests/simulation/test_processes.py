@@ -55,7 +55,7 @@ assert os.waitpid(os.posix_spawn("/bin/rm", ["rm", kept], os.environ), 0)[1] == 
 try:
     os.execv("/bin/rm", ["rm", kept])
 except PermissionError as error:
-    assert "a rehearsal does not become another program" in str(error)
+    assert "a rehearsal can't replace its process by another program" in str(error)
 assert subprocess.check_output(["echo", "told"], text=True) == "told\\n"
 assert subprocess.getoutput("echo told") == "told"
 """

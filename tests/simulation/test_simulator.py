@@ -511,9 +511,9 @@ def test_torch_is_as_before(error: type[BaseException] | None) -> None:
 def test_nested_simulations_are_an_error() -> None:
     outer = understudy.simulate("t4")
     with outer:
-        with pytest.raises(SimulationError, match=r"t4 .* is simulated already"), understudy.simulate("h100"):
+        with pytest.raises(SimulationError, match=r"t4 .* is already simulated"), understudy.simulate("h100"):
             pass
-        with pytest.raises(SimulationError, match="is entered already"), outer:
+        with pytest.raises(SimulationError, match="is already active"), outer:
             pass
         assert torch.cuda.get_device_name() == "Tesla T4"
     with outer:  # one after the other works

@@ -166,20 +166,20 @@ class Harmful:
     [
         (
             pickle.dumps({"segments": [Harmful()], "device_traces": []}),
-            "it names posix.system, and a snapshot has no classes",
+            "expected data only, got a reference to posix.system",
         ),
-        (b"", "it is no readable pickle (EOFError)"),
-        (b"\x80\x04garbage", "no memory snapshot"),
-        (pickle.dumps([1, 2]), "no memory snapshot: TypeError"),
-        (pickle.dumps({"segments": []}), "no memory snapshot: KeyError at 'device_traces'"),
+        (b"", "got an unreadable pickle (EOFError)"),
+        (b"\x80\x04garbage", "expected a memory snapshot"),
+        (pickle.dumps([1, 2]), "invalid memory snapshot: TypeError"),
+        (pickle.dumps({"segments": []}), "invalid memory snapshot: KeyError at 'device_traces'"),
         (pickle.dumps({"segments": [], "device_traces": []}), "the snapshot is empty"),
         (
             pickle.dumps({"segments": [], "device_traces": [[{"action": "alloc", "addr": "x", "size": 1}]]}),
-            "'x', where a size",
+            "expected a size or an address, got 'x'",
         ),
         (
             pickle.dumps({"segments": [], "device_traces": [[{"action": "alloc", "addr": 1, "size": -1}]]}),
-            "-1, where a size",
+            "expected a size or an address, got -1",
         ),
         (pickle.dumps({"segments": [{"blocks": []}], "device_traces": []}), "KeyError at 'total_size'"),
     ],
@@ -224,7 +224,7 @@ def test_devices_are_chosen_by_number() -> None:
     record = busy.snapshot()
     snapshot = parse_snapshot(record)
     assert snapshot.choose_device().device == 1
-    with pytest.raises(SnapshotError, match="nothing of GPU 0; there are 1"):
+    with pytest.raises(SnapshotError, match="GPU 0 is not in the snapshot; choose from 1"):
         snapshot.choose_device(0)
 
 
@@ -241,7 +241,7 @@ def test_a_calibration_is_kept_and_used(tmp_path: Path, monkeypatch: pytest.Monk
     assert catalogue.find_card("h100").context is not None
     assert catalogue.find_card("t4").context == 333 * MiB
     path.write_text("[t4]\ncontext = 'much'\n")
-    with pytest.raises(catalogue.CatalogueError, match="a calibration has a context in GiB"):
+    with pytest.raises(catalogue.CatalogueError, match="expected a calibration with a context in GiB"):
         catalogue.find_card("t4")
 
 

@@ -26,8 +26,8 @@ def check_release(version: str) -> None:
         )
     if (major, minor) > NEWEST_RELEASE:
         warnings.warn(
-            f"torch {version} is newer than {_show(NEWEST_RELEASE)}, the newest release that this version of understudy "
-            "knows: most things will work; if something does not, look for a newer understudy",
+            f"torch {version} is newer than {_show(NEWEST_RELEASE)}, the newest release that this version of "
+            "understudy supports; if something fails, update understudy",
             stacklevel=2,
         )
 

@@ -184,7 +184,7 @@ def make_fx(
     if dynamic_shapes is not None or _torch.has_declared_shapes(f):
         raise NotProvidedError(
             "make_fx does not read torch's declarations of dynamic sizes (dynamic_shapes=, @dynamic_spec). Use "
-            "tracing_mode='symbolic', which keeps every size open, or give it inputs that are made by "
+            "tracing_mode='symbolic', which makes every size symbolic, or pass inputs made by "
             "mode.from_tensor(x, symbolic_context=(dim, 'static', …)) with the dims of understudy.dims"
         )
     if tracing_mode not in MODES:

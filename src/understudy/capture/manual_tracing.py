@@ -65,7 +65,7 @@ def proxy_call(
     if pre_dispatch is not proxy_mode.pre_dispatch:
         raise UnderstudyError(
             f"proxy_call with pre_dispatch={pre_dispatch}, and a recorder that was made with "
-            f"pre_dispatch={proxy_mode.pre_dispatch}: whether it records above autograd is settled when it is made"
+            f"pre_dispatch={proxy_mode.pre_dispatch}: use the same value for both"
         )
     with _torch.without_recorder():
         return proxy_mode.__torch_dispatch__(func, (), args, kwargs)

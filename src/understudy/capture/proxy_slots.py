@@ -67,7 +67,7 @@ def get_proxy_slot(
     if default is not NOTHING:
         return default
     raise UntrackedValueError(
-        f"{_describe_object(obj)} is not known to this tracer: nothing in its graph made it. Say what it is with "
+        f"{_describe_object(obj)} has no node in the graph of this tracer; register it with "
         "track_tensor_tree(value, proxy, constant=None, tracer=tracer)"
     )
 

@@ -379,7 +379,7 @@ class StepCapture(Capture):
     def check_same_step(self, first: GraphModule, later: GraphModule) -> None:
         """Raise if the step that made the state computes something else than one that finds it."""
         if _calls_of(first) != _calls_of(later):
-            raise ValueError(self._first_step_differs("it computes something else"))
+            raise ValueError(self._first_step_differs("it runs other operators"))
 
     def _keep_state(self) -> None:
         """Record that a state tensor that the optimizer has replaced is written; refuse numbers that it has changed."""

@@ -97,7 +97,7 @@ def write_patch(changes: tuple[Change, ...], files: Files) -> str:
 
 
 def find_changes(files: Files, arguments: tuple[str, ...] = ()) -> list[Change]:
-    """All that the texts and the command line suggest. A file that is no Python suggests nothing."""
+    """Find every change that the source files and the command line allow. Files that are not Python are skipped."""
     changes = [
         Change(
             "expandable segments",

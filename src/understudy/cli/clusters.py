@@ -105,7 +105,7 @@ def _check_layout(options: argparse.Namespace, layout: Layout, count: int) -> No
 
 
 def parse_interconnect(text: str | None, card: Card | None) -> Interconnect | None:
-    """Bytes per second: of the catalogue, unless they are given."""
+    """Return bandwidths in bytes per second; the catalogue provides those that are missing."""
     speeds = {"nvlink": 0.0, "network": 0.0}
     if card is not None and card.interconnect_bandwidth is not None:
         speeds["nvlink"] = card.interconnect_bandwidth / 2  # data sheets count both directions

@@ -16,7 +16,7 @@ USAGE, INTERRUPTED = 2, 130
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """`takes_program`: what follows the first argument that is no option of its own belongs to another program."""
+    """`takes_program`: all words from the first positional argument on belong to another program."""
 
     name: str
     add_arguments: Callable[[argparse.ArgumentParser], None]

@@ -133,7 +133,7 @@ def _double(low: int, high: int) -> list[int]:
 
 
 def find_rate(size: int, outcome: Outcome) -> float | None:
-    """Tokens or samples in a second; where the inputs do not tell, `size` in a second."""
+    """Return tokens or samples per second; if the inputs show neither, `size` per second."""
     time = outcome.rehearsal.time if outcome.rehearsal else None
     if time is None:
         return None

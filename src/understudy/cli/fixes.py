@@ -131,7 +131,7 @@ class Trial:
 
     @property
     def seconds(self) -> float | None:
-        """Of a step, for as many samples as before."""
+        """Time of a step, scaled to the number of samples of the unchanged script."""
         assert self.outcome.rehearsal is not None
         time = self.outcome.rehearsal.time
         return None if time is None else time.seconds_per_step * math.prod(c.repeats for c in self.changes)
@@ -240,7 +240,7 @@ def _make_fix_record(base: Outcome, trials: Sequence[Trial], files: dict[str, st
 
 
 def _make_time_record(trial: Trial, base: Outcome) -> dict[str, float] | None:
-    """Of as many samples as a step before, with the interval; `change` is a part of the time before."""
+    """Time with its interval, for the samples of one unchanged step; `change` is relative to the unchanged time."""
     before = base.rehearsal.time if base.rehearsal else None
     after = trial.outcome.rehearsal.time if trial.outcome.rehearsal else None
     if before is None or after is None or trial.seconds is None:

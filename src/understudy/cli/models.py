@@ -279,7 +279,7 @@ def _check_model(options: argparse.Namespace, target: ModelTarget, given: list[I
     with mode, torch.no_grad():
         result = call_with(program.function, inputs, values)
     outputs = [(name, describe_tensor(tensor)) for name, tensor in _name_tensors(result)]
-    # A size that is 0 or 1 in a constant of the model is no input that was asked for.
+    # Sizes of 0 or 1 in constants of the model are not inputs: leave them out.
     names = {name for spec in inputs for name in spec.names}
     fixed = [entry for entry in env.specialisations if entry.what in names]
     if options.json:

@@ -58,7 +58,7 @@ class Outcome:
     rehearsal: Rehearsal | None
     error: str = ""
     requests: Sequence[int] = ()
-    """Of the first card, in order: bytes that were asked for, and, negative, that were given back."""
+    """Memory requests on the first card, in order: allocated bytes, and freed bytes as negative numbers."""
 
     @property
     def fits(self) -> bool:
@@ -156,7 +156,8 @@ def _run_in_new_process(words: list[str], environment: Mapping[str, str], output
 
 
 def mirror(script: Path, files: Mapping[str, str], folder: Path) -> Path:
-    """A folder of links to what is beside the script, with other texts for some files; the path of the script in it."""
+    """Fill a folder with links to the neighbours of the script, and replaced files. Return the path of the script in
+    it."""
     home = script.absolute().parent
     # Python looks for modules beside the file that a link to a script leads to: the script itself is a copy.
     changed: dict[tuple[str, ...], str] = {(script.name,): script.read_text(encoding="utf-8")}

@@ -90,7 +90,7 @@ def replay_snapshot(options: argparse.Namespace) -> int:
 
 
 def _list_moments(trace: DeviceTrace) -> dict[str, Moment]:
-    """The moments to print. The end is one of them only if there is no trace."""
+    """List the moments to print. The end of the snapshot is included only without a trace."""
     if not trace.events:
         return {"in the snapshot": trace.moment(-1)}
     moments = {}

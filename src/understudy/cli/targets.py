@@ -246,7 +246,7 @@ def _read_config(path: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model or function, and what its inputs are if nobody says. `origin` says where the guess is from."""
+    """A model or function, with a guess of its inputs. `origin`: the basis of the guess."""
 
     function: Any
     inputs: tuple[InputSpec, ...]

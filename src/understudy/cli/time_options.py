@@ -89,7 +89,7 @@ def check_time_options(options: argparse.Namespace) -> None:
 
 
 def add_cost(options: argparse.Namespace, rehearsal: Rehearsal, cards: int) -> None:
-    """Of the whole run, if its length was given."""
+    """Add the cost of the whole run, if its length is known."""
     time, steps = rehearsal.time, options.total_steps
     if time is not None and options.total_tokens is not None:
         if not time.tokens_per_second:

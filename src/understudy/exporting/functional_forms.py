@@ -97,8 +97,8 @@ def _copy_all(target: Any, value: Any, op: OpOverload) -> None:
         return
     if len(target.shape) != len(value.shape):
         raise NotFunctionalError(
-            f"{op} resizes the tensor it writes to, from {list(target.shape)} to {list(value.shape)}: a program without "
-            "writes has no place for that; give it a tensor of the right size, or take what it returns"
+            f"{op} resizes the tensor it writes to, from {list(target.shape)} to {list(value.shape)}, which a "
+            "program without writes can't express; pass a tensor of the right size, or use the result"
         )
     target.copy_(value)
 

@@ -377,7 +377,7 @@ class _Functionalisation:
         target = self._original(written)
         memory = self._memory_of.get(target)
         if memory is None:
-            raise make_refusal(node, f"{node.target} writes to a tensor that no node of the graph has made")
+            raise make_refusal(node, f"{node.target} writes to a tensor without a node in the graph")
         with self._graph.inserting_before(node):
             value = self._convert_source(target, node)
             self._set_value(memory, target, value, node)
@@ -390,7 +390,7 @@ class _Functionalisation:
         if sharing:
             names = " and ".join(map(str, sharing))
             raise make_refusal(
-                write, f"a write to the memory of {names}, none of which is known to be a view of another",
+                write, f"a write to the shared memory of {names}, where the base tensor is unknown",
                 "give each of them memory of its own: x.clone()",
             )  # fmt: skip
         new = {view: value}
@@ -412,7 +412,7 @@ class _Functionalisation:
         if made is None:
             raise make_refusal(
                 write,
-                f"a write through {call.target}: no operator gives the whole tensor again",
+                f"a write through {call.target}, which has no inverse operator",
                 "write to the tensor itself, or build the new one with torch.cat or torch.where",
             )
         return made
@@ -449,14 +449,14 @@ class _Functionalisation:
             if overload is not None:
                 changed: Any = node.args[0]
                 if self._original(changed).op == "placeholder":
-                    why = f"{op} changes the shape or strides of {changed} itself, which a program without writes can't"
+                    why = f"{op} changes the shape or strides of {changed}, which a program without writes can't express"
                     raise make_refusal(node, why, f"use the result of torch.{record.packet[:-1]}")
                 node.target = overload
                 self._register_memory(node)
                 self._read_new_values(node)
                 return
         if op.namespace in ("aten", "prims"):
-            raise make_refusal(node, f"{op} writes to a tensor, and no such operator gives a new one")
+            raise make_refusal(node, f"{op} writes to a tensor and has no functional variant")
         self._resolve_custom(node, op)
 
     def _resolve_custom(self, node: Node, op: OpOverload) -> None:
@@ -488,7 +488,7 @@ class _Functionalisation:
         for target in flat(Node, written, {}):
             if id(self._memory_of.get(self._original(target))) in shared:
                 raise make_refusal(
-                    node, f"{node.target} writes to {target}, and another of its arguments is on the same memory",
+                    node, f"{node.target} writes to {target}, which shares memory with another argument",
                     "give it a copy: x.clone()",
                 )  # fmt: skip
 
@@ -505,9 +505,7 @@ class _Functionalisation:
             original = self._original(target)
             memory = self._memory_of.get(original)
             if memory is None:
-                raise make_refusal(
-                    write, f"{write.target} writes to a tensor that no node of the graph has made"
-                )
+                raise make_refusal(write, f"{write.target} writes to a tensor without a node in the graph")
             self._set_value(memory, original, value, write)
             memory.writes += 1
 

@@ -270,7 +270,7 @@ def check_requests(env: ShapeEnv | None, inputs: Inputs) -> None:
     if broken:
         count = f"{len(broken)} of the dimensions that were" if len(broken) > 1 else "a dimension that was"
         raise ConstraintViolationError(
-            "\n".join([f"the program fixes {count} asked to vary:", *dict.fromkeys(broken)])
+            "\n".join([f"the program specialises {count} requested as dynamic:", *dict.fromkeys(broken)])
         )
 
 
@@ -299,7 +299,7 @@ def _describe_fixed(env: ShapeEnv, place: Any, asked: object, number: int) -> st
     is_number = place.what == "number"
     name = place.source if is_number else f"dimension {place.dim} of {place.source}"
     return (
-        f"  {place.text}, asked to vary{f' as {called}' if called else ''}, is always {number}\n"
+        f"  {place.text}, requested as dynamic{f' ({called})' if called else ''}, is always {number}\n"
         f"    condition:  {condition}\n"
         + (f"    because:    {line}\n" if line else "")
         + f"    ways out:   leave {name} out of dynamic_shapes (or Dim.STATIC), "
@@ -313,7 +313,7 @@ def _equal(env: ShapeEnv, place: Any, name: str, other: str) -> str:
         (g for g in env.guards if getattr(symbol, "symbols", {symbol}) & set(g.condition.symbols)), None
     )
     return (
-        f"  {place.text}, asked to vary as {name}, is always equal to {other}\n"
+        f"  {place.text}, requested as dynamic ({name}), is always equal to {other}\n"
         + (f"    condition:  {guard.text}\n" if guard else "")
         + (f"    because:    {guard.line}\n" if guard and guard.line else "")
         + f"    ways out:   use one name for both, or write that line so that it holds where {name} and {other} differ"

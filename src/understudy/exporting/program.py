@@ -92,10 +92,10 @@ def _check_arguments(model: object, args: object, strict: bool) -> None:
             "export: a ScriptModule has no Python code to follow; export the module that it was made of"
         )
     if not isinstance(args, tuple):
-        raise ValueError(f"export: args is a tuple of example inputs, got {type(args).__name__}")
+        raise ValueError(f"export: expected args as a tuple of example inputs, got {type(args).__name__}")
     if strict:
         raise ValueError(
-            "export(strict=True): that is TorchDynamo's analysis of the code, which is torch's own; use strict=False, or "
+            "export(strict=True): TorchDynamo's analysis is not available here; use strict=False, or "
             "torch.export.export(strict=True)"
         )
 
@@ -421,7 +421,7 @@ class Origin:
 
     def __reduce__(self) -> Any:
         raise pickle.PicklingError(
-            "an exported program is not pickled, here and in torch: use torch.export.save and load"
+            "exported programs can't be pickled, as in torch; use torch.export.save and load"
         )
 
 

@@ -224,7 +224,7 @@ def _lift_reads(
         ):
             reader = next(iter(node.users), node)
             raise ExportError(
-                f"the program reads {value._spec}, and what made it is not an operator that could be recorded",
+                f"the program reads {value._spec}, which was not made by a recorded operator",
                 context=Context(
                     str(reader.target), "", line_of_node(reader), "compute it with operators of torch"
                 ),
@@ -277,9 +277,9 @@ def _check_paths(paths: Iterable[str]) -> None:
         is_taken = hasattr(GraphModule, parts[0]) or parts[0] == "meta"
         if is_taken or any(keyword.iskeyword(part) or not UNWRITABLE.isdisjoint(part) for part in parts):
             raise ExportError(
-                f"{path!r} can't be the path of a parameter or buffer of an exported program: torch writes it into code, "
-                "where a keyword, a quote, a backslash, the end of a line, or a name that every graph module has "
-                "(graph, code, meta) means something else. Rename it, or use make_fx, which gives it a safe name"
+                f"{path!r} can't be the path of a parameter or buffer of an exported program: torch generates code "
+                "with it, so it must not contain a keyword, quote, backslash or line break, or be an attribute of "
+                "graph modules (graph, code, meta). Rename it, or use make_fx, which gives it a safe name"
             )
 
 

@@ -57,8 +57,8 @@ def _is_static(mode: FakeTensorMode, t: torch.Tensor, wanted: bool | None, conte
     """Whether its sizes stay numbers; those of a parameter do, unless a context says otherwise."""
     if mode.shape_env is None and isinstance(context, (tuple, list, dict)):
         raise ValueError(
-            f"from_tensor: symbolic_context={context!r:.80} makes symbols of sizes, and this mode has no ShapeEnv to own "
-            "them: FakeTensorMode(shape_env=ShapeEnv())"
+            f"from_tensor: symbolic_context={context!r:.80} requires a mode with a ShapeEnv: "
+            "FakeTensorMode(shape_env=ShapeEnv())"
         )
     static = mode.static_shapes if wanted is None else wanted
     return static or mode.shape_env is None or (isinstance(t, torch.nn.Parameter) and not context)
@@ -415,7 +415,7 @@ def refuse_unsupported(t: torch.Tensor, mode: FakeTensorMode) -> None:
 
 def _why_unsupported(t: torch.Tensor) -> str:
     if t.is_quantized:
-        return "quantised tensors carry a quantiser that has no stand-in"
+        return "quantised tensors are not supported"
     if t.is_nested and not _torch.is_traceable_wrapper_subclass(t):
         return "nested tensors of strided layout are not supported: use layout=torch.jagged"
     if t.is_mkldnn:

@@ -152,7 +152,7 @@ class PickledStorage:
 def reduce(fake: FakeTensor) -> object:
     if fake._spec.is_symbolic:
         raise pickle.PicklingError(
-            f"{fake._spec} has symbols for sizes, which belong to a ShapeEnv of this process: pickle tensors with plain "
+            f"{fake._spec} has symbolic sizes, which can't be pickled: pickle tensors with plain "
             "sizes (from_tensor(..., static_shapes=True)), or the specs as text"
         )
     if fake._spec.layout is not torch.strided:

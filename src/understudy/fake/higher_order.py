@@ -77,7 +77,7 @@ def while_loop(cond_fn: Any, body_fn: Any, carried: Any, additional: Any = (), *
         if decided is False:
             break
         result = tuple(body_fn(*carried, *additional))
-        _check_alike("while_loop: what goes into the body and what comes out", carried, result)
+        _check_alike("while_loop: input and output of the body", carried, result)
         carried = result
         if decided is None:
             break
@@ -251,7 +251,7 @@ def fresh_size(mode: FakeTensorMode, low: int | None = None, high: int | None = 
     """A new unbacked size for a number that depends on the branch."""
     if mode.shape_env is None:
         raise OperatorError(
-            "the branches of a higher-order operator return tensors of different sizes, and this mode has no symbols",
+            "branches of a higher-order operator return tensors of different sizes: expected a mode with a ShapeEnv",
             context=Context(line=user_line(), hint="make it with FakeTensorMode(shape_env=ShapeEnv())"),
         )
     return from_torch(mode.shape_env.create_unbacked_symint(low=low, high=high, what="a branch"))
@@ -335,7 +335,7 @@ def cond_result(
 
 @hops.result("while_loop")
 def while_loop_result(mode: FakeTensorMode, args: Args, outputs: list[Sequence[Any]]) -> Sequence[Any]:
-    check_alike("while_loop", "what goes into the body", args[2], "what comes out of it", outputs[1])
+    check_alike("while_loop", "the input of the body", args[2], "its output", outputs[1])
     return [
         to_torch(fresh_size(mode)) if isinstance(value, INTEGERS) else _make_like(mode, value)
         for value in outputs[1]
@@ -344,7 +344,7 @@ def while_loop_result(mode: FakeTensorMode, args: Args, outputs: list[Sequence[A
 
 @hops.result("while_loop_stack_output")
 def stacked_loop_result(mode: FakeTensorMode, args: Args, outputs: list[Sequence[Any]]) -> Sequence[object]:
-    check_alike("while_loop", "what goes into the body", args[2], "what comes out of it", outputs[1])
+    check_alike("while_loop", "the input of the body", args[2], "its output", outputs[1])
     rounds = fresh_size(mode, 1)
     return [_stack_row(mode, value, rounds) for value in outputs[1]]
 
@@ -369,9 +369,7 @@ def map_result(mode: FakeTensorMode, args: Args, outputs: list[Sequence[Any]]) -
 def associative_scan_result(
     mode: FakeTensorMode, args: Args, outputs: list[Sequence[object]]
 ) -> Sequence[object]:
-    check_alike(
-        "associative_scan", "what is combined", take_first_slices(args[1]), "what comes out", outputs[0]
-    )
+    check_alike("associative_scan", "the operands", take_first_slices(args[1]), "the result", outputs[0])
     return [_make_like(mode, value) for value in args[1]]
 
 

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from understudy.fake.mode import FakeTensorMode
 
 PLAIN_CLASSES = frozenset({torch.Tensor, torch.nn.Parameter})
-ONE_MODE = "Mixing fake modes gives no result: use one for all of them, or convert with mode.from_tensor(...)"
+ONE_MODE = (
+    "Mixing fake modes is not supported: use one for all tensors, or convert with mode.from_tensor(...)"
+)
 
 
 # --- handlers: calls that need tensors; other modules of this package register them ------------------------------------
@@ -215,14 +217,16 @@ def _make_real_tensor_error(
     shown = describe_tensors(args, kwargs)
     what = "a real parameter" if type(tensor) is torch.nn.Parameter else "a real tensor"
     if torch.Tag.inplace_view in func.tags:
-        hint = "an operator that changes metadata in place takes stand-ins only: convert it with mode.from_tensor(...)"
+        hint = (
+            "operators that change metadata in place require stand-ins: convert it with mode.from_tensor(...)"
+        )
     else:
         hint = (
             "Please convert all Tensors of this call with mode.from_tensor(...), make them inside the mode, or let the "
             "mode convert: FakeTensorMode(allow_non_fake_inputs=True)"
         )
     context = Context(str(func), shown, user_line(), hint)
-    message = f"{func}: argument {name!r} is {what} ({_real_spec(tensor)}), where stand-ins are expected"
+    message = f"{func}: expected a stand-in as argument {name!r}, got {what} ({_real_spec(tensor)})"
     if type(tensor) in PLAIN_CLASSES:
         return MixedTensorsError(message, func=func, context=context)
     message = message.replace("a real tensor", f"a real tensor of the class {type(tensor).__name__}")
@@ -234,7 +238,7 @@ def _make_other_mode_error(
 ) -> MixedTensorsError:
     name = _argument_name(func, args, kwargs, tensor)
     return MixedTensorsError(
-        f"{func}: argument {name!r} is a stand-in of another FakeTensorMode",
+        f"{func}: expected a stand-in of this FakeTensorMode as argument {name!r}, got one of another mode",
         func=func,
         context=Context(str(func), describe_tensors(args, kwargs), user_line(), ONE_MODE),
     )
@@ -246,8 +250,8 @@ def _make_torch_fake_error(
     tensor = next(t for t in flat(torch.Tensor, args, kwargs) if type(t) is _torch.torch_fake_tensor_class())
     name = _argument_name(func, args, kwargs, tensor)
     return MixedTensorsError(
-        f"{func}: argument {name!r} is a FakeTensor of torch's own mode (torch._subclasses), and stand-ins of understudy "
-        "are expected",
+        f"{func}: expected a stand-in of understudy as argument {name!r}, got a FakeTensor of torch's own mode "
+        "(torch._subclasses)",
         func=func,
         context=Context(str(func), describe_tensors(args, kwargs), user_line(), ONE_MODE),
     )
@@ -297,10 +301,10 @@ def refuse_missing_data(tensor: torch.Tensor, data: object) -> None:
     """Raise for `real.data = fake`: the real tensor would have no memory, and the next read would crash the process."""
     if type(data) is FakeTensor and is_real(tensor) and _torch.unwrap(tensor) is None:
         raise MixedTensorsError(
-            f"a real tensor can't be given the data of a stand-in, {data._spec}: it would be left without memory",
+            f"can't assign the data of a stand-in, {data._spec}, to a real tensor",
             context=Context(
                 line=user_line(),
-                hint="make the model inside the mode, or exchange the parameter itself: "
+                hint="make the model inside the mode, or replace the parameter itself: "
                 "module.weight = torch.nn.Parameter(data)",
             ),
         )

@@ -70,7 +70,7 @@ def native(device: torch.device) -> torch.device:
             index = len(_native) - 1
             if index > MOST_DEVICES:
                 raise UnsupportedFakeTensorException(
-                    f"expected at most {MOST_DEVICES} devices in one process; {device} is one more"
+                    f"expected at most {MOST_DEVICES} devices in one process, got one more: {device}"
                 )
             stand_in = torch.device("meta", index)
             for announce in on_first_device:

@@ -413,7 +413,7 @@ class FakeTensor(torch.Tensor):
     def numpy(self, *, force: bool = False) -> Any:
         if not force and (self.requires_grad or self._spec.device.type != "cpu"):
             self._refuse(
-                "Tensor.numpy", "as on real tensors: call .detach() and .cpu() first, or numpy(force=True)"
+                "Tensor.numpy", "call .detach() and .cpu() first, as for real tensors, or numpy(force=True)"
             )
         known = self.fake_mode.values_for_numpy(self)
         if known is None:

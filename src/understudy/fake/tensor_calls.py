@@ -135,12 +135,10 @@ def refuse_moving_base(mode: FakeTensorMode, func: OpOverload, args: Any, kwargs
         return NotImplemented
     for view in gc.get_objects():
         if type(view) is FakeTensor and view.requires_grad and view is not fake and view._base is fake:
-            reason = (
-                f"{func}: {spec} has a view, {view._spec}, whose gradient would be that of other elements"
-            )
+            reason = f"{func}: {spec} has a view, {view._spec}, whose gradient would refer to other elements"
             raise with_line(
                 UnsupportedMutationAliasingException(reason), str(func), spec,
-                "take the view afterwards, delete it before, or call the operator that gives a new tensor (x = x.t())",
+                "create the view afterwards, delete it before, or use the out-of-place operator (x = x.t())",
             )  # fmt: skip
     return NotImplemented
 
@@ -190,8 +188,8 @@ def compressed_tensor(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -
         return realise(mode, run_on_zeros(with_fixed_sizes(call), make), inputs)
 
 
-AS_TWO_SYMBOLS = "symbols are real: x.real.item() and x.imag.item() are two"
-AS_A_SYMBOL = "(a == b).all().item() is the same as a symbol; or keep the decision out of the code that runs on stand-ins"
+AS_TWO_SYMBOLS = "symbols are real numbers: use x.real.item() and x.imag.item()"
+AS_A_SYMBOL = "use (a == b).all().item(), which is a symbol; or move the decision out of the code that runs on stand-ins"
 
 
 def _make_no_value_error(

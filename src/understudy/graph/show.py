@@ -66,7 +66,7 @@ def require_graph(value: object) -> None:
     if not isinstance(value, GraphModule):
         what = value.__name__ if isinstance(value, type) else f"a {type(value).__name__}"
         raise TypeError(
-            f"show() takes a captured graph (a torch.fx.GraphModule), and was given {what}: capture it first, with "
+            f"show: expected a captured graph (a torch.fx.GraphModule), got {what}: capture it first, with "
             'show(make_fx(module, tracing_mode="fake")(*inputs))'
         )
 

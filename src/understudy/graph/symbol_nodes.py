@@ -232,7 +232,7 @@ class SymbolNodes(Writer[Any]):
         if solved is not None:
             return solved
         raise UntrackedValueError(
-            f"the size {symbol} is not among the inputs of this graph, and nothing in it says what it is: pass the "
+            f"the size {symbol} is neither an input of this graph nor computed in it: pass the "
             "tensor or the number that it belongs to as an input"
         )
 

@@ -77,11 +77,11 @@ def by_refusal(call: Call, runner: FunctionRunner) -> Any:
     tags = call.op.tags
     if torch.Tag.data_dependent_output in tags:
         raise DataDependentOutputException(
-            f"{call.op} is data-dependent: it reads values, and these tensors have none", func=call.op
+            f"{call.op} is data-dependent: it reads values of tensors without data", func=call.op
         )
     if record_of(call.op).has_dynamic_shape and not _keeps_entries(call):
         raise DynamicOutputShapeException(
-            f"the size of what {call.op} returns depends on values, and these tensors have none", func=call.op
+            f"the size of the result of {call.op} depends on values of tensors without data", func=call.op
         )
     return NotImplemented
 
@@ -257,4 +257,6 @@ def infer(call: Call, runner: FunctionRunner) -> Plan:
         outcomes = stage(call, runner)
         if outcomes is not NotImplemented:
             return Plan.of(call, outcomes)
-    raise UnsupportedOperatorException(f"{call.op} is unknown: no source knows its results", func=call.op)
+    raise UnsupportedOperatorException(
+        f"{call.op} has no fake implementation (torch.library.register_fake)", func=call.op
+    )

@@ -187,7 +187,7 @@ class OverlapCheck:
                     is_refused = inputs[read] is inputs[target] or _overlap(specs[read], specs[target])
                 if is_refused:
                     reason = (
-                        f"{self.op}: what is written to, {specs[target]}, shares memory with {specs[read]}"
+                        f"{self.op}: the output {specs[target]} shares memory with the input {specs[read]}"
                     )
                     raise with_line(ArgumentError(reason), str(self.op), ", ".join(map(str, specs)))
 
@@ -218,13 +218,13 @@ class ElementOrderCheck:
             if _torch.storage_id(other) != _torch.storage_id(written):
                 continue
             if other is written and resizes_inputs(outcomes):
-                what = f"{written._spec} is read and written, and does not have the shape of the result"
+                what = f"{written._spec} is both input and output, but does not have the shape of the result"
             elif other is not written and are_out_of_order(
                 _as_read(self.op, read, other._spec), written._spec
             ):
                 what = (
-                    f"some elements of what is written to, {written._spec}, and of {other._spec} are a single memory "
-                    "location; clone one of them first"
+                    f"some elements of the output {written._spec} and of {other._spec} share a memory location; "
+                    "clone one of them first"
                 )
             else:
                 continue

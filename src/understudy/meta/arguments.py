@@ -128,12 +128,14 @@ class NodeArguments:
 
     def _key(self, key: object) -> Any:
         if isinstance(key, (Proxy, *SYMBOLIC)):
-            raise TypeError("a value of the trace can't be the key of a dict in a graph; use a plain key")
+            raise TypeError("expected a plain value as key of a dict, got a traced value")
         return key
 
     def _number(self, value: Any) -> Any:
         if type(value.node) is not SymNode:
-            raise TypeError(f"expected a symbolic number of understudy, got {value} of another library")
+            raise TypeError(
+                f"expected a symbolic number of understudy, got {value}, which was made elsewhere"
+            )
         with self._tracer.outermost():
             node = self._tracer.symbols.node_of(value.node)
         return self._tracer.node_in_graph(node)
@@ -204,7 +206,7 @@ class NodeArguments:
             return self._tracer.node_in_graph(node)
         if isinstance(value, (Iterator, Coroutine)):
             raise TypeError(
-                f"a {type(value).__name__} leaves the traced program, and its items are unknown; make a list of it"
+                f"a {type(value).__name__} with unknown items leaves the traced program; convert it to a list"
             )
         if isinstance(value, type) or not holds(value, _is_traced_value):
             return self.read_constant(value, "_constant")

@@ -46,10 +46,8 @@ def make_gradient_error(reason: str, asked: str, name: object) -> MetaTraceError
 
 def make_left_over_error(asked: str) -> MetaTraceError:
     """An error for a proxy that is used after its trace."""
-    hint = (
-        "a cache may have kept it; clear the cache, and run the program once before the next trace to fill it"
-    )
-    reason = "a value of an earlier trace is used, which has no data"
+    hint = "if a cache holds it, clear the cache, and run the program once before the next trace"
+    reason = "expected values of this trace, got one of an earlier trace"
     return MetaTraceError(reason, context=Context(asked, "a value of a trace", user_line(), hint))
 
 

@@ -65,7 +65,7 @@ class ExampleInputs:
         )
         if unknown:
             raise TypeError(
-                f"symbolic: no example of {', '.join(map(repr, unknown))} in meta_args; there are examples of "
+                f"symbolic: meta_args has no example of {', '.join(map(repr, unknown))}; it has examples of "
                 f"{', '.join(self._sources) or 'no argument'}"
             )
 
@@ -154,9 +154,7 @@ def check_arguments(given: dict[str, object], traced: dict[str, object], needed:
     """
     missing = [name for name, value in needed.items() if value is None]
     if missing:
-        raise TypeError(
-            f"this graph was traced with {', '.join(missing)}, and requires it; pass it by this name"
-        )
+        raise TypeError(f"this graph was traced with {', '.join(missing)}; pass it as a keyword argument")
     for name, value in given.items():
         before = traced[name]
         if not isinstance(before, tuple):

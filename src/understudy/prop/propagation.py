@@ -251,7 +251,7 @@ class FakeTensorProp(torch.fx.Interpreter):
             return self.propagate_dont_convert_inputs(*[self._convert(value) for value in args])
         if args:
             raise TypeError(
-                "propagate(changed=...): expected no other arguments; it uses those of the last run"
+                "propagate(changed=...): expected no other arguments (it uses those of the last run)"
             )
         self.repropagate(changed)
         return self.graph.process_outputs(self.env[self._output_node()])

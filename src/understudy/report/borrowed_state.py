@@ -3,7 +3,7 @@
     with borrow_state(mode, fn, args, kwargs):
         fn(*args, **kwargs)
 
-Modules and optimizers are found in the arguments, and in what the function itself holds: the object of a method, its
+Modules and optimizers are found in the arguments, and in the state of the function: the object of a method, its
 closure, its defaults, the globals that it names, and the attributes of objects among these.
 """
 
@@ -24,7 +24,7 @@ from understudy.fake.tensor import FakeTensor
 from understudy.spec.call import map_structure
 
 DEPTH = 4
-"""Of attributes and containers that are looked into."""
+"""Maximum depth of the search through attributes and containers."""
 
 
 @contextmanager
@@ -44,7 +44,7 @@ def borrow_state(mode: FakeTensorMode, *holders: object) -> Iterator[None]:
 
 
 def make_stand_in(mode: FakeTensorMode, tensor: object) -> Any:
-    """Of a real tensor, with a stand-in of its gradient; anything else is left."""
+    """Convert a real tensor and its gradient to stand-ins; return other objects unchanged."""
     if not isinstance(tensor, torch.Tensor) or isinstance(tensor, FakeTensor):
         return tensor
     fake = mode.from_tensor(tensor)

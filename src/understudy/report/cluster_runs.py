@@ -114,7 +114,7 @@ RunRanks = Callable[[Sequence[int]], tuple[dict[int, RankOutcome], list[Fault]]]
 
 
 def _run_classes(layout: Layout, run_some: RunRanks, options: ClusterOptions) -> ClusterRehearsal:
-    """Rank 0 and the last one tell the dimensions; the representatives follow, and some more to compare them with."""
+    """Run rank 0 and the last rank to find the dimensions, then the representatives and some ranks for comparison."""
     world_size = layout.world_size
     outcomes, faults = run_some((0, world_size - 1))
     pilot = outcomes[0].result
@@ -134,13 +134,13 @@ def _run_classes(layout: Layout, run_some: RunRanks, options: ClusterOptions) ->
     shown = write_ranks(checked)
     if differing:
         cluster.assumptions.append(
-            f"{write_ranks(differing)} differ from the ranks that stand for them: rehearse with --ranks all"
+            f"{write_ranks(differing)} differ from the ranks that represent them: rehearse with --ranks all"
         )
     elif checked:
-        cluster.assumptions.append(f"{shown} were run and compared with the ranks that stand for them: equal")
+        cluster.assumptions.append(f"{shown} were run and compared with the ranks that represent them: equal")
     else:
         cluster.assumptions.append(
-            "no other ranks were run to compare: stages of a pipeline need their whole column"
+            "no other ranks were run for comparison: a pipeline stage requires its whole column"
         )
     return cluster
 

@@ -86,7 +86,7 @@ def _write_ranks(cluster: ClusterRehearsal, width: int) -> str:
 
 
 def _write_communication(cluster: ClusterRehearsal, when: str, width: int) -> str:
-    """Of the rank that communicates most."""
+    """Write the communication of the rank with the most traffic."""
     totals: dict[int, int] = {}
     for row in cluster.communication:
         if row.when == when:

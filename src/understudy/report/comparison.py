@@ -23,7 +23,7 @@ LEAST_CHANGE = 1 << 16
 
 
 class RehearsalFileError(UnderstudyError, ValueError):
-    """A file that is no rehearsal of this version."""
+    """A file that does not hold a rehearsal of this version."""
 
 
 def read_rehearsal(path: str | Path) -> Rehearsal:
@@ -32,20 +32,19 @@ def read_rehearsal(path: str | Path) -> Rehearsal:
     except OSError as error:
         raise RehearsalFileError(f"{path}: {error.strerror or error}") from None
     except (ValueError, RecursionError):
-        raise RehearsalFileError(f"{path} is no rehearsal: it is no JSON") from None
+        raise RehearsalFileError(f"{path}: expected a rehearsal, got invalid JSON") from None
     if not isinstance(data, dict) or "schema_version" not in data:
         raise RehearsalFileError(
-            f"{path} is no rehearsal: it has no schema_version (`understudy run --json` writes one)"
+            f"{path}: expected a rehearsal (a file of `understudy run --json`), got JSON without schema_version"
         )
     if data["schema_version"] != SCHEMA_VERSION:
         raise RehearsalFileError(
-            f"{path} has schema_version {data['schema_version']!r}, and this version of understudy reads {SCHEMA_VERSION}: "
-            "rehearse again"
+            f"{path}: expected schema_version {SCHEMA_VERSION}, got {data['schema_version']!r}: rehearse again"
         )
     try:
         return Rehearsal.from_dict(data)
     except (TypeError, ValueError, AttributeError, KeyError) as error:
-        raise RehearsalFileError(f"{path} is no rehearsal: {str(error).splitlines()[0]}") from None
+        raise RehearsalFileError(f"{path}: invalid rehearsal: {str(error).splitlines()[0]}") from None
 
 
 @dataclass(frozen=True, slots=True)

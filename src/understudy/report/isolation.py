@@ -11,7 +11,7 @@ from understudy.simulation.sandbox import LANDLOCK, PYTHON, SandboxResult
 
 WEAKER = {
     LANDLOCK: "files: Landlock refuses writes outside of a temporary folder, but not chmod, utime and extended attributes",
-    PYTHON: "files: protected by patches of Python alone; what C++ code and other programs write reaches the disk",
+    PYTHON: "files: protected by Python patches only; writes of C++ code and other programs reach the disk",
 }
 
 
@@ -26,11 +26,9 @@ def add_isolation(rehearsal: Rehearsal, result: SandboxResult, lines: Mapping[st
     notes = []
     if sandbox.level in WEAKER:
         reason = sandbox.reason or "no namespaces"
-        notes.append(f"{WEAKER[sandbox.level]} ({reason}; what to do: docs/running-scripts.md)")
+        notes.append(f"{WEAKER[sandbox.level]} ({reason}; see docs/running-scripts.md)")
     if result.is_full:
-        notes.append(
-            "files: no space was left for what the script writes; name a folder for it with --scratch"
-        )
+        notes.append("files: no space left for files of the script; choose a folder with --scratch")
     return dataclasses.replace(
         rehearsal,
         writes=[*written, *rehearsal.writes],

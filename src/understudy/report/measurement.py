@@ -1,9 +1,9 @@
 """The listener that measures: each storage with the place of its birth, each call with its work.
 
-Every birth and every death is one entry of `events`, the same record twice. At a birth, only the place is written down;
-the rest follows when the mode tells of its events, at the end of each phase at the latest. Nothing is summed up then but the
-live bytes of each device: what a storage was for (a gradient, optimizer state) is often known only later, so the report goes
-through the events again when all is known (`summary`).
+Every birth and every death is one entry of `events`, the same record twice. At a birth, only the place is recorded;
+the rest follows when the mode reports its events, at the end of each phase at the latest. At that time only the live
+bytes of each device are summed: the category of a storage (a gradient, optimizer state) is often known only later, so
+the report goes through the events again when all is known (`summary`).
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class Measurement(Listener):
         self.ideal: dict[int, float] = defaultdict(float)
         """Seconds of products at the published peak, by step."""
         self.recomputed: dict[int, float] = defaultdict(float)
-        """Of these, the part of what checkpointing computes again."""
+        """The part of it that checkpointing recomputes."""
         self._timed_events = 0
         """How many events there were at the end of the last phase."""
         self.parameter_shapes: set[tuple[int, ...]] = set()
@@ -201,7 +201,8 @@ class Measurement(Listener):
         return totals
 
     def list_requests(self) -> array[int]:
-        """Of the first card, or of the CPU, in order: bytes that were asked for, and, negative, that were given back."""
+        """List the memory requests on the first card, or the CPU, in order: allocated bytes, and freed ones as
+        negative."""
         cards = [totals for totals in self.devices.values() if totals.is_card] or list(self.devices.values())
         sizes = array("q")
         born: set[int] = set()
@@ -221,7 +222,8 @@ class Measurement(Listener):
     def label_plan(
         self, func: Any, args: tuple[object, ...], kwargs: dict[str, Any], result: object
     ) -> CallTotals:
-        """For all calls that are alike. No work depends on a float: a step size that changes is no other call."""
+        """Return the totals of all equal calls. Floats are ignored, because the work does not depend on a learning
+        rate."""
         key = self.mode.key_of(func, args, kwargs)
         alike = object() if key is None else tuple([part for part in key if type(part) is not float])
         totals = self.calls.get(alike)
@@ -235,7 +237,7 @@ class Measurement(Listener):
         return totals
 
     def follow_plan(self, func: Any, args: Any, kwargs: dict[str, Any], result: object) -> AfterCall | None:
-        """Of the few calls that differ by where they are, or by what they write to."""
+        """Return the totals of the few calls that differ by their place, or by their written tensors."""
         totals = self.label_plan(func, args, kwargs, result)
         mode, places = self.mode, self.places
         mark_updated, is_grad_enabled = self._mark_updated, torch.is_grad_enabled
@@ -259,7 +261,7 @@ class Measurement(Listener):
         return count_macs if macs else follow_update if is_update else None
 
     def _end_moment(self, moment: StepPhase) -> None:
-        """What was told and finished since the last time belongs to it."""
+        """Assign all events and calls since the previous moment to this one."""
         self.mode.change_situation(
             "optimizer of torch" if self.places.torch_optimizer_line is not None else None
         )

@@ -6,8 +6,8 @@
 A module has the path that it has below its root: the outermost module that was called, or, where a method of a larger
 module called it (`training_step` of Lightning, `encode` of an autoencoder), that one. A path begins with the name of the
 root in the program; `shorten_path` leaves it out where there is only one model. Backward has no modules: autograd numbers
-its nodes in the order in which the forward made them, so the number that the counter had when a module was entered or left
-tells which module the node belongs to that runs now.
+its nodes in the order in which the forward made them, so the counter at the entry and exit of each module identifies
+the module of the running node.
 
 All of it is asked for at every allocation. Step, phase and the count of calls change seldom, and are one `StepPhase` until
 they do. The line outside of the call of a module stays the same for as long as the call runs: it is looked for once. So does
@@ -38,7 +38,7 @@ SETUP, FORWARD, BACKWARD, AFTER_BACKWARD, OPTIMIZER, BETWEEN, EVALUATION = (
 )  # fmt: skip
 
 MOST_NODES = 8192
-"""Of so many nodes of a backward pass, the module is found for each allocation; then for every sixteenth, and at last for
+"""For this many nodes of a backward pass, each allocation gets its module; then every sixteenth does, and finally
 none. torch frees nodes that Python has seen one inside of the other: some 30,000 in a row exceed the stack."""
 SPARSE = 16
 BACKWARD_CODE = _torch.BACKWARD
@@ -77,7 +77,7 @@ def _find_line_place(frame: FrameType) -> LinePlace:
 
 
 class StepPhase(NamedTuple):
-    """Of a run: steps that are done, the phase, calls of modules from outside, backward passes that have begun."""
+    """A moment of a run: finished steps, the phase, outermost calls of modules, started backward passes."""
 
     step: int
     phase: str
@@ -414,7 +414,7 @@ class Places:
 
 
 def _list_frames() -> list[FrameType]:
-    """Of the program and of packages, outermost first. Those of torch and of this library are not in it."""
+    """List frames of the program and of packages, outermost first, without those of torch and of this library."""
     return list(user_frames())[::-1]
 
 

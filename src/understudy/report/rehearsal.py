@@ -5,7 +5,7 @@
     rehearsal.sanity                       steps, what the model was fed, whose data, optimizer state; warnings
     rehearsal.headline                     the verdict in a sentence
     rehearsal.peak.reserved_bytes          also allocated_, active_, requested_bytes; step, phase, module, line, operator
-    rehearsal.categories                   {"parameters": bytes, …} of what was alive at the peak
+    rehearsal.categories                   {"parameters": bytes, …}, live memory at the peak
     rehearsal.modules, .lines, .operators, .phases      rows, largest first
     rehearsal.macs, .flops, .coverage      of the whole run; `phases` has them by phase
     rehearsal.answers, .writes             what `run` fills in: answered reads, files that were not written
@@ -38,7 +38,7 @@ FITS, TIGHT, DOES_NOT_FIT, FAILED, NO_VERDICT = "fits", "tight", "does not fit",
 
 VERDICTS = (FITS, TIGHT, DOES_NOT_FIT, FAILED, NO_VERDICT)
 MOST = 1 << 80
-"""Larger numbers are no sizes or counts."""
+"""Upper limit for sizes and counts in a file."""
 ISOLATION_LEVELS = ("namespaces", "landlock", "python", "off")
 
 Record = TypeVar("Record")

@@ -49,7 +49,7 @@ from understudy.timing.clock import RunClock
 from understudy.timing.curves import can_estimate, find_curve
 
 CARDS_OF_NODE = 8
-"""Where one card of many is rehearsed, and LOCAL_WORLD_SIZE does not tell."""
+"""Assumed cards per node where one card of many is rehearsed, without LOCAL_WORLD_SIZE."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,8 @@ class RehearsalOptions:
     """`margin`: part of reserved memory within which a run is "tight". `context`: bytes outside of the allocator, instead
     of the catalogue's. `budget`: bytes that the run may reserve. `oom="raise"`: the program gets the error of the card.
     `settings`: instead of PYTORCH_CUDA_ALLOC_CONF. `answers`: the policy for data that is not there. For estimates of time,
-    `host`: the kind of host that the card is in; `per_step`: samples in a step, where the inputs of the model do not
-    tell."""
+    `host`: the kind of host that the card is in; `per_step`: samples per step, if the inputs of the model do not show
+    them."""
 
     margin: float = STATED_ERROR
     context: int | None = None
@@ -71,7 +71,7 @@ class RehearsalOptions:
 
 
 class Recorder:
-    """One measured run. `mode` is active inside; `facts` is for what the runner knows."""
+    """One measured run. `mode` is active inside; `facts` come from the runner."""
 
     def __init__(self, device: str | Card | None = None, options: RehearsalOptions | None = None) -> None:
         self.options = options or RehearsalOptions()
@@ -158,7 +158,7 @@ def _describe_unknowns(machine: Machine) -> Iterator[str]:
     if machine.scratch.unknown:
         name, bound = max(machine.scratch.unknown.items(), key=lambda item: item[1])
         yield (
-            f"cuDNN chooses the workspaces of {', '.join(sorted(machine.scratch.unknown))} by itself: none is counted; at "
+            f"workspaces that cuDNN chooses for {', '.join(sorted(machine.scratch.unknown))} are not counted: at "
             f"most about {bound / (1 << 20):.0f} MiB for the time of one call ({name})"
         )
     if machine.scratch.estimated:
@@ -209,8 +209,8 @@ class IsolationError(UnderstudyError, RuntimeError):
 def _rehearse_isolated(rehearse_here: Callable[[], Rehearsal]) -> Rehearsal:
     others = threading.active_count() - 1
     if others or sys.platform != "linux":
-        why = f"this process has {others} other threads" if others else f"{sys.platform} has no namespaces"
-        raise IsolationError(f"rehearse(isolated=True) forks this process, which is not safe: {why}")
+        why = f"the process has {others} other threads" if others else f"{sys.platform} has no namespaces"
+        raise IsolationError(f"rehearse(isolated=True) can't fork this process safely: {why}")
 
     def run(sandbox: Sandbox) -> bytes:
         torch.set_num_threads(1)  # threads of the parent are not here

@@ -1,6 +1,6 @@
 """What a verdict rests on: steps, inputs, data, optimizer state; and whether anything was computed at all.
 
-find_missing_work(measurement, totals, facts)      why there is no verdict, "" if there is one
+find_missing_work(measurement, totals, facts)      the reason for "no verdict", or ""
 make_sanity(measurement, totals, facts)            the facts for the line under the verdict
 """
 
@@ -56,7 +56,7 @@ def find_missing_work(measurement: Measurement, totals: DeviceTotals, facts: Run
     if has_computed:
         return ""
     who = f"; {' and '.join(facts.optimizers)} made no step" if facts.optimizers else ""
-    return f"nothing was computed on it, memory was only filled{who}{_name_programs(facts)}"
+    return f"no computation on it, only initialised memory{who}{_name_programs(facts)}"
 
 
 def _name_programs(facts: RunFacts) -> str:
@@ -73,7 +73,7 @@ def make_sanity(measurement: Measurement, totals: DeviceTotals, facts: RunFacts)
     length = max((_find_length(specs) for specs in measurement.fed), default=0)
     if length < facts.longest_text and length:
         warnings.append(
-            f"texts are cut at {facts.longest_text} tokens, the longest batch had {length}: --longest takes the longest"
+            f"texts are cut at {facts.longest_text} tokens, but the longest batch had {length}; use --longest"
         )
     return Sanity(
         steps=measurement.places.step if facts.steps is None else facts.steps,
@@ -87,7 +87,7 @@ def make_sanity(measurement: Measurement, totals: DeviceTotals, facts: RunFacts)
 
 
 def _find_length(specs: tuple[TensorSpec, ...]) -> int:
-    """Of texts: the columns of a matrix of tokens."""
+    """Return the length of texts: the columns of a matrix of tokens."""
     return max(
         (int(spec.shape[1]) for spec in specs if spec.ndim == 2 and str(spec).startswith(TOKEN_DTYPES)),
         default=0,

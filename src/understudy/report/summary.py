@@ -47,17 +47,17 @@ from understudy.timing.step_time import TimeEstimate
 
 GiB = 1 << 30
 POINTS = 2000
-"""Of the timeline, at most about as many."""
+"""Approximate maximum of points in the timeline."""
 CONTRIBUTORS = 30
 SPANS = 2000
 STATED_ERROR = 0.02
-"""Of reserved memory on cards, as a part of it: within this of the limit, a run is tight."""
+"""Relative error of reserved memory on cards. A run this close to the limit is tight."""
 
 
 @dataclass(frozen=True)
 class VerdictOptions:
-    """`margin`: the part of reserved memory within which a run counts as tight; `budget`: bytes, instead of the card's;
-    `per_step`: samples in a step, instead of what the inputs of the model tell."""
+    """`margin`: the fraction of reserved memory within which a run is tight; `budget`: a limit in bytes, not the
+    card's; `per_step`: samples per step, if not derived from the inputs of the model."""
 
     margin: float = STATED_ERROR
     budget: int | None = None
@@ -367,7 +367,7 @@ def _make_module_rows(measurement: Measurement, alive: Iterable[MemoryRecord]) -
 
 
 def _sum_seconds(measurement: Measurement, choose: Callable[[ModulePlace, Any], Any]) -> dict[Any, float]:
-    """Of kernels in the whole run, by what is chosen of module and line."""
+    """Sum the seconds of kernels in the whole run, grouped by `choose(place)`."""
     found: dict[Any, float] = defaultdict(float)
     for (module, line), seconds in (measurement.clock.seconds_by_place if measurement.clock else {}).items():
         if module is not None:
@@ -490,7 +490,7 @@ def _estimate_time(measurement: Measurement, options: VerdictOptions) -> TimeEst
 
 def _make_timeline(measurement: Measurement, totals: DeviceTotals) -> Timeline:
     """The most of each stretch of events, so that no peak is lost. Its operator, step and phase are those of the last
-    birth: an event that ends a storage tells only when that began."""
+    birth: the event of a death refers to its birth only."""
     stretch = max(1, len(measurement.events) // POINTS)
     live = dict.fromkeys(CATEGORIES, 0)
     seen: set[int] = set()
@@ -556,12 +556,12 @@ def _add_point(line: Timeline, live: dict[str, int], latest: MemoryRecord) -> No
         line.bytes[name].append(size)
 
 
-GOES_ON = "after the first out of memory the run went on without a limit; a script that catches it gets it with --oom raise"
+GOES_ON = "after the first out-of-memory error the run continued without a limit; with --oom raise the script receives it"
 
 
 def _list_assumptions(device: Device, margin: float, facts: RunFacts, goes_on: bool) -> list[str]:
     if device.kind == "cpu":
-        on_cpu = "memory of tensors on the CPU, without rounding or cache; Python and libraries are not in it"
+        on_cpu = "memory of CPU tensors, without rounding or cache, Python and libraries"
         return [on_cpu, *facts.margins]
     return [
         f"memory outside of the allocator (context, kernels, libraries): {device.context_bytes / GiB:.2f} GiB",

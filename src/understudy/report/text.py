@@ -72,8 +72,8 @@ def write_sanity(sanity: Sanity) -> list[str]:
     steps = f"{sanity.steps} optimizer step{'s' if sanity.steps > 1 else ''}"
     if not sanity.steps:
         steps = f"no optimizer step, {'backward passes' if sanity.has_backward else 'forward only'}"
-    inputs = f"the model was fed {' | '.join(sanity.inputs)}" if sanity.inputs else "no model was called"
-    rows = f"rows made up: {', '.join(sanity.made_up)}" if sanity.made_up else "rows of the program's own"
+    inputs = f"inputs of the model: {' | '.join(sanity.inputs)}" if sanity.inputs else "no model was called"
+    rows = f"rows made up: {', '.join(sanity.made_up)}" if sanity.made_up else "rows from the program"
     size = sanity.optimizer_state_bytes
     state = f"optimizer state {format_size(size)}" if size else "no optimizer state"
     return [
@@ -187,7 +187,7 @@ def _write_notes(rehearsal: Rehearsal) -> str:
     if unknown:
         names = ", ".join(sorted(unknown)[:6])
         notes.append(
-            f"no formula for the work of {names}: {rehearsal.coverage.unknown_share:.1%} of the bytes that are moved"
+            f"no formula for the FLOPs of {names}: {rehearsal.coverage.unknown_share:.1%} of the moved bytes"
         )
     if rehearsal.time is not None:
         notes += write_assumptions(rehearsal.time)
@@ -195,7 +195,7 @@ def _write_notes(rehearsal: Rehearsal) -> str:
 
 
 def _write_answers(rehearsal: Rehearsal) -> str:
-    return _write_list("Reads of data that is not there, and the answers:", list_answers(rehearsal))
+    return _write_list("Reads of missing data, and the answers:", list_answers(rehearsal))
 
 
 def _write_writes(rehearsal: Rehearsal) -> str:

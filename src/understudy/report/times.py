@@ -11,7 +11,7 @@ import math
 from understudy.timing.step_time import RunCost, TimeEstimate
 
 LEAST_SHARE = 0.015
-"""Of what bounds a step, to be named in a line."""
+"""The smallest share of a bound that is named in the line."""
 
 
 def write_step(time: TimeEstimate) -> str:
@@ -83,6 +83,6 @@ def write_assumptions(time: TimeEstimate) -> list[str]:
         notes[0] = f"time: {count}, host '{time.host}'; {time.source}"
     if time.evaluation_seconds:
         notes.append(
-            f"evaluation takes {write_seconds(time.evaluation_seconds)} of the run and is in no step"
+            f"evaluation takes {write_seconds(time.evaluation_seconds)} of the run, outside of steps"
         )
     return notes

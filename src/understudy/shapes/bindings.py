@@ -201,7 +201,7 @@ def compute_unbacked_bindings(
         if lost:
             names = ", ".join(f"{symbol.name} (made by {shape_env.unbacked[symbol]})" for symbol in lost)
             raise PendingUnbackedSymbolNotFound(
-                f"{names} can't be computed from the result; if nothing needs it, create it inside "
+                f"{names} can't be computed from the result; if it is unused, create it inside "
                 "shape_env.ignore_fresh_unbacked_symbols()"
             )
     return UnbackedBindings(shape_env, found)

@@ -240,9 +240,7 @@ class InputChecks:
                 and value.evaluate(found) != place.read(args)
             ):
                 expected, given = value.evaluate(found), place.read(args)
-                raise SymbolMismatch(
-                    f"{place.text} is {given}, where {value} is {expected}: {expected} != {given}"
-                )
+                raise SymbolMismatch(f"expected {place.text} to be {expected} ({value}), got {given}")
         return found
 
     # --- as text and as code ---------------------------------------------------------------------------------------
@@ -467,9 +465,7 @@ def _write_function(
 
 # --- Constraints on dimensions of the inputs, and whether a run satisfies them ------------------------------
 
-ADVICE = (
-    "ask for no more than the program can keep: torch._dynamo.maybe_mark_dynamic, Dim.AUTO, or no constraint"
-)
+ADVICE = "relax the constraint: torch._dynamo.maybe_mark_dynamic, Dim.AUTO, or none"
 
 
 def list_violations(env: ShapeEnv, inputs: InputSizes, contexts: Sequence[object]) -> list[str]:
@@ -501,17 +497,17 @@ def _list_losses(env: ShapeEnv, place: InputSize, constraint: object) -> Iterato
     if not isinstance(value, Expr):
         # Specialisation of sizes 0 and 1 is expected.
         if not (value == low == high if has_range else value in (0, 1)):
-            yield f"{place.text} was to be dynamic, and is {value} for good"
+            yield f"expected {place.text} to be dynamic, got the constant {value}"
         return
     about = [guard for guard in env.guards if _depends_on(env, guard.condition.symbols, value)]
     number = env.facts.simplify(value)
     if isinstance(number, int):
         line = next((guard.line for guard in reversed(about)), "")
-        yield because(f"{place.text} was to be dynamic, and has become {number}", line)
+        yield because(f"expected {place.text} to be dynamic, but it was specialised to {number}", line)
     elif has_range:
         sizes = f"{'-∞' if low is None else low}..{'∞' if high is None else high}"
         for guard in about:
-            yield f"{place.text} was to be any number in {sizes}, but it was assumed that {guard}"
+            yield f"expected {place.text} to be any number in {sizes}, but the run assumed {guard}"
 
 
 def _depends_on(env: ShapeEnv, symbols: frozenset[Expr], value: Expr) -> bool:

@@ -224,7 +224,7 @@ class Decisions:
                     self._assume(part, is_specialisation)
             return
         if self.refuses_guards:
-            raise GuardsFrozen(f"guards are frozen, and {condition} would be a new one")
+            raise GuardsFrozen(f"guards are frozen, but the run needs a new one: {condition}")
         shorter: AnyCondition = condition
         if isinstance(condition, Condition):
             shorter = self.facts.simplify_condition(condition)

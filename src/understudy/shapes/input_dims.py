@@ -31,7 +31,7 @@ class Dim:
     def __post_init__(self) -> None:
         if not self.name.isidentifier() or keyword.iskeyword(self.name) or self.name in OPERATIONS:
             raise ValueError(
-                f"dimension name must be a Python identifier, and no keyword or function of guards, got {self.name!r}"
+                f"dimension name must be a Python identifier, other than keywords and functions of guards, got {self.name!r}"
             )
         if self.min is not None and self.max is not None and self.min > self.max:
             raise ValueError(

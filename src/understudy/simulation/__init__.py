@@ -5,8 +5,8 @@
     block_history    its trace and blocks, as torch's memory snapshots have them
     catalogue        the cards that can be simulated, each figure with its source
     snapshots        memory snapshots of real runs: read, walked through, replayed under other settings
-    events           records of memory, listeners, and the queue of births and deaths that they are told of
-    storages         every storage from birth to death, and every operator: a mode that tells listeners
+    events           records of memory, listeners, and the queue of births and deaths for them
+    storages         every storage from birth to death, and every operator: a mode that notifies listeners
     plain_writes     what autograd writes in place where no mode is active
     sharding         DTensor in such a mode
     memory           listeners that allocate: simulated cards, and the memory of the machine

@@ -116,7 +116,7 @@ class Allocator:
     # requests and frees
 
     def allocate(self, size: int, stream: int = 0) -> int:
-        """The address of a block of `size` bytes; 0, which is no address, for no bytes."""
+        """Allocate a block of `size` bytes and return its address; 0 (not an address) for 0 bytes."""
         if size <= 0:
             return self._allocate_nothing(size)
         if self._pending:
@@ -232,7 +232,7 @@ class Allocator:
 
     def _allocate_nothing(self, size: int) -> int:
         if size < 0:
-            raise ValueError(f"a block of {size} bytes was requested")
+            raise ValueError(f"expected a block size of at least 0 bytes, got {size}")
         return 0
 
     def _refuse_free(self, address: int) -> None:
@@ -313,7 +313,7 @@ class Allocator:
         return max(shared, -(-rounded // LARGE_SEGMENT_UNIT) * LARGE_SEGMENT_UNIT)
 
     def _add_memory(self, arena: Arena, rounded: int, size: int) -> int | None:
-        """The address of a free block that is large enough, or None where there is no room for it."""
+        """Reserve a segment. Return the address of a free block that is large enough, or None if there is no room."""
         if self.allowed is not None and self.reserved + size > self.allowed:
             return None
         if arena.is_expandable:
@@ -491,12 +491,12 @@ class Allocator:
     def set_memory_fraction(self, fraction: float) -> None:
         """The part of the device's memory that the allocator may reserve."""
         if not 0 <= fraction <= 1:
-            raise ValueError(f"the fraction of memory is from 0 to 1, not {fraction}")
+            raise ValueError(f"expected a fraction of memory between 0 and 1, got {fraction}")
         self.allowed = None if self.total is None else int(fraction * self.total)
         self._choose_path()
 
     def remove_limits(self) -> None:
-        """Of a copy, that may have been made in the middle of a request."""
+        """Remove the limits of this copy, which may have been made during a request."""
         self.total = self.allowed = None
         self._choose_path()
 
@@ -507,7 +507,7 @@ class Allocator:
         self._is_watched = is_split_limited or self._tells_active_apart or self.history is not None
 
     def _note_peaks(self) -> None:
-        """Of all figures, whether or not there may be new ones: they may have been reset."""
+        """Update the peaks of all figures, including those that have been reset."""
         self._small.note_block_peaks()
         self._small.note_split_peaks()
 
@@ -567,7 +567,7 @@ class Allocator:
         self._events = dict.fromkeys(EVENTS, 0)
 
     def _counters(self) -> dict[str, tuple[Counter, Counter]]:
-        """Of the small and of the large pool; oversize blocks are counted in the first."""
+        """The counters of the small and the large pool; oversize blocks are counted in the first."""
         return self._oversize | {
             name: (getattr(self._small, name), getattr(self._large, name)) for name in COUNTERS
         }

@@ -58,7 +58,9 @@ class AllocatorSettings:
         settings = cls(text=text)
         for name, value in _options(text):
             if name == "backend" and value != "native":
-                raise AllocatorSettingsError(f"only backend:native is simulated, not {value!r}", name)
+                raise AllocatorSettingsError(
+                    f"expected backend:native (no other is simulated), got {value!r}", name
+                )
             if name in _IGNORED:
                 settings = replace(settings, ignored=(*settings.ignored, name))
             elif name in _READERS:
@@ -107,7 +109,7 @@ def _options(text: str) -> list[tuple[str, str]]:
         name, colon, value = part.partition(":")
         if not name or not colon or not value:
             raise AllocatorSettingsError(
-                f"expected name:value, separated by commas, but found {part!r} in {text!r}", name
+                f"expected name:value, separated by commas, got {part!r} in {text!r}", name
             )
         pairs.append((name, value))
     return pairs
@@ -120,28 +122,28 @@ def _similar(name: str) -> str:
 
 def _read_megabytes(name: str, value: str) -> int:
     if not value.isdecimal():
-        raise AllocatorSettingsError(f"{name} is a whole number of MiB, not {value!r}", name)
+        raise AllocatorSettingsError(f"{name}: expected a whole number of MiB, got {value!r}", name)
     return int(value) * MiB
 
 
 def _read_split_size(name: str, value: str) -> int:
     size = _read_megabytes(name, value)
     if size < 20 * MiB:
-        raise AllocatorSettingsError(f"{name} is at least 20, not {value}", name)
+        raise AllocatorSettingsError(f"{name}: expected at least 20, got {value}", name)
     return size
 
 
 def _read_segment_size(name: str, value: str) -> int:
     size = _read_megabytes(name, value)
     if size < 2 * MiB:
-        raise AllocatorSettingsError(f"{name} is at least 2, not {value}", name)
+        raise AllocatorSettingsError(f"{name}: expected at least 2, got {value}", name)
     return size
 
 
 def _read_fraction(name: str, value: str) -> float:
     fraction = _read_number(value)
     if not 0 <= fraction <= 1:
-        raise AllocatorSettingsError(f"{name} is from 0 to 1, not {value!r}", name)
+        raise AllocatorSettingsError(f"{name}: expected a number from 0 to 1, got {value!r}", name)
     return fraction
 
 
@@ -155,13 +157,13 @@ def _read_number(value: str) -> float:
 def _read_threshold(name: str, value: str) -> float:
     threshold = _read_number(value)
     if not 0 < threshold < 1:
-        raise AllocatorSettingsError(f"{name} is between 0 and 1, not {value!r}", name)
+        raise AllocatorSettingsError(f"{name}: expected a number between 0 and 1, got {value!r}", name)
     return threshold
 
 
 def _read_truth(name: str, value: str) -> bool:
     if value not in ("True", "False"):
-        raise AllocatorSettingsError(f"{name} is True or False, not {value!r}", name)
+        raise AllocatorSettingsError(f"{name}: expected True or False, got {value!r}", name)
     return value == "True"
 
 
@@ -176,7 +178,7 @@ def _read_divisions(name: str, value: str) -> tuple[int, ...]:
     for position, entry in enumerate(value[1:-1].split(",")):
         size, colon, number = entry.partition(":")
         if not colon:
-            raise AllocatorSettingsError(f"{name}: expected size:divisions, but found {entry!r}", name)
+            raise AllocatorSettingsError(f"{name}: expected size:divisions, got {entry!r}", name)
         count = 0 if number == "0" else _read_power_of_two(name, number)
         if size == ">":
             divisions[last:] = [count] * (ROUNDING_INTERVALS - last)
@@ -191,7 +193,7 @@ def _read_divisions(name: str, value: str) -> tuple[int, ...]:
 def _read_power_of_two(name: str, value: str) -> int:
     number = int(value) if value.isdecimal() else 0
     if number < 1 or number & (number - 1):
-        raise AllocatorSettingsError(f"{name} takes powers of two, not {value!r}", name)
+        raise AllocatorSettingsError(f"{name}: expected powers of two, got {value!r}", name)
     return number
 
 
@@ -299,7 +301,7 @@ class Counter:
 
 
 def note_peaks(counters: tuple[Counter, ...]) -> None:
-    """Of one pool's figures and those of the other pool."""
+    """Update the peaks of the figures of both pools."""
     for counter in counters:
         other, both = counter.other, counter.both
         value, other_value = counter.added - counter.removed, other.added - other.removed
@@ -319,7 +321,7 @@ def note_peaks(counters: tuple[Counter, ...]) -> None:
 
 
 def flatten_figures(nested: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, int]]:
-    """Of figures by pool and kind: "figure.pool.kind" and the number."""
+    """Yield ("figure.pool.kind", number) for nested figures."""
     for name, value in nested.items():
         if isinstance(value, dict):
             yield from flatten_figures(value, f"{prefix}{name}.")
@@ -379,7 +381,7 @@ class Pool:
         self.expandable_arenas: dict[int, Arena] = {}
 
     def note_block_peaks(self) -> None:
-        """Of both pools. To be called where one has grown, before blocks of any of them are freed."""
+        """Update the peaks of blocks in both pools. Call it after growth, before any block is freed."""
         note_peaks(self.block_figures)
         for pool in (self, self.other):
             pool.has_grown = False
@@ -389,7 +391,7 @@ class Pool:
             )  # a block is as large at least
 
     def note_split_peaks(self) -> None:
-        """Of both pools. To be called where one has more free parts, before parts of any of them are taken."""
+        """Update the peaks of split blocks in both pools. Call it after a split, before any free part is used."""
         note_peaks(self.split_figures)
         self.has_more_splits = self.other.has_more_splits = False
 
@@ -451,7 +453,7 @@ class Arena:
         self.gaps: list[int] = []
         self.gap_end: dict[int, int] = {}
         self.freed_at: dict[int, int] = {}
-        """Of segments that are wholly free: the number of searches in the pool until then."""
+        """For each wholly free segment: the number of searches in the pool when it became free."""
 
     def take(self, index: int, rounded: int, stays_whole: bool = False) -> tuple[int, int]:
         """Take a free block, or the first part of it: address and size."""

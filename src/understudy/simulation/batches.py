@@ -111,7 +111,7 @@ class BatchSizes:
         for wanted, rows in self.drawn.items():
             if rows < wanted:
                 add_warning(
-                    f"a data loader gave batches of {rows} rows at most, its batch_size is {wanted}: too few rows"
+                    f"a data loader gave batches of {rows} rows at most, less than its batch_size {wanted}: too few rows"
                 )
 
 

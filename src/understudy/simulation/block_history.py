@@ -25,7 +25,7 @@ class History:
         self._count = 0
 
     def record(self, action: str, address: int, size: int, stream: int) -> None:
-        """For "oom", the free memory of the device stands in the place of the address."""
+        """Record an event. For "oom", `address` is the free memory of the device."""
         frames = self._frames() if self._frames else []
         if action == "alloc":
             self.frames_of[address] = frames

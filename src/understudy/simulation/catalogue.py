@@ -46,7 +46,7 @@ class UnknownDeviceError(UnderstudyError, ValueError):
             if self.suggestions
             else "see `understudy devices`"
         )
-        super().__init__(f"no device is named {name!r}: {hint}")
+        super().__init__(f"unknown device {name!r}: {hint}")
 
 
 class CatalogueError(UnderstudyError, ValueError):
@@ -253,7 +253,7 @@ def _make_card(key: str, table: Any, place: str) -> Card:
     _check_fields(table, place)
     capability = re.fullmatch(r"(\d+)\.(\d+)", table.get("capability", "0.0"))
     if capability is None:
-        raise CatalogueError(f'capability is written as "9.0", not {table["capability"]!r}', place)
+        raise CatalogueError(f'expected capability as in "9.0", got {table["capability"]!r}', place)
     link = table.get("interconnect", {})
     return Card(
         key=key,
@@ -276,18 +276,18 @@ def _make_card(key: str, table: Any, place: str) -> Card:
 
 def _check_fields(table: object, place: str) -> None:
     if not isinstance(table, dict):
-        raise CatalogueError("a card is a table of its figures", place)
+        raise CatalogueError("expected a table of figures for each card", place)
     for name, value in table.items():
         if name not in _FIELDS:
             near = difflib.get_close_matches(name, _FIELDS, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(_FIELDS)}"
-            raise CatalogueError(f"no field is named {name!r}: {hint}", place)
+            raise CatalogueError(f"unknown field {name!r}: {hint}", place)
         if not isinstance(value, _FIELDS[name]) or isinstance(value, bool):
-            raise CatalogueError(f"{name} can't be {value!r}", place)
+            raise CatalogueError(f"{name}: invalid value {value!r}", place)
     if not table.get("memory", 0) > 0:
-        raise CatalogueError("memory, in GiB, has to be given", place)
+        raise CatalogueError("memory, in GiB, is missing", place)
     if table.get("kind", "cuda") not in KINDS:
-        raise CatalogueError(f"kind is one of {', '.join(KINDS)}, not {table['kind']!r}", place)
+        raise CatalogueError(f"expected kind to be one of {', '.join(KINDS)}, got {table['kind']!r}", place)
 
 
 # calibration: what was measured on the user's own cards
@@ -316,7 +316,7 @@ def read_calibration() -> dict[str, dict[str, Any]]:
             isinstance(table.get(name, 0), (int, float)) and table.get(name, 0) >= 0 for name in _MEASURED
         ):
             raise CatalogueError(
-                "a calibration has a context in GiB and an error, both numbers", f"{path}, [{key}]"
+                "expected a calibration with a context in GiB and an error, both numbers", f"{path}, [{key}]"
             )
         speed = table.get("speed", {})
         if not isinstance(speed, dict) or not all(

@@ -1,6 +1,6 @@
 """Other machines, which a rehearsal does not reach: the error names the machine, and the report lists it.
 
-In namespaces there is no network but loopback; these patches give the reason in the place of a bare error.
+In namespaces only loopback exists; these patches replace a bare error by its reason.
 """
 
 from __future__ import annotations

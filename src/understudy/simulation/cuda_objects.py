@@ -1,7 +1,7 @@
 """Objects of torch.cuda, simulated: streams, events, random generators, properties, and the old tensor types.
 
-They take the place of torch's own while a machine is simulated, and know nothing but names and numbers: there is no work
-that a stream could be behind with.
+They replace torch's own while a machine is simulated, and hold names and numbers only: a simulated stream has no
+pending work.
 """
 
 from __future__ import annotations
@@ -149,8 +149,8 @@ class Event:
         if not (self.enable_timing and end_event.enable_timing):
             raise ValueError("both events have to be made with enable_timing=True")
         if self.stream is None or end_event.stream is None:
-            raise ValueError("both events have to be recorded before their time is asked for")
-        machine().note("times between CUDA events are those of the simulation itself, not of the card")
+            raise ValueError("both events have to be recorded before elapsed_time")
+        machine().note("elapsed times of CUDA events are those of the simulation, not of the card")
         return end_event.milliseconds - self.milliseconds
 
     def __repr__(self) -> str:
@@ -174,7 +174,7 @@ class CudaEvent(Event):
 
 RealGenerator = torch.Generator
 STATE_BYTES = 16
-"""Of a generator on a CUDA device: seed and offset."""
+"""Size of the state of a CUDA generator: seed and offset."""
 
 
 class CudaGenerator(RealGenerator):
@@ -300,8 +300,8 @@ def legacy_tensor_type(name: str, dtype: torch.dtype) -> type:
 
 def refuse_graph(*args: object, **kwargs: object) -> NoReturn:
     raise with_line(
-        SimulationError("CUDA graphs are not simulated: a graph has a memory pool of its own, which is not modelled"),
-        "torch.cuda.CUDAGraph", "", "run the captured function as it is, without torch.cuda.graph",
+        SimulationError("CUDA graphs are not simulated: their private memory pools are not modelled"),
+        "torch.cuda.CUDAGraph", "", "call the captured function directly, without torch.cuda.graph",
     )  # fmt: skip
 
 

@@ -70,8 +70,8 @@ def is_available() -> bool:
 
 
 class _DeviceClass(type):
-    """Of a class in the place of `torch.device`, which can't be changed or inherited from: what it makes are torch's own
-    devices, and it is equal to their class in comparisons, checks of instances and dictionaries."""
+    """The metaclass of a replacement of `torch.device`, which can't be changed or subclassed. Its instances are
+    torch's own devices, and it equals their class in comparisons, instance checks and dictionaries."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         if len(args) == 1 and type(args[0]) is int and machine().device_count:
@@ -100,7 +100,7 @@ substitute(
 
 @answer("torch.cuda._lazy_init", "torch.cuda.memory._lazy_init", "torch.cuda.random._lazy_init")
 def initialise() -> None:
-    """There is no driver to start."""
+    """A simulated machine has no driver to initialise."""
     machine().initialize()
 
 
@@ -165,7 +165,7 @@ substitute(
 
 @answer("torch.cuda.ipc_collect")
 def collect_nothing() -> None:
-    """There is no memory of other processes."""
+    """A simulated card has no memory of other processes."""
 
 
 # --- memory -----------------------------------------------------------------------------------------------------------

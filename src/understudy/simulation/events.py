@@ -1,8 +1,8 @@
-"""What listeners of an ObservedMode are told: records of memory, and the queue in which births and deaths wait.
+"""Events for listeners of an ObservedMode: records of memory, and the queue of births and deaths.
 
     record, twice ──► EventQueue ──► on_events of each listener, when somebody asks, or when there is no `room` for more
 
-`storages` makes the records, and says in which order all is told.
+`storages` makes the records, and documents the order of events.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class WaitEvent(NamedTuple):
 
 
 class WithBirthplace:
-    """Of all memory that is born in one call, `places` says once where: the moment, the module, the line."""
+    """`places` holds the moment, module and line once for all memory of one call."""
 
     __slots__ = ()
 
@@ -124,14 +124,14 @@ class StorageRecord(weakref.ref[torch.UntypedStorage], WithBirthplace):
     position: int
     """How many calls had been finished since the listener that measures has last taken them."""
 
-    # Of the listener that allocates.
+    # Fields of the listener that allocates.
     memory: Any
     address: int
 
-    # Of the listener that measures.
+    # Fields of the listener that measures.
     died: Any
     totals: Any
-    """Of its device; None until it is told of."""
+    """Totals of its device; None until its birth is reported."""
     category: str | None
     owner: str | None
     """The module whose parameter it is, or belongs to, if it is not the one that made it."""
@@ -172,11 +172,11 @@ MemoryRecord = StorageRecord | ScratchRecord
 
 
 class Listener:
-    """What may be heard; a method that a class does not define costs nothing."""
+    """The events that a listener can receive; methods that a class does not define cost nothing."""
 
     room = UNLIMITED
-    """Bytes that may be born before it has to hear of them: the double of each size, and a `rest` for each birth. Negative:
-    it hears of every event at once."""
+    """Bytes that may be born before events have to be reported: twice each size, plus `rest` for each birth.
+    Negative: every event is reported at once."""
     rest = 0
 
     def on_added(self, mode: ObservedMode) -> None:
@@ -201,12 +201,13 @@ class Listener:
     def follow_plan(
         self, func: _torch.OpOverload, args: tuple[object, ...], kwargs: dict[str, Any], result: object
     ) -> AfterCall | None:
-        """What is to be called after this call and all that are like it: same operator, specs and numbers."""
+        """Return a function to call after this call and all equal ones (same operator, specs and numbers)."""
 
     def label_plan(
         self, func: _torch.OpOverload, args: tuple[object, ...], kwargs: dict[str, Any], result: object
     ) -> object | None:
-        """What is to be added to `finished` after this call and all that are like it. For the one listener that measures."""
+        """Return the item to append to `finished` after this call and all equal ones. For the one listener that
+        measures."""
 
 
 def specs_of_call(func: Any, args: Any, kwargs: Any, result: object) -> tuple[Call, list[TensorSpec]]:
@@ -216,13 +217,13 @@ def specs_of_call(func: Any, args: Any, kwargs: Any, result: object) -> tuple[Ca
 
 
 class EventQueue:
-    """Births and deaths that wait to be told, in order. They come from several threads, and from finalizers inside of any
+    """Unreported births and deaths, in order. They come from several threads, and from finalizers inside of any
     call."""
 
     def __init__(self) -> None:
         self.waiting: list[MemoryRecord] = []
         self.room = -1
-        """Bytes that may be born before the events are told; negative: they are told as they come."""
+        """Bytes that may be born before the events are reported; negative: each is reported at once."""
         self.rest = LEAST_REST
         """What each birth takes of the room beside the double of its size."""
         self._is_telling = False

@@ -76,7 +76,7 @@ def when_imported(module: str, *places: str, applies: str = ALWAYS) -> Callable[
 
 @contextmanager
 def adapt_libraries(hold: Hold, level: str = PYTHON, is_online: bool = False) -> Iterator[None]:
-    """Apply them to what is imported, and to what will be. `level`: of the sandbox."""
+    """Adapt libraries that are imported, now and later. `level`: the level of the sandbox."""
     finder = _Finder(hold, level)
     environment = {**({} if level == NO_SANDBOX else NO_TRACKERS), **({} if is_online else NO_DOWNLOADS)}
     before = {name: os.environ.get(name) for name in environment}
@@ -248,7 +248,7 @@ def read_masks(original: Function) -> Function:
 
 
 def adapt_path(hold: Hold) -> None:
-    """For a function that is rehearsed: of what is imported, the patches that decide which path it takes."""
+    """For a function that is rehearsed: of the imported libraries, the patches that decide which code path runs."""
     for found in LIBRARY_PATCHES:
         if found.make is read_masks and (module := sys.modules.get(found.module)) is not None:
             found.apply(hold, module)
@@ -324,7 +324,7 @@ def load_header(original: Function) -> Function:
 
 @when_imported("safetensors.torch", "save_file")
 def save_header(original: Function) -> Function:
-    """A file with the right header and size, and holes in the place of data that is not there."""
+    """Write a file with the right header and size, and holes for missing data."""
 
     def save_file(tensors: dict[str, Any], filename: Any, metadata: object = None, **kwargs: object) -> None:
         if not any(_torch.is_stand_in(tensor) for tensor in tensors.values()):
@@ -436,7 +436,8 @@ def open_header(original: Function) -> Function:
 
 @when_imported("transformers.modeling_utils", "PreTrainedModel.from_pretrained")
 def build_from_configuration(original: Function) -> Any:
-    """The configuration tells names, shapes and dtypes of all parameters: weights are neither downloaded nor read."""
+    """The configuration defines names, shapes and dtypes of all parameters: weights are neither downloaded nor
+    read."""
 
     def from_pretrained(
         cls: object, /, name: object, *args: object, config: object = None, **kwargs: object
@@ -445,7 +446,7 @@ def build_from_configuration(original: Function) -> Any:
             return getattr(original, "__func__", original)(cls, name, *args, config=config, **kwargs)
         if name is None:
             raise MissingFileError(
-                "from_pretrained(None): a rehearsal builds a model from its configuration; name one"
+                "from_pretrained(None): expected the name of a configuration, from which a rehearsal builds the model"
             )
         return _build_model(cls, name, args, config, kwargs)
 
@@ -469,8 +470,8 @@ def name_missing_files(original: Function) -> Function:
 
 def _make_missing_file_error(name: object, files: str) -> MissingFileError:
     return MissingFileError(
-        f"from_pretrained({str(name)!r}): its {files} is not here, and a rehearsal downloads nothing. Wanted is that one "
-        f"small file: put it into a folder and name the folder, or fetch it once with `hf download {name} {files}`"
+        f"from_pretrained({str(name)!r}): its {files} is not here, and a rehearsal downloads nothing. Put this "
+        f"one small file into a folder and pass the folder, or fetch it once with `hf download {name} {files}`"
     )
 
 

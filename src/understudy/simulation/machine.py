@@ -1,4 +1,5 @@
-"""A simulated machine: some cards of one kind, their memory and streams, and what the program was told about it.
+"""A simulated machine: some cards of one kind, their memory and streams, and the answers that the program got about
+them.
 
     machine = Machine(*parse_devices("8xa100-80g"))
     machine.mode                     the ObservedMode in which the program runs

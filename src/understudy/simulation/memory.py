@@ -5,7 +5,8 @@
     memory.devices[0].allocated, memory.devices[0].allocator.statistics(), memory.host.peak
 
 At the limit of a card, `on_oom="raise"` raises torch.OutOfMemoryError, with the user's line, where the card would.
-`on_oom="record"` keeps the first one as `first_oom` and goes on without a limit, which tells how much would be needed:
+`on_oom="record"` keeps the first one as `first_oom` and goes on without a limit, which shows how much would be
+needed:
 
     one capped allocator ──► first time that it has to release what is cached: from here on a second one without limit ──►
         first OOM: the capped one is at its end, the endless one goes on
@@ -68,7 +69,7 @@ class DeviceMemory:
         self.find_place: Callable[[], tuple[int, str, str]] = lambda: (0, "", "")
         """For the listener that measures: step, phase and module."""
         self._endless_addresses: dict[int, int] = {}
-        """Of blocks that both allocators have, where the endless one has them elsewhere."""
+        """Addresses in the unlimited allocator of blocks that it holds at another address than the limited one."""
         self.events = EventQueue()
         """Those of the mode, if there is one."""
         self.give_back: Callable[[int], None] = self._capped.free
@@ -116,7 +117,8 @@ class DeviceMemory:
 
     @property
     def allocator(self) -> Allocator:
-        """The one whose figures the program and the report are told: the capped one, until it is at its end."""
+        """The allocator whose figures the program and the report get: the limited one, until it runs out of
+        memory."""
         self._settle()
         return self._capped if self._first_oom is None or self._endless is None else self._endless
 

@@ -134,11 +134,11 @@ class Network(Listener):
     has_bound_device: bool = False
     """Whether `init_process_group` was given a `device_id`: NCCL then connects at once."""
     reduce_op: Any = None
-    """Of the call that runs: operators hold it as an opaque object."""
+    """The reduction of the running call: operators hold it as an opaque object."""
     handles: weakref.WeakKeyDictionary[Any, range] = field(default_factory=weakref.WeakKeyDictionary)
-    """What asynchronous calls have returned: the entries of the log that they have made."""
+    """For each handle of an asynchronous call: its entries in the log."""
     card: int = 0
-    """The card whose tensors were communicated last."""
+    """The card of the latest communicated tensors."""
     _meetings: Counter[tuple[Any, ...]] = field(default_factory=Counter)
 
     def note(self, text: str) -> None:
@@ -336,7 +336,7 @@ class Network(Listener):
         if pieces is not None and kind != "barrier":
             self.note(
                 f"{user_line()}: rank {self.rank} is rehearsed alone: "
-                "the other ranks are taken to send the values of this one"
+                "assuming that other ranks send the values of this one"
             )
         return dict.fromkeys(group.ranks, pieces)
 
@@ -366,7 +366,7 @@ class Network(Listener):
     # --- objects -------------------------------------------------------------------------------------------------------
 
     def exchange_objects(self, kind: str, group: Group, root: int | None, payload: object) -> dict[int, Any]:
-        """Pickled objects of the ranks that this one hears from: all, or the root."""
+        """Exchange pickled objects. Return those of the sending ranks: all, or the root."""
         if group.size == 1:
             return {self.rank: payload}
         if self.peers is not None:
@@ -378,7 +378,7 @@ class Network(Listener):
             )
         if kind in ("all_gather", "gather", "broadcast"):
             self.note(
-                f"{user_line()}: rank {self.rank} is rehearsed alone: the objects of other ranks are taken to be its own"
+                f"{user_line()}: rank {self.rank} is rehearsed alone: assuming that objects of other ranks equal its own"
             )
         return dict.fromkeys(group.ranks, payload)
 
@@ -413,7 +413,7 @@ def _unpack(packed: tuple[str, tuple[int, ...], bytes]) -> torch.Tensor:
 
 
 def _operation_name(operation: object) -> str:
-    """Of a reduction of torch.distributed, or of its name in functional collectives."""
+    """Return the name of a reduction of torch.distributed or of functional collectives."""
     kind = getattr(operation, "op", operation)
     return str(getattr(kind, "name", kind)).lower()
 
@@ -478,6 +478,6 @@ CLUSTER = _Cluster()
 
 
 def network_of(mode: object) -> Network | None:
-    """Of the mode in which a program runs, once it has a process group."""
+    """Return the network of the mode in which a program runs, once it has a process group."""
     found = getattr(mode, "network", None)
     return found if isinstance(found, Network) else None

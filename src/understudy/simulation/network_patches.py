@@ -21,7 +21,7 @@ C10D = "torch.distributed.distributed_c10d"
 
 
 def current_network() -> Network | None:
-    """Of the program that runs in this thread; None if it has no process group, or is not rehearsed."""
+    """Return the network of the program in this thread; None without a process group or a rehearsal."""
     return network_of(_torch.active_fake_mode())
 
 

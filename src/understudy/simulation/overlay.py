@@ -1,9 +1,9 @@
 """A rehearsal does no harm: what a program writes goes to a temporary folder, which its later reads see.
 
     with Overlay() as overlay:
-        open("model.pt", "wb")          # a file of the overlay; the real one, if there is one, stays as it is
-        shutil.rmtree("checkpoints")    # gone for the program, and for nobody else
-    overlay.writes                      # what was not written
+        open("model.pt", "wb")          # a file of the overlay; an existing real file is unchanged
+        shutil.rmtree("checkpoints")    # deleted for the program only
+    overlay.writes                      # the files that would have been written
 
 For machines without namespaces (`sandbox`). Covered is what goes through Python: `open`, functions of `os`, and all that is
 built on them (`shutil`, `pathlib`, NumPy, JSON, logs). Libraries that open files in C++ or Rust are redirected one by one
@@ -75,7 +75,7 @@ class Overlay:
     # --- where a path is -----------------------------------------------------------------------------------
 
     def absolute(self, path: Any) -> str | None:
-        """The absolute path with links resolved; None for what is no file of the real disk."""
+        """Return the absolute path with links resolved; None if it is not a file of the real disk."""
         if isinstance(path, int):
             return None
         text = os.fsdecode(os.fspath(path))

@@ -1,8 +1,8 @@
 """Writes that C++ does in place with plain tensors, and out of place while any mode is active.
 
-C++ is careful with tensors that may be of a subclass: where a mode is active it takes a new tensor for the sum of two
-gradients, for what a formula of a gradient writes into zeros, and for the sum of a product and a bias or a mask. A program
-without a mode has no such tensor. So the call is answered as the one that C++ makes then, in place.
+While a mode is active, C++ allocates a new tensor for the sum of two gradients, for a gradient formula that would
+write into zeros, and for the sum of a product and a bias or mask. Without a mode it writes in place. So these calls
+are answered as in-place writes.
 
 The first two come straight from autograd's engine: no Python function runs inside of the backward pass. It is a sum of
 gradients, except for the first sum of a node whose formula adds on its own account. The last one is of a product that was
@@ -49,7 +49,7 @@ MOST_NODES = 8192
 """So many nodes are asked for: torch frees nodes that Python has seen one inside of the other, and some 30,000 in
 a row exceed the stack. After that, all sums are taken for sums of gradients."""
 CALL_REFERENCES = 3
-"""Of Python to an argument that only C++ has: the object's own, that of the call, and that of the question."""
+"""References of Python to an argument that only C++ owns: the object's own, the call's, and that of this check."""
 PASSED_THROUGH = ("torch._ops", "understudy.fake.kernels.autocast")
 """Modules between the engine and a mode: kernels of autocast call the operator again."""
 
@@ -62,8 +62,8 @@ class PlainWrites:
         self._last_adding: int | None = None
         """The number of the last node whose formula has added."""
         self._formula = (-1, -1, -1)
-        """Of a loss of logits: the number of the tensor that its formula has made and goes on writing to, of the latest one
-        that it has made, and of its node."""
+        """For the gradient of a loss of logits: serial numbers of the tensor that its formula writes to, of its
+        newest tensor, and of its node."""
 
     def find(self, mode: ObservedMode, func: _torch.OpOverload, args: tuple[Any, ...]) -> _torch.OpOverload:
         """The operator that C++ would call if no mode were active, from within `__torch_dispatch__`."""
@@ -113,7 +113,7 @@ class PlainWrites:
         return before != self._last_adding
 
     def _find_name(self) -> str:
-        """Of the running node; nothing after so many questions."""
+        """Return the name of the running node; "" after too many questions."""
         node = self._ask_for_node()
         return "" if node is None else str(node.name())
 
@@ -171,6 +171,6 @@ def _is_sum(args: tuple[Any, ...]) -> bool:
 
 
 def _may_take(fake: FakeTensor) -> bool:
-    """Whether the engine writes into this gradient: nobody else has it, and it fills its memory."""
+    """Whether the engine writes into this gradient: it has no other owner, and fills its memory."""
     spec = fake._spec
     return spec.sparse is None and is_dense(spec.shape, spec.stride) and _torch.is_held_only_by_caller(fake)

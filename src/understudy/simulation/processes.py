@@ -5,7 +5,7 @@ Programs that change nothing are run, all others are listed, and taken for done.
     subprocess.run(["git", "rev-parse", "HEAD"])     is run
     os.system("rm -rf checkpoints")                  is not: 0, as if it had been
 
-Another program knows nothing of the overlay: what it writes would be written for real.
+Another program bypasses the overlay: its writes would reach the disk.
 """
 
 from __future__ import annotations
@@ -130,6 +130,8 @@ def refuse_to_replace_process(original: Function, path: Any, argv: Any, *args: A
     """`exec` would replace the process of the rehearsal."""
     if _is_refused(argv, False):
         raise OSError(
-            errno.EPERM, "a rehearsal does not become another program (--write allows it)", os.fsdecode(path)
+            errno.EPERM,
+            "a rehearsal can't replace its process by another program (--write allows it)",
+            os.fsdecode(path),
         )
     return original(path, argv, *args)

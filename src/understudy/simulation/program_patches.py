@@ -68,7 +68,7 @@ class MovedModules:
         self._before: list[tuple[dict[str, Any], str, Any]] = []
 
     def exchange(self, module: torch.nn.Module) -> None:
-        """Stand-ins in the place of the real tensors of one module, without its children."""
+        """Replace the real tensors of one module, without its children, by stand-ins."""
         kinds: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
         for tensors in kinds:
             for name, tensor in tensors.items():

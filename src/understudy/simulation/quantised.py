@@ -32,7 +32,7 @@ ATTRIBUTES: dict[str, dict[str, Any]] = {
                    "quant_storage": torch.uint8, "module": None, "bnb_quantized": False},
     "Int8Params": {"has_fp16_weights": False, "CB": None, "SCB": None},
 }  # fmt: skip
-"""Of parameters, and what they are if nothing is said."""
+"""Names of parameters, and their defaults."""
 
 
 @when_imported("bitsandbytes.nn.modules", "Params4bit.__new__", "Int8Params.__new__")

@@ -87,7 +87,7 @@ class ScriptResult:
     """The ranks that it was about to start, where the runner can start them."""
     writes: list[Write] = field(default_factory=list)
     lines: dict[str, str] = field(default_factory=dict)
-    """Of the program, by the path that they write to: for files that the kernel lists."""
+    """Lines of the program by the path that they write to, for files that the kernel lists."""
     notes: RunNotes = field(default_factory=RunNotes)
     optimizers: list[str] = field(default_factory=list)
     """The classes of those that the script has made."""
@@ -273,7 +273,7 @@ def _end_forked_process(result: ScriptResult) -> None:
 
 
 _processes: list[int] = []
-"""Of rehearsals; those that a script forks are no part of it."""
+"""Processes of rehearsals, without those that a script forks."""
 
 
 @patch_call("os._exit", during=REHEARSAL)

@@ -43,7 +43,7 @@ class simulate:
 
     `device` is a name of the catalogue ("h100", "8xa100-80g"), a `Card`, or the path of a TOML file with a card of one's own
     ("cards.toml", or "cards.toml:name" if it has several). Tensors are stand-ins, those on the CPU too; out of memory is
-    raised where the card would. `settings` stands in the place of PYTORCH_CUDA_ALLOC_CONF, `context` is the memory
+    raised where the card would. `settings` replaces PYTORCH_CUDA_ALLOC_CONF, `context` is the memory
     outside of the allocator in bytes, `on_oom="record"` goes on beyond the limit. `answers` is the policy for reads of data
     that is not there, as of `FakeTensorMode`. `rank` and `world_size`: this process is one rank of several, with the
     variables of torchrun; the others are not there (`understudy.rehearse_cluster` runs all of them).
@@ -73,13 +73,13 @@ class simulate:
     def __enter__(self) -> Machine:
         if self._machine is not None:
             raise SimulationError(
-                f"this simulation of {self.card} is entered already: make another one for another run"
+                f"this simulation of {self.card} is already active: create another one for another run"
             )
         if ACTIVE.machine is not None and not ENGINE.active & OBSERVATION.bit:  # an interrupt has left it
             _restore_after(ACTIVE.machine)
         if ACTIVE.machine is not None:
             raise SimulationError(
-                f"{ACTIVE.machine.card} is simulated already: leave that simulation first, or name several cards at once "
+                f"{ACTIVE.machine.card} is already simulated: leave that simulation first, or name several cards at once "
                 'as in understudy.simulate("2xh100")'
             )
         machine = Machine(self.card, self.count, **self._options)

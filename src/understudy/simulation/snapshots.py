@@ -36,17 +36,17 @@ PRECISION = 8 * MiB
 """The least by which the memory is raised that is tried next, where it was not enough."""
 MOST_TRIES = 12
 MOST_BYTES = 1 << 48
-"""Of the addresses that a card has."""
+"""Upper limit of the addresses of a card."""
 
 
 SEGMENT, LARGE_PAGE = 20 * MiB, 2 * MiB
-"""Of the allocator: a segment for requests below 10 MiB, and what larger ones are rounded up to."""
+"""Constants of the allocator: the segment for requests below 10 MiB, and the rounding of larger ones."""
 MOST_CONTEXT = 4 * GiB
 """More is outside of the allocator only where something else runs on the card."""
 
 
 class SnapshotError(UnderstudyError, ValueError):
-    """A file that is no memory snapshot, or that holds more than data."""
+    """A file that is not a memory snapshot, or that contains more than data."""
 
     def __init__(self, reason: str, path: str) -> None:
         super().__init__(f"{path}: {reason}")
@@ -61,7 +61,7 @@ class _PlainUnpickler(pickle.Unpickler):
     """Numbers, texts, lists, tuples and dicts: a name of a class or function ends the reading."""
 
     def find_class(self, module: str, name: str) -> NoReturn:
-        raise RefusedObject(f"it names {module}.{name}, and a snapshot has no classes: nothing was run")
+        raise RefusedObject(f"expected data only, got a reference to {module}.{name}; nothing was executed")
 
     def persistent_load(self, pid: object) -> NoReturn:
         raise RefusedObject("it refers to objects outside of the file")
@@ -215,7 +215,7 @@ class Snapshot:
             if device.device == number:
                 return device
         there = ", ".join(str(device.device) for device in self.devices)
-        raise SnapshotError(f"it has nothing of GPU {number}; there are {there}", self.path)
+        raise SnapshotError(f"GPU {number} is not in the snapshot; choose from {there}", self.path)
 
 
 # reading
@@ -229,11 +229,11 @@ def read_snapshot(path: str | Path) -> Snapshot:
     except OSError as error:
         raise SnapshotError(error.strerror or str(error), str(path)) from None
     except RefusedObject as error:
-        raise SnapshotError(f"no memory snapshot: {error}", str(path)) from None
+        raise SnapshotError(f"invalid memory snapshot: {error}", str(path)) from None
     except Exception as error:
         # A broken pickle raises almost anything: EOFError, IndexError, UnicodeDecodeError, MemoryError, …
         raise SnapshotError(
-            f"no memory snapshot: it is no readable pickle ({type(error).__name__})", str(path)
+            f"expected a memory snapshot, got an unreadable pickle ({type(error).__name__})", str(path)
         ) from None
     return parse_snapshot(record, str(path))
 
@@ -243,10 +243,10 @@ def parse_snapshot(record: object, path: str = "snapshot") -> Snapshot:
     try:
         devices = tuple(_parse_devices(record))
     except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
-        raise SnapshotError(f"no memory snapshot: {type(error).__name__} at {error}", path) from None
+        raise SnapshotError(f"invalid memory snapshot: {type(error).__name__} at {error}", path) from None
     if not devices:
         raise SnapshotError(
-            "the snapshot is empty: torch.cuda.memory._record_memory_history() has to be on", path
+            "the snapshot is empty: call torch.cuda.memory._record_memory_history() before the run", path
         )
     return Snapshot(path, devices)
 
@@ -297,7 +297,7 @@ def _parse_trace(trace: Iterable[dict[str, Any]]) -> Iterator[TraceEvent]:
 
 def _read_number(value: object) -> int:
     if not isinstance(value, int) or value < 0:
-        raise ValueError(f"{value!r}, where a size or an address is expected")
+        raise ValueError(f"expected a size or an address, got {value!r}")
     return value
 
 
@@ -364,7 +364,7 @@ class Replay:
     allocated: int
     reserved: int
     largest_free: int
-    """Of the free blocks at the end: a request above it needs more from the driver."""
+    """Size of the largest free block at the end: larger requests need more memory from the driver."""
     lacking: int = 0
     """What the driver had too little of, for the request that found no memory."""
 
@@ -381,7 +381,7 @@ def replay(trace: DeviceTrace, settings: str | None = None, capacity: int | None
     died_at: int | None = -1
     lacking = 0
     try:
-        # Blocks of which nobody knows in which order they came: the order of their addresses is the likeliest.
+        # The order of these allocations is unknown: the order of addresses is the likeliest.
         for address, block in sorted(trace.before.items()):
             addresses[address] = allocator.allocate(block.size, block.stream)
         died_at = _replay_events(trace, allocator, addresses)
@@ -441,9 +441,9 @@ def _is_call_of_empty_cache(events: list[TraceEvent], index: int) -> bool:
 
 
 def find_missing_memory(trace: DeviceTrace, capacity: int, recorded: Replay | None = None) -> int:
-    """How much more memory the requests would have needed; 0 if they would have lived. The request that found no memory
-    tells how much it lacked: with that much more, the next one is found, if there is one. `recorded`: the replay with this
-    capacity, if there was one."""
+    """How much more memory the requests would have needed; 0 if they fit. Each failed request shows how much it
+    lacked; the replay with that much more finds the next failure. `recorded`: an earlier replay with this
+    capacity."""
     result = recorded or replay(trace, None, capacity)
     tried = capacity
     for _ in range(MOST_TRIES):
@@ -459,7 +459,7 @@ def find_missing_memory(trace: DeviceTrace, capacity: int, recorded: Replay | No
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """What a real run on a card tells of it: `context` in bytes, where memory ran out, and the error of the replay."""
+    """Results of a real run on a card: `context` in bytes, if memory ran out, and the error of the replay."""
 
     context: int | None
     error: float | None

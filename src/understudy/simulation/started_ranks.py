@@ -51,8 +51,7 @@ def start_rehearsed_ranks(
         raise RanksWanted(nprocs, entry=pickle.dumps((fn, args)), how="torch.multiprocessing.spawn")
     if nprocs > 1 and ACTIVE.machine is None:
         raise SimulationError(
-            f"{nprocs} processes that talk to each other can be rehearsed on cards only: name them, as in "
-            f"--device {nprocs}xh100"
+            f"{nprocs} communicating processes can be rehearsed on cards only: name them, as in --device {nprocs}xh100"
         )
     if nprocs > 1:
         add_note(f"torch.multiprocessing.spawn: the first of {nprocs} processes is rehearsed, in this one")

@@ -1,4 +1,4 @@
-"""Every storage of a program, from birth to death, and every operator: a mode that tells listeners.
+"""Every storage of a program, from birth to death, and every operator: a mode that notifies listeners.
 
     class Largest(Listener):
         nbytes = 0
@@ -11,7 +11,7 @@
     with mode:
         torch.nn.Linear(1000, 1000)(torch.empty(8, 1000))
 
-What listeners are told, in the order of one operator call:
+The events of one operator call, in order:
 
     before_operator(func, args, kwargs)
       on_birth(record)                   of each storage that the call makes
@@ -19,8 +19,8 @@ What listeners are told, in the order of one operator call:
 
     on_events(records)                   births and deaths since the last time, in order
 
-- A *storage* is what memory is allocated for. Views, aliases, `detach`, wrappers (DTensor, Parameter) have that of another
-  tensor and are not heard of. A storage of 0 bytes is: it may be resized.
+- A *storage* is what memory is allocated for. Views, aliases, `detach`, wrappers (DTensor, Parameter) share that of
+  another tensor and cause no event. A storage of 0 bytes does: it may be resized.
 - A `StorageRecord` keeps nothing alive: it is a weak reference to the storage. Its `serial` counts births. It stays usable
   after the death, and is all that is known of a storage: who allocates and who measures write to fields of their own.
 - *Events* are births and deaths: the record comes once when it is born, and once more when it has died. They wait until
@@ -31,12 +31,13 @@ What listeners are told, in the order of one operator call:
 - Memory of kernels and libraries, which no tensor is on, is born and dies in the same list: `add_scratch`, `end_scratch`.
 - Where kernels ask for their results in another order, or after scratch memory (`has_other_order`), births come last.
 - Births outside of operators (conversions of real tensors, copies, loaded checkpoints) come without an operator around them.
-- What inference does to find an answer is not heard of: stand-ins on which a decomposition performs, the global tensors on
-  which DTensor computes the sharding of its results. So the first run of a program is told as the second.
-- A composite operator that comes whole, as in inference mode or from a jagged tensor, is broken up: its parts are heard of.
+- Work of the inference causes no events: stand-ins inside a decomposition, the global tensors on which DTensor
+  computes the sharding of its results. So the first and second run of a program report the same events.
+- A composite operator that arrives undecomposed, as in inference mode or from a jagged tensor, is decomposed: its
+  parts are reported.
 - `on_birth` and `before_operator` may raise. `on_events` may take births that it refuses out of the list, and return an
-  error (out of memory) that is raised when all have heard of the rest: the operator's caller gets it, and the storage was
-  not born. `after_operator` is not called for an operator that raised.
+  error (out of memory) that is raised after all listeners got the rest: the operator's caller gets it, and the
+  storage was not born. `after_operator` is not called for an operator that raised.
 - Listeners are called in the order in which they were added, a method only if the listener's class defines it. They may
   not call operators on tensors.
 
@@ -118,7 +119,7 @@ class Pause:
 
 
 class ObservedMode(FakeTensorMode):
-    """A FakeTensorMode that tells listeners of storages and operators.
+    """A FakeTensorMode that notifies listeners of storages and operators.
 
     `stream_of` gives the number of the current stream of a device; None where there are none but the default ones.
     """
@@ -147,7 +148,7 @@ class ObservedMode(FakeTensorMode):
         """Called with what happens to streams, and with collectives, by the one who follows time."""
         self.births = 0
         self.calls = 0
-        """Of operators, the one that is running included."""
+        """Number of operator calls, including the running one."""
         self.operator: Any = None
         """The one that is running."""
         self._endings: dict[object, dict[int, PlanEnding]] = {}
@@ -164,7 +165,7 @@ class ObservedMode(FakeTensorMode):
         self._device: torch.device | None = None
         """The one of the last birth."""
         self._paused: dict[int, int] = {}
-        """Threads of which nothing is heard now: how often they have paused."""
+        """Threads without events now, with the depth of their pauses."""
         self._plain_writes = PlainWrites()
         self._listeners: tuple[Listener, ...] = ()
         self._choose_calls()
@@ -206,7 +207,7 @@ class ObservedMode(FakeTensorMode):
         self._by_plan = self._endings.setdefault(situation, {})
 
     def pause(self) -> Pause:
-        """Nothing is heard of what happens inside, in this thread."""
+        """Suspend events of this thread inside a `with` block."""
         return Pause(self._paused)
 
     # --- operators -----------------------------------------------------------------------------------------
@@ -260,7 +261,8 @@ class ObservedMode(FakeTensorMode):
         return result
 
     def _find_birth(self, fake: FakeTensor, is_allocated: bool = True) -> None:
-        """Of the storage of a result, if there was none of it before. `is_allocated`: by torch, not by NumPy or others."""
+        """Report the birth of the storage of a result, unless it is known. `is_allocated`: by torch, not by NumPy or
+        others."""
         spec = fake._spec
         storage: Any = native_storage(fake) if spec.sparse is None else fake
         key = id(storage)
@@ -299,7 +301,7 @@ class ObservedMode(FakeTensorMode):
             self._forget(record)
             raise
         events = self.events
-        events.waiting.append(record)  # from here on, its death will be told, too
+        events.waiting.append(record)  # from here on, its death is reported as well
         events.room = room = events.room - 2 * record.nbytes - events.rest
         if room < 0 and (refusals := events.tell_listeners()):
             self._forget(record)
@@ -312,7 +314,7 @@ class ObservedMode(FakeTensorMode):
         self._end_failed()
 
     def _end_failed(self) -> None:
-        """Of an operator that fails."""
+        """End an operator call that failed."""
         self.operator = None
         if self.places is not None:
             self.places.end_failed_step()
@@ -334,7 +336,7 @@ class ObservedMode(FakeTensorMode):
         return found
 
     def _find_ending(self, func: Any, args: Any, kwargs: Any, result: object) -> CallEnding:
-        """Of calls that are alike: their label, and what is called after them."""
+        """Return the label of equal calls, and the functions to call after them."""
         label: object = None
         ends: list[AfterCall] = []
         for listener in self._listeners:
@@ -350,18 +352,18 @@ class ObservedMode(FakeTensorMode):
         return label, tuple(ends)
 
     def find_births(self, func: Any, args: object, kwargs: object, result: object) -> None:
-        """Of the results that were not heard of, in the order in which they get their memory."""
+        """Report the births of new results, in the order in which they get their memory."""
         for fake in put_in_order(func, flat_exact(FakeTensor, (result,), {})):
             self._find_birth(fake)
 
     def _keep_whole(self, args: Any, kwargs: Any, result: Any) -> None:
-        """The storage of a sum is that of what was summed up."""
+        """Give a sum the storage of its operand."""
         record, nbytes = self.find_record(result), args[0].numel() * result.element_size()
         if record is not None and nbytes > record.nbytes:
             self._replace_record(record, native_storage(result), nbytes)
 
     def _end_unplanned(self, func: object, args: Any, kwargs: Any, result: object) -> None:
-        """Of a call that no plan was replayed for, or that others were a part of."""
+        """End a call without a replayed plan, or with other calls inside."""
         if type(result) is FakeTensor:
             is_borrowed = bool(args) and type(args[0]) is torch.Tensor and _torch.has_borrowed_memory(args[0])
             self._find_birth(result, is_allocated=not is_borrowed)
@@ -383,7 +385,7 @@ class ObservedMode(FakeTensorMode):
             self.finished.append(label)
 
     def _find_alike(self, func: object, args: object, kwargs: object, result: object) -> CallEnding:
-        """Of a call that has no plan, as of those with the same key."""
+        """Return the ending of a call without a plan, shared by calls with the same key."""
         key = self.key_of(func, args, kwargs)
         found = None if key is None else self._by_key.get(key)
         if found is None:
@@ -431,7 +433,7 @@ class ObservedMode(FakeTensorMode):
             self._replace_record(record, storage, storage.nbytes())
 
     def _replace_record(self, old: StorageRecord, storage: torch.UntypedStorage, nbytes: int) -> None:
-        """Of a storage that was resized: a new block is there before the old one is gone."""
+        """Replace the record of a resized storage: the new block is allocated before the old one is freed."""
         record = StorageRecord(storage, self._on_death)
         for name in ("key", "spec", "device", "stream", "maker", "serial", "category", "owner"):
             setattr(record, name, getattr(old, name))
@@ -452,7 +454,7 @@ class ObservedMode(FakeTensorMode):
         self.events.add_death(old)
 
     def find_record(self, tensor: torch.Tensor) -> StorageRecord | None:
-        """Of the storage that a stand-in is on, if it has been heard of."""
+        """Return the record of the storage of a stand-in, if its birth was reported."""
         spec = getattr(tensor, "_spec", None)
         is_sparse = tensor.layout is not torch.strided if spec is None else spec.sparse is not None
         return self.storages.get(id(tensor if is_sparse else native_storage(tensor)))
@@ -485,7 +487,7 @@ class ObservedMode(FakeTensorMode):
 USUAL, COMPOSITE, MAY_WRITE, OTHER_ORDER, OF_REAL = range(5)
 _usual: set[int] = set()
 _kinds: dict[int, int] = {}
-"""Of operators, by identity: they live as long as the process."""
+"""Kinds of operators, by identity: operators live as long as the process."""
 
 
 def _find_kind(func: Any) -> int:
@@ -519,7 +521,7 @@ _torch.hide_from_compiler(ObservedMode.__torch_dispatch__)
 
 @patch("torch.UntypedStorage.resize_", during=OBSERVATION)
 def follow_storage_resize(original: Callable[..., object]) -> Callable[..., Any]:
-    """`tensor.untyped_storage().resize_(0)` frees memory (FSDP does it), and no operator tells of it."""
+    """`tensor.untyped_storage().resize_(0)` frees memory (as in FSDP) without an operator call."""
 
     def resize_(storage: torch.UntypedStorage, size: object) -> Any:
         result = original(storage, size)

@@ -76,7 +76,7 @@ class Workspaces(Listener):
         return self._followers.setdefault(device, functools.partial(self._take, device))
 
     def _has_all(self, index: int) -> bool:
-        """Whether no product on this device can need one more, as long as there is no other stream."""
+        """Whether the device has all workspaces that its products can need, unless another stream is used."""
         is_taken = all((index, 0, is_backward) in self._taken for is_backward in (False, True))
         return is_taken and self._machine.mode.stream_of is None
 
@@ -84,7 +84,7 @@ class Workspaces(Listener):
         mode = self._machine.mode
         place = (device.index, self._machine.current_stream(device.index), _torch.is_in_backward())
         if place not in self._taken:
-            self._taken.add(place)  # once: where there is no room for it, the operator is refused once
+            self._taken.add(place)  # once: if there is no room for it, the operator fails once
             mode.add_scratch(self.size, device, mode.operator, WORKSPACES)
         if self._has_all(device.index):
             mode.stop_following(self._followers[device])

@@ -56,41 +56,42 @@ _BY_BUILTIN: tuple[tuple[type[Exception], type[OperatorError]], ...] = (
 HINTS: tuple[tuple[type[UnderstudyError], str], ...] = (
     (
         DataDependentOutputException,
-        "the value is not known without data. In a mode with a ShapeEnv, .item() gives a symbol; elsewhere, "
-        "keep the decision out of the code that runs on stand-ins, or use torch.where instead of a branch",
+        "the value is unknown without data. In a mode with a ShapeEnv, .item() returns a symbol; elsewhere, "
+        "use torch.where instead of a branch, or move the branch out of the code that runs on stand-ins",
     ),
     (
         DynamicOutputShapeException,
-        "the size is not known without data. In a mode with a ShapeEnv, nonzero, masks, unique and their like give "
-        "symbols; elsewhere, use an operator with a fixed size (torch.where, nonzero_static, multiplication by the mask)",
+        "the size is unknown without data. In a mode with a ShapeEnv, nonzero, masks and unique return "
+        "symbolic sizes; elsewhere, use an operator with a fixed size "
+        "(torch.where, nonzero_static, multiplication by the mask)",
     ),
     (FakeTensorDeviceMismatchError, "move one of them with .to(device)"),
     (
         MissingKernel,
-        "real tensors are refused as well: convert them to a layout or a dtype that has a kernel",
+        "real tensors fail as well: convert them to a layout or dtype that has a kernel",
     ),
     (
         UnsupportedOperatorException,
-        "register what it returns: torch.library.register_fake, or understudy.rule for a pure rule on specs",
+        "register a fake implementation with torch.library.register_fake, or a rule on specs with understudy.rule",
     ),
-    (ShapeMismatch, "real tensors of these shapes are refused as well: make the shapes fit at that line"),
-    (DtypeError, "real tensors of these dtypes are refused as well: convert one of them with .to(dtype)"),
-    (OperatorError, "real tensors are refused as well: correct the arguments at that line"),
+    (ShapeMismatch, "real tensors of these shapes fail as well: make the shapes fit at that line"),
+    (DtypeError, "real tensors of these dtypes fail as well: convert one of them with .to(dtype)"),
+    (OperatorError, "real tensors fail as well: correct the arguments at that line"),
 )
 
 
 IN_PACKAGES: tuple[tuple[type[UnderstudyError], str], ...] = (
     (
         DataDependentOutputException,
-        "the value is not known without data, and a package asks for it. In a mode with a ShapeEnv, .item() gives a symbol; "
-        "elsewhere, call it with options for which it does not ask, or run this part on real tensors",
+        "a package reads the value, which is unknown without data. In a mode with a ShapeEnv, .item() "
+        "returns a symbol; elsewhere, choose options that avoid the read, or run this part on real tensors",
     ),
     (
         DynamicOutputShapeException,
-        "the size is not known without data, and a package asks for it. In a mode with a ShapeEnv, it is a symbol; "
-        "elsewhere, call it with options for which it does not ask, or run this part on real tensors",
+        "a package reads the size, which is unknown without data. In a mode with a ShapeEnv, it is a "
+        "symbol; elsewhere, choose options that avoid the read, or run this part on real tensors",
     ),
-    (OperatorError, "real tensors are refused as well: change what your line gives to the package"),
+    (OperatorError, "real tensors fail as well: change the arguments that your line passes to the package"),
 )
 """Hints for errors in the code of installed packages, which users can't change."""
 
@@ -149,8 +150,8 @@ def with_line(error: UnderstudyError, what: str, inputs: object = "", hint: str 
 
 def unsized_sparse_error(what: str, inputs: object) -> UnderstudyError:
     """An error for a sparse tensor whose size would follow from its indices."""
-    reason = "a sparse tensor without a size is as large as its indices, which have no data"
-    return with_line(DynamicOutputShapeException(reason), what, inputs, "give the size")
+    reason = "a sparse tensor without size= derives its size from its indices, which have no data"
+    return with_line(DynamicOutputShapeException(reason), what, inputs, "pass size=")
 
 
 MODE_ORDER_HINT = (
@@ -166,8 +167,7 @@ def refuse_order(entry: object, mode: object, exception: tuple[object, ...]) -> 
     reason = (
         f"{name}.__exit__: this thread has not entered the mode, or has left it"
         if entry is None
-        else f"{name}.__exit__: another mode was entered after this one, and is still active. This one is over, and "
-        "will not come back"
+        else f"{name}.__exit__: another mode was entered after this one and is still active; this one has ended"
     )
     error = with_line(ModeOrderError(reason), f"{name}.__exit__", "", MODE_ORDER_HINT)
     under_way = exception[1] if len(exception) > 1 else None

@@ -27,7 +27,7 @@ class UnexpectedBatch(Exception):
     """A result is a batch at this level, but was expected not to be one."""
 
     def __init__(self, batch: VmapLevel, dims: Dims | None) -> None:
-        super().__init__("a result is a batch that was not taken for one")
+        super().__init__("expected results without a batch dimension, got a batch")
         self.batch = batch
         self.dims = dims
 

@@ -264,11 +264,11 @@ class Branch:
             if before != now:
                 name = getattr(func, "__name__", str(func))
                 raise UnsupportedMutationAliasingException(
-                    f"{self.__name__} is called again for its gradient, and calls {name} with other numbers or tensors from "
+                    f"{self.__name__} is called again for its gradient, but calls {name} with other numbers or tensors from "
                     f"outside than before: {_first_difference(before, now)}",
                     context=Context(
                         line=user_line(),
-                        hint="it reads something that has changed since, as an attribute or the contents of a list: pass it "
+                        hint="it reads a value that has changed, such as an attribute or the items of a list: pass it "
                         "to the higher-order operator as an operand, or assign it to a variable first",
                     ),
                 )

@@ -97,7 +97,7 @@ def refuse_jit_traces(original: Function, *args: object, **kwargs: object) -> ob
     if not tensors:
         return original(*args, **kwargs)
     raise with_line(
-        NoDataError("torch.jit.trace runs the function on values, and stand-ins have no data"),
+        NoDataError("torch.jit.trace requires data, which stand-ins do not have"),
         "torch.jit.trace", ", ".join(str(tensor.spec) for tensor in tensors[:3]),
         "trace real tensors outside of the mode; or capture the program: understudy.make_fx(function)(*inputs), "
         "understudy.export(module, inputs)",

@@ -188,7 +188,7 @@ def refuse_pointers(original: Function, self: Any) -> Any:
         raise with_line(
             NoDataError("UntypedStorage.data_ptr(): the storage of a stand-in has no data"),
             "UntypedStorage.data_ptr", f"{len(self)} bytes on {self.device}",
-            "only the metadata of a stand-in can be written to a file: use torch.save",
+            "use torch.save, which writes the metadata of a stand-in",
         ) from None  # fmt: skip
 
 
@@ -201,7 +201,7 @@ def refuse_lazy_modules(original: Function, self: object, *args: object, **kwarg
         UnsupportedFakeTensorException("lazy modules (nn.LazyLinear, …) are not supported: their parameters have no sizes"),
         type(self).__name__, "",
         "give the sizes, as in nn.Linear(in_features, out_features); or build the module outside of the mode, run it "
-        "once on a real batch, and take mode.from_module(module)",
+        "once on a real batch, and use mode.from_module(module)",
     )  # fmt: skip
 
 
@@ -228,7 +228,7 @@ def explain_real_modules(original: Function, self: torch.nn.Module, *args: Any, 
         raise with_line(
             MixedTensorsError(f"{type(self).__name__}.{original.__name__}: the parameter {real!r} is real ({seen})"),
             f"{type(self).__name__}.{original.__name__}", ", ".join(map(repr, args)),
-            "build the module inside the mode, or move a copy of stand-ins: mode.from_module(module)",
+            "build the module inside the mode, or convert it first: mode.from_module(module)",
         ) from error  # fmt: skip
 
 

@@ -40,7 +40,7 @@ class Condition:
     _text: str
 
     def __bool__(self) -> bool:
-        raise TypeError(f"the truth of {self} depends on the sizes; use Facts.prove")
+        raise TypeError(f"the truth value of {self} depends on sizes; use Facts.prove")
 
     def __str__(self) -> str:
         if not self._text:

@@ -203,7 +203,7 @@ class TorchFacade:
             broken = list_violations(self.env, inputs, input_contexts)
             if broken:
                 lines = "\n  ".join(
-                    ["the run does not keep what was asked of its inputs:", *broken, f"to do: {ADVICE}"]
+                    ["the run violates constraints on its inputs:", *broken, f"to do: {ADVICE}"]
                 )
                 raise ConstraintViolationError(lines)
         return found

@@ -23,7 +23,7 @@ REPLY = WORDS * 36
 """Texts are long, and cut by those who tokenise them: that is when most memory is needed. A conversation has less than 1,024
 words, because some trainers do not cut it."""
 LENGTH = 24
-"""Of lists of words."""
+"""Length of lists of words."""
 
 
 def make_value(kind: str, number: int) -> Any:

@@ -16,7 +16,7 @@ from understudy.simulation.offline.switch import is_made_up, note_made_up
 
 Function = Callable[..., Any]
 ROWS = 512
-"""Of each split."""
+"""Rows of each split."""
 TABLE = Path(__file__).with_name("data_sets.toml")
 SPLITS = ("train", "validation", "test")
 
@@ -53,9 +53,9 @@ def find_missing_data(original: Function) -> Function:
             if not isinstance(error, OSError):
                 raise
             raise MissingFileError(
-                f"load_dataset({str(path)!r}): the data set is not on this machine, and a rehearsal downloads nothing; "
-                "put it there (a few rows with the same columns are enough), allow the network with --online, or let rows "
-                "be made up with --offline-data"
+                f"load_dataset({str(path)!r}): the data set is not on this machine, and a rehearsal downloads "
+                "nothing; store it there (a few rows with the same columns are enough), allow the network with "
+                "--online, or generate rows with --offline-data"
             ) from error
 
     return load_dataset
@@ -71,7 +71,7 @@ def make_data(name: str, config: str = "", split: Any = None, is_streamed: bool 
         made = _cast(datasets, made, column, kind)
     note_made_up(
         name,
-        f"load_dataset({name!r}): not on this machine; {ROWS} rows were made up, with the columns {', '.join(kinds)}",
+        f"load_dataset({name!r}): not on this machine; {ROWS} rows were generated, with the columns {', '.join(kinds)}",
     )
     part = made.to_iterable_dataset() if is_streamed else made
     if isinstance(split, (list, tuple)):

@@ -25,7 +25,7 @@ def find_missing_tokenizers(original: Function) -> Any:
         try:
             found = plain(cls, name, *args, **kwargs)
         except (OSError, ValueError, AttributeError, TypeError) as error:
-            # Without their files, some tokenizers fail on what they would have read.
+            # Without their files, some tokenizers fail in other ways than a missing file.
             if not is_made_up():
                 raise
             if not isinstance(error, OSError) and has_tokenizer(name):
@@ -57,7 +57,7 @@ def has_tokenizer(name: Any) -> bool:
 
 
 def is_empty(tokenizer: Any) -> bool:
-    """Whether it knows nothing but special tokens: transformers makes such a tokenizer where there is only a config.json."""
+    """Whether it has special tokens only: transformers makes such a tokenizer if there is only a config.json."""
     special = getattr(tokenizer, "all_special_ids", None)
     return special is not None and hasattr(tokenizer, "__len__") and len(tokenizer) <= len(set(special)) + 1
 

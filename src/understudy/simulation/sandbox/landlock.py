@@ -25,7 +25,7 @@ WRITABLE_FOLDERS = ("/dev/shm", "/dev/pts")
 
 
 def find_version() -> int:
-    """Of the kernel's interface; 0 without one."""
+    """Return the version of the kernel's Landlock interface; 0 without one."""
     try:
         return calls.create_ruleset(None, flags=1)
     except OSError:

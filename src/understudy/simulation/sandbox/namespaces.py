@@ -29,9 +29,9 @@ STAGING = "/proc"
 """Where the upper layers are mounted while the sandbox is built: the new /proc covers it."""
 NOT_OVERLAID = frozenset({"/proc", "/sys", "/dev"})
 KERNEL_SETTINGS = ("/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus", "/proc/fs")
-"""Of the whole machine: read-only, also for root."""
+"""Settings of the whole machine: read-only, also for root."""
 MOST_ENTRIES = 200
-"""Of a folder that are looked at."""
+"""Maximum number of entries of a folder that are examined."""
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 DEVICE_LINKS = {
     "ptmx": "pts/ptmx",
@@ -41,7 +41,8 @@ DEVICE_LINKS = {
     "stderr": "/proc/self/fd/2",
 }
 KEPT_CAPABILITIES = sum(1 << number for number in (0, 1, 3, 4, 5, 6, 7, 10))
-"""Of root: chown, dac_override, fowner, fsetid, kill, setgid, setuid, net_bind_service. None that changes mounts."""
+"""Capabilities that root keeps: chown, dac_override, fowner, fsetid, kill, setgid, setuid, net_bind_service. None
+that changes mounts."""
 SIOCSIFFLAGS = 0x8914
 IFF_UP_RUNNING = 0x41
 
@@ -55,7 +56,7 @@ class Tree:
 
 
 def enter_namespaces(is_online: bool) -> None:
-    """Of this process; the PID namespace is that of its children."""
+    """Move this process into new namespaces; the PID namespace applies to its children."""
     network = 0 if is_online else calls.CLONE_NEWNET
     calls.unshare(calls.CLONE_NEWUSER | calls.CLONE_NEWNS | calls.CLONE_NEWPID | calls.CLONE_NEWIPC | network)
 
@@ -191,7 +192,7 @@ def _overlay(target: str, place: str, tree: Tree) -> None:
 
 def _copy_attributes(about: os.stat_result, folder: str) -> None:
     """The root of an overlay has the rights and times of its upper layer."""
-    with suppress(OSError):  # an owner who has no number inside
+    with suppress(OSError):  # the owner may have no id in this namespace
         os.chown(folder, about.st_uid, about.st_gid)
     os.chmod(folder, stat.S_IMODE(about.st_mode))
     os.utime(folder, ns=(about.st_atime_ns, about.st_mtime_ns))

@@ -1,6 +1,6 @@
 """Temporary folders that are removed in any case: those of a killed process by the next one.
 
-The owner of a folder holds a lock on a file in it. A folder whose lock is free belongs to nobody any more.
+The owner of a folder holds a lock on a file in it. A folder whose lock is free has been abandoned.
 """
 
 from __future__ import annotations

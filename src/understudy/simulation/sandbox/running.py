@@ -38,8 +38,8 @@ READY = b"ready"
 
 @dataclass(frozen=True)
 class SandboxOptions:
-    """`scratch`: a folder for what is written, instead of memory; `size`: the most that may be written there, in bytes,
-    half of the machine's memory by default. `forks`: whether this process may be forked, which has to be one of ours."""
+    """`scratch`: a folder for written files, instead of memory; `size`: its limit in bytes, by default half of the
+    machine's memory. `forks`: whether this process may be forked, which has to be one of ours."""
 
     is_online: bool = False
     allows_writes: bool = False
@@ -85,9 +85,9 @@ def run_sandboxed(function: Function, options: SandboxOptions | None = None) -> 
     if options.allows_writes:
         return _call_here(function, Sandbox(NO_SANDBOX, "writing is allowed"))
     if sys.platform != "linux":
-        return _call_here(function, Sandbox(PYTHON, f"{sys.platform} has no sandbox for it"))
+        return _call_here(function, Sandbox(PYTHON, f"no sandbox on {sys.platform}"))
     if not options.forks or threading.active_count() > 1:
-        return _call_here(function, Sandbox(PYTHON, "this process has other threads, or has loaded torch"))
+        return _call_here(function, Sandbox(PYTHON, "the process has other threads, or has loaded torch"))
     try:
         return _run_in_namespaces(function, options)
     except UnavailableError as error:
@@ -109,7 +109,7 @@ def _run_in_namespaces(function: Function, options: SandboxOptions) -> SandboxRe
     foreign = namespaces.find_foreign_file(os.getcwd())
     if foreign is not None:
         raise UnavailableError(
-            f"no namespaces: {foreign} belongs to another user or group, and can't be overlaid"
+            f"no namespaces: {foreign} belongs to another user or group and can't be overlaid"
         )
     with ExitStack() as stack:
         data, report = stack.enter_context(_SharedMemory()), stack.enter_context(_SharedMemory())

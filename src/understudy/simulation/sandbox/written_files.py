@@ -25,7 +25,7 @@ class Layer:
 
 
 def list_written(layers: list[Layer]) -> list[tuple[str, str]]:
-    """Pairs of what was done (write, mkdir, remove, link) and the path."""
+    """List pairs of an action (write, mkdir, remove, link) and a path."""
     found: list[tuple[str, str]] = []
     for layer in layers:
         for entry in _walk(layer, layer.upper, ""):
