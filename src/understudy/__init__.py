@@ -1,27 +1,27 @@
 """understudy: stand-in tensors for PyTorch. Shape, dtype, strides, device and aliasing, but no data.
 
     errors, lines    the exceptions; the lines of the user's program
-    patching         what of torch is changed, when and why
+    patching         the patch engine: functions of torch that are replaced, when and why
     _torch/          private torch API
     shapes/          symbolic sizes
-    spec/            what is known of a tensor without its data
-    ops/             what is known of each operator
+    spec/            metadata of tensors
+    ops/             facts about each operator
     infer/           one call in, one plan out
     fake/            FakeTensor, FakeTensorMode
-    graph/           what the three tracing rooms share
+    graph/           shared by capture, prop and meta
     capture/         make_fx, capture_step
     prop/            FakeTensorProp
     meta/            MetaTracer, symbolic_trace
     exporting/       captured graphs for the tools of torch
-    simulation/      hardware that is not here: simulate, the allocator, the catalogue of cards
+    simulation/      simulated hardware: simulate, the allocator, the catalogue of cards
     timing/          how long a step takes: clocks of host, streams and communicators
     cluster/         ranks of a program as processes, their broker, launchers, faults
-    report/          rehearse: measurement of a program, and how it is shown
+    report/          rehearse: measurement of a program, tables and pages
     cli/, __main__   the command `understudy`
     pytest_plugin    the marker and the fixture `rehearse`
     fake_tensor, proxy_tensor, symbolic_shapes, fake_tensor_prop, meta_tracer
                      the names of torch's modules: a user changes one import line
-    torch_names      names of those modules that are not defined here: torch's own, or what to use instead
+    torch_names      names of those modules that are not defined here: torch's own, or an alternative
 
 Names are loaded when they are first used: `import understudy` does not import torch. What type checkers and editors see is
 `__init__.pyi`; a test keeps the two alike.

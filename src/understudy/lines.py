@@ -43,7 +43,7 @@ def user_frames() -> Iterator[FrameType]:
 
 def is_generated(file: str) -> bool:
     """Whether code was made by a program and has no text to show: `<string>`, the methods of a dataclass. The functions of
-    `python -c` can't be told from it before Python 3.13; its outermost line can."""
+    Before Python 3.13, `python -c` looks the same; only its outermost line differs."""
     return file.startswith("<") and not linecache.getline(file, 1)
 
 

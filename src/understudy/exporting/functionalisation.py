@@ -8,7 +8,7 @@ Aliasing is known from the storages of the stand-ins. A memory has a *base*, the
 call on the base or on another view. A copy into a view becomes
 
     v = source, as the view looks                          the new value of the view
-    b = slice_scatter(base, v, …)                          the new value of what it is a view of, up to the base
+    b = slice_scatter(base, v, …)                          the new value of its base, one view at a time
 
 and later reads of the memory use the new values: of the base, `b`; of a view, the same view of `b`. Written bases from
 outside (inputs, parameters, buffers) become outputs of the program.

@@ -1,7 +1,7 @@
 """What a mode does with a call that the hot path can't answer: a cache miss, or a hit with determined values.
 
     answer_miss    handlers → shared plans → inference → replay
-    make_call      the call with specs in the place of tensors
+    make_call      the call with tensors replaced by specs
 
 A handler answers from tensors. Plans are shared between environments of symbols, and between calls that differ in floats.
 Inference (`infer/engine.py`) runs checks and sources, and makes the plan.
@@ -145,7 +145,7 @@ def _is_symbolic(part: object) -> bool:
 
 
 def make_call(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Call:
-    """A call with specs in the place of tensors, and our nodes in the place of torch's symbols."""
+    """A call with tensors replaced by specs, and torch's symbols by our nodes."""
     inputs: list[TensorSpec] = []
     args = _as_spec(tuple(args), inputs)
     if kwargs:

@@ -122,7 +122,7 @@ class FakeTensorMode(ModeServices):
         self.cache_enabled = True
         self.epoch = 0
         self.uncounted_writes = 0
-        # Of the traces that run: the last one is given each real constant that is converted, its stand-in, and its values.
+        # Hooks of active traces: the last one receives each converted real constant, its stand-in, and its values.
         self.constant_listeners: list[Callable[[FakeTensor, torch.Tensor, torch.Tensor], None]] = []
         self._device_facts: Hashable | None = None
         self._facts_number = 0

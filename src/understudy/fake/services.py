@@ -90,7 +90,7 @@ class ModeServices(_torch.TorchDispatchMode):
             self.shape_env.settings = replace(self.shape_env.settings, allow_scalar_outputs=allow)
 
     def casts_parts(self) -> bool:
-        """Whether autocast is enabled for what a composite operator consists of."""
+        """Whether autocast is enabled for the parts of a composite operator."""
         return bool(_torch.enabled_autocast_keys()) and not is_in_composite()
 
     def decompose(self, func: _torch.OpOverload, args: Any, kwargs: Any) -> Any:

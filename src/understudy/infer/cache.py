@@ -144,7 +144,7 @@ class UnusualArgument(Exception):
 
 
 def add_value(key: list[Any], kind: type, value: Any) -> None:
-    """Add an argument that is no tensor and no list to a key."""
+    """Add an argument other than a tensor or a list to a key."""
     if kind in PLAIN_TYPES:
         key.append(value)
     elif kind in SIZED_TYPES:
@@ -182,7 +182,7 @@ def for_any_floats(op: Any, key: tuple[Any, ...]) -> tuple[Any, ...] | None:
 
 
 FOR_ANY_FLOATS = (ONE_NEW, FIRST_ITSELF, OTHER)
-"""Kinds of plans that hold nothing of what was inferred from values."""
+"""Kinds of plans that do not depend on values."""
 ORDINARY_FLOATS = frozenset({torch.float32, torch.float64, torch.float16, torch.bfloat16})
 LARGEST_HALF = torch.finfo(torch.float16).max
 NAN = "nan"

@@ -131,8 +131,8 @@ def _fill_with_ones(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _are_equal(outcomes: Any, real: Any, call: Call) -> bool:
-    """Whether outcomes, with hints in the place of symbols, are those of the real operator. Numbers, and tensors that an
-    operator without results changes, are not compared; nor are the strides of tensors without elements."""
+    """Whether outcomes, with symbols replaced by hints, equal those of the real operator. Numbers, and tensors that
+    an operator without results changes, are not compared; nor are the strides of tensors without elements."""
     if isinstance(outcomes, (tuple, list)):
         if not isinstance(real, (tuple, list)) or len(outcomes) != len(real):
             return False

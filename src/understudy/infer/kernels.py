@@ -124,12 +124,12 @@ def with_fixed_sizes(call: Call) -> Call:
 
 
 def with_hinted_sizes(call: Call) -> Call:
-    """The call with hints in the place of symbols, without guards: the result must not be cached."""
+    """The call with symbols replaced by hints, without guards: the result must not be cached."""
     return _replace_symbols(call, hint_of_size)
 
 
 def _replace_symbols(call: Call, number: Callable[[Any], int]) -> Call:
-    """The call with numbers in the place of symbols."""
+    """The call with symbols replaced by numbers."""
     args, kwargs = map_structure(
         lambda spec: _spec_in_numbers(spec, number), TensorSpec, (call.args, call.kwargs)
     )
@@ -203,7 +203,7 @@ def result_device(call: Call) -> torch.device:
 
 
 def outcomes_of(result: object, inputs: Sequence[torch.Tensor], call: Call, spec_of: Any) -> Any:
-    """The outcomes of a call whose results are tensors: identity tells `Same`, a shared storage tells `View`."""
+    """The outcomes of a call whose results are tensors: identity means `Same`, a shared storage means `View`."""
     if isinstance(result, tuple):
         return tuple(outcomes_of(part, inputs, call, spec_of) for part in result)
     if isinstance(result, list):

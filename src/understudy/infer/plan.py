@@ -449,7 +449,8 @@ def _is_trackable(call: Call, outcomes: Outcomes, made: list[TensorSpec]) -> boo
 
 
 def _has_ranges(record: OpFacts, call: Call, made: list[TensorSpec], written: tuple[int, ...]) -> bool:
-    """Whether the ranges of a call's results, or of what it writes to, are tracked: masks, few numbers, random numbers."""
+    """Whether ranges of a call's results, or of its written tensors, are tracked: masks, few numbers, random
+    numbers."""
     if record.has_out:
         return False
     inputs = call.inputs

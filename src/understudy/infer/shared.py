@@ -1,10 +1,10 @@
 """Plans and recipes that environments with different symbols share.
 
 Each capture with symbolic sizes has an environment of its own, and its plans contain symbols of that environment. The
-outcomes of a call depend on what the environment knows and on the patterns of the sizes (see `shapes/patterns.py`). An
-answer that added no guards is stored in terms of patterns, and translated to the symbols of the next environment with
-the same knowledge. Calls that added guards are inferred again in each environment, so that each has its own guards and
-lines.
+outcomes of a call depend on the facts of the environment and on the patterns of the sizes (see `shapes/patterns.py`).
+An answer that added no guards is stored in terms of patterns, and translated to the symbols of the next environment
+with the same knowledge. Calls that added guards are inferred again in each environment, so that each has its own
+guards and lines.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ PLAIN_PARTS = (int, float, bool, complex, str, type(None))
 
 
 class SpecForm(Interned):
-    """A spec with patterns in the place of symbols: `content` holds shape, stride, offset, and the other fields."""
+    """A spec with symbols replaced by patterns: `content` holds shape, stride, offset, and the other fields."""
 
     __slots__ = ()
 
 
 class SharedAnswer(NamedTuple):
-    """An answer with patterns in the place of symbols, and the patterns of the atoms that were created with it.
+    """An answer with symbols replaced by patterns, and the patterns of the atoms that were created with it.
 
     Atoms print in the order of creation: to print the same text, they have to be created in the same order."""
 
@@ -39,7 +39,7 @@ class SharedAnswer(NamedTuple):
 
 
 class SharedQuestion(NamedTuple):
-    """The key of a call with patterns in the place of symbols, and the state of the environment before the call."""
+    """The key of a call with symbols replaced by patterns, and the state of the environment before the call."""
 
     key: tuple[Any, ...]
     marks: tuple[int, ...]
@@ -56,7 +56,7 @@ class SharedPlans:
         self._specs: dict[SpecForm, TensorSpec] = {}
 
     def make_question(self, key: tuple[Any, ...]) -> SharedQuestion | None:
-        """A key of the dispatch cache with patterns in the place of symbols; None if it has no such form."""
+        """A key of the dispatch cache with symbols replaced by patterns; None if it has no such form."""
         knowledge = self._patterns.knowledge()
         if knowledge is None:
             return None
@@ -116,7 +116,7 @@ class SharedPlans:
     # --- specs and numbers ----------------------------------------------------------------------------------------
 
     def generalise(self, part: object) -> Any:
-        """A spec or number with patterns in the place of symbols."""
+        """A spec or number with symbols replaced by patterns."""
         if type(part) is TensorSpec:
             return (self._forms.get(part) or self._form(part)) if part.is_symbolic else part
         if type(part) is SymNode:
@@ -126,7 +126,7 @@ class SharedPlans:
         return part
 
     def localise(self, part: object) -> Any:
-        """A spec or number with symbols of this environment in the place of patterns."""
+        """A spec or number with patterns replaced by symbols of this environment."""
         if type(part) is SpecForm:
             return self._specs.get(part) or self._spec(part)
         return self._patterns.node(part) if type(part) is Pattern else part

@@ -292,7 +292,7 @@ class FakeTensorProp(torch.fx.Interpreter):
         return _torch.tree_map(convert, value) if isinstance(value, (list, tuple, dict)) else value
 
     def _convert_torch_fakes(self, value: object) -> object:
-        """An argument with stand-ins in the place of torch's own fakes."""
+        """An argument with torch's own fakes replaced by stand-ins."""
 
         def convert(part: object) -> object:
             kind = type(part)

@@ -126,7 +126,7 @@ class Plausible:
             number = self._next_loss(read) if read.values.likely is None else float(read.values.likely)
             return complex(number) if dtype.is_complex else number
         if read.what in ("tolist", "numpy") and read.values.likely is not None:
-            return read.values.likely  # counts add up to what was counted
+            return read.values.likely  # counts add up to the number of counted values
         return self._integer(read.values)
 
     def _count(self, read: Read) -> int:

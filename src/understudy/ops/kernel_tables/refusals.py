@@ -47,7 +47,7 @@ class KernelRow:
             return answer
 
     def accepted_dtypes(self, signature: Signature) -> list[str]:
-        """The dtypes that are accepted in the place of the one that most of the tensors have."""
+        """The dtypes that are accepted instead of the dtype of most tensors."""
         usual = main_dtype(signature, self._main)
         return [
             name

@@ -43,7 +43,7 @@ MOST_ENTRIES = 3
 REPEATED = 2
 """Calls of each pattern of arguments that are repeated."""
 MOST_SECONDS = 90.0
-"""Of processor time, for one operator. What is not asked by then is not refused."""
+"""Limit of processor time for one operator. Remaining combinations count as accepted."""
 LARGEST = 1 << 16
 """Elements of the largest tensor of a call that is repeated."""
 REFUSALS = (RuntimeError, IndexError, ValueError, TypeError)
@@ -186,7 +186,7 @@ def ask_kernel(calls: list[Any]) -> Answers:
 
 
 def _more_calls(calls: list[Any]) -> Iterator[Any]:
-    """Calls that the database does not have: a number in the place of the second operand, no name of a mode."""
+    """Calls that are not in the database: a number as second operand, no name of a mode."""
     for op, args, kwargs in calls[:REPEATED]:
         is_binary = torch.Tag.pointwise in op.tags and len(args) > 1 and isinstance(args[1], torch.Tensor)
         if is_binary:

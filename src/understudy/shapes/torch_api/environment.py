@@ -282,7 +282,8 @@ class TorchFacade:
 
     @property
     def _replacements_version_counter(self) -> int:
-        """Changes with what is known. Never 0: torch's nodes would not ask for the sympy expression of a symbol."""
+        """Changes with the facts of the environment. Never 0: torch's nodes would not ask for the sympy expression of
+        a symbol."""
         return 1 + len(self.env.guards) + len(self.env.runtime_asserts) + len(self.env.unbacked_renamings)
 
     def _create_fx_call_function(self, op: object, args: object) -> tuple[None, bool]:
