@@ -9,9 +9,9 @@ import pytest
 import torch.distributed as dist
 
 from understudy.cli import main
-from understudy.cluster.classes import choose_checked, choose_representatives
+from understudy.cluster.classes import choose_checked, choose_representatives, infer_mesh, split
 from understudy.report.cluster_rehearsal import ClusterRehearsal
-from understudy.simulation.network import MeshRecord
+from understudy.simulation.network import Group, MeshRecord
 
 pytestmark = pytest.mark.skipif(
     not dist.is_available() or not hasattr(os, "fork"),
@@ -57,3 +57,47 @@ def test_columns_of_a_pipeline() -> None:
     assert chosen[0] == [] and not choose_checked(chosen, pipeline=0)
     without = choose_representatives(None, 64, pipeline=None)
     assert sorted(without) == [0, 1, 63] and len(without[1]) == 61
+
+
+def test_dimensions_of_a_program_that_makes_groups_itself() -> None:
+    def group(start: int, stop: int, step: int, name: str) -> Group:
+        return Group(name, tuple(range(start, stop, step)), "nccl", name.upper())
+
+    world = group(0, 32, 1, "default_pg")
+    tensor, data, pipe = (
+        group(0, 4, 1, "tensor_group"),
+        group(0, 8, 4, "data_group"),
+        group(0, 32, 8, "pipe_group"),
+    )
+    both = group(0, 8, 1, "tensor_and_data")
+    found = infer_mesh([world, both, tensor, pipe, data, group(0, 1, 1, "one")], 32)
+    assert found == MeshRecord(("pipe", "data", "tensor"), (4, 2, 4), tuple(range(32)))
+    assert infer_mesh([world, pipe], 32) == MeshRecord(("pipe", "dim0"), (4, 8), tuple(range(32)))
+    assert infer_mesh([world, tensor], 32) == MeshRecord(("dim1", "tensor"), (8, 4), tuple(range(32)))
+    assert infer_mesh([world], 32) is None and infer_mesh([Group("1", (0, 1, 3), "nccl")], 32) is None
+
+
+def test_a_class_is_split_at_a_rank_that_differs() -> None:
+    chosen = {0: [], 1: [2, 3, 4, 5, 6], 7: []}
+    split(chosen, 5)
+    assert chosen == {0: [], 1: [2, 3], 5: [4, 6], 7: []}
+
+
+LATE = """
+import os, torch, torch.nn as nn, torch.distributed as dist
+dist.init_process_group("nccl"); rank = dist.get_rank()
+model = nn.Linear(1000, 8000 if rank >= 6 else 1000).cuda(); optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for _ in range(2): model(torch.randn(8, 1000, device="cuda")).sum().backward(); optimizer.step(); optimizer.zero_grad()
+"""
+
+
+def test_ranks_that_differ_inside_of_a_class_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    (tmp_path / "script.py").write_text(LATE)
+    some, whole = rehearse("classes"), rehearse("all")
+    found = {rank: row.peak.allocated_bytes for rank, row in some.ranks.items()}
+    assert found == {row.rank: row.peak.allocated_bytes for row in whole.rows}
+    assert len(some.rows) < 10

@@ -247,7 +247,7 @@ def test_nothing_is_left_after_an_interrupt(folder: Path, kind: signal.Signals) 
 
 
 WRONG = {
-    ("--nproc-per-node", "2", "--html", "a.html", "train.py"): "--html is not supported for several ranks; use --json, which contains every rank",
+    ("--nproc-per-node", "2", "--folded", "a.html", "train.py"): "--folded is not supported for several ranks; use --json, which contains every rank",
     ("--nproc-per-node", "0", "train.py"): "--nproc-per-node must be a positive integer, got '0'",
     ("--nproc-per-node", "-1", "train.py"): "--nproc-per-node must be a positive integer, got '-1'",
     ("--nproc-per-node", "abc", "train.py"): "--nproc-per-node must be a positive integer, got 'abc'",

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from understudy.report.cluster_rehearsal import ClusterRehearsal
 
 FAILED, DOES_NOT_FIT, NO_VERDICT = 1, 3, 4
-OF_ONE_RANK = ("html", "trace", "snapshot", "speedscope", "folded", "requests")
+OF_ONE_RANK = ("snapshot", "speedscope", "folded", "requests")
 """Options of `understudy run` that write a file about one process."""
 
 
@@ -149,6 +149,16 @@ def _write(cluster: ClusterRehearsal, options: argparse.Namespace) -> None:
     elif options.json:
         with open(options.json, "w", encoding="utf-8") as file:
             file.write(cluster.to_json() + "\n")
+    if options.html:
+        from understudy.report.cluster_page import make_cluster_page  # why: --help is quick
+
+        title = os.path.splitext(os.path.basename(options.html))[0]
+        with open(options.html, "w", encoding="utf-8") as file:
+            file.write(make_cluster_page(cluster, title))
+    if options.trace:
+        from understudy.report.cluster_trace import write_cluster_trace  # why: as above
+
+        write_cluster_trace(cluster, options.trace)
 
 
 def _run_inside(
@@ -178,6 +188,7 @@ def _rehearse(
         is_online=options.online, has_margin=options.margin is not None,
         takes_longest=options.longest, makes_data=options.offline_data,
         is_quiet=options.quiet, interconnect=parse_interconnect(options.interconnect, card),
+        nccl_memory=options.nccl_memory,
     )  # fmt: skip
     is_module = options.program[0] == "-m"
     name, *arguments = options.program[1:] if is_module else options.program

@@ -120,6 +120,8 @@ examples:
         help="folder for files that the script writes during the run (default: memory, at most half of it)",
     )
     add_cluster_arguments(add)
+    add("--nccl-memory", metavar="SIZE", type=_parse_size, dest="nccl_memory",
+        help="what NCCL takes on each rank, instead of the catalogue's range")  # fmt: skip
     add("--write", action="store_true", help="let the script write files and use the network: no sandbox")
     add("--quiet", action="store_true", help="print the verdict only, without the script's output")
 

@@ -7,9 +7,10 @@
     ranks          forked processes, from start to end
     classes        on many ranks: which are run, and for which others
     communication  logs of collectives as rows: calls, bytes, bytes on the wire, lines
+    nccl           memory of communicators, outside of the allocator
     faults         deadlocks, mismatches and divergence, with the lines of the ranks
 
 A rank is forked from a parent that has imported torch. Collectives on stand-ins need no other rank: each rank logs them, and
 the logs are compared afterwards. What has values (integers, objects, barriers, stores) is exchanged through the broker.
-`layout` and `launchers` do not import torch.
+`layout`, `launchers` and `nccl` do not import torch.
 """

@@ -5,6 +5,7 @@
     cluster.ranks[7].rehearsal                 the whole `Rehearsal` of that rank
     cluster.communication                      rows: rank, collective, group, calls, bytes, line
     cluster.time.seconds_per_step              of all ranks together
+    cluster.communicators                      rows: rank, group, memory of NCCL from low_bytes to high_bytes
     cluster.faults                             deadlocks, mismatches, …: each with a text that names ranks and lines
     cluster.to_json(), ClusterRehearsal.from_json(text)
 
@@ -21,6 +22,7 @@ from typing import Any
 
 from understudy.cluster.communication import CommunicationRow
 from understudy.cluster.faults import Fault
+from understudy.cluster.nccl import Communicator
 from understudy.report.rehearsal import (
     DOES_NOT_FIT,
     FAILED,
@@ -52,8 +54,25 @@ class CardUse:
 
 
 @dataclass(frozen=True)
+class ClusterMesh:
+    """The dimensions in which all ranks are laid out, outermost first, and the ranks in that order."""
+
+    names: list[str]
+    shape: list[int]
+    ranks: list[int]
+
+    def place_of(self, rank: int) -> list[int]:
+        position, found = self.ranks.index(rank), []
+        for size in reversed(self.shape):
+            found.append(position % size)
+            position //= size
+        return found[::-1]
+
+
+@dataclass(frozen=True)
 class RankRow:
-    """A rank that was run, for itself and for the ranks that it `stands_for`."""
+    """A rank that was run, for itself and for the ranks that it `stands_for`. NCCL's memory is outside of the allocator, and
+    an estimate from `nccl_low_bytes` to `nccl_high_bytes`."""
 
     rank: int
     node: int
@@ -64,7 +83,8 @@ class RankRow:
     coordinates: dict[str, int] = field(default_factory=dict)
     stands_for: list[int] = field(default_factory=list)
     cards: list[CardUse] = field(default_factory=list)
-    outside_bytes: int = 0
+    nccl_low_bytes: int = 0
+    nccl_high_bytes: int = 0
     host_peak_bytes: int = 0
     failure: str = ""
     rehearsal: Rehearsal | None = None
@@ -80,7 +100,9 @@ class ClusterRehearsal:
     nodes: int
     per_node: int
     rows: list[RankRow]
+    mesh: ClusterMesh | None = None
     communication: list[CommunicationRow] = field(default_factory=list)
+    communicators: list[Communicator] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
     assumptions: list[str] = field(default_factory=list)
     time: TimeEstimate | None = None
@@ -105,11 +127,20 @@ class ClusterRehearsal:
             self.rows,
             key=lambda row: (
                 order.index(row.verdict),
-                row.peak.reserved_bytes,
+                row.peak.reserved_bytes + row.nccl_low_bytes,
                 row.peak.allocated_bytes,
                 -row.rank,
             ),
         )
+
+    @property
+    def host_bytes(self) -> dict[int, int]:
+        """Memory of tensors on the host, pinned or not, by node: the sum of its ranks' peaks."""
+        found: dict[int, int] = {}
+        for rank, row in self.ranks.items():
+            node = rank // self.per_node
+            found[node] = found.get(node, 0) + row.host_peak_bytes
+        return dict(sorted(found.items()))
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

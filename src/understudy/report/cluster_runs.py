@@ -21,19 +21,27 @@ from typing import Any
 import torch
 
 from understudy.cluster.broker import RankOutcome
-from understudy.cluster.classes import choose_checked, choose_representatives, find_mesh, find_pipeline
+from understudy.cluster.classes import (
+    choose_checked,
+    choose_representatives,
+    find_mesh,
+    find_pipeline,
+    infer_mesh,
+    split,
+)
 from understudy.cluster.communication import coordinates_of, make_rows, name_group
 from understudy.cluster.faults import Fault, History, find_faults, write_ranks
 from understudy.cluster.layout import CLASSES, Interconnect, Layout, LayoutError, parse_ranks
+from understudy.cluster.nccl import Communicator, NcclSettings, find_communicators
 from understudy.cluster.ranks import run_ranks
-from understudy.report.cluster_rehearsal import CardUse, ClusterRehearsal, RankRow
+from understudy.report.cluster_rehearsal import CardUse, ClusterMesh, ClusterRehearsal, RankRow
 from understudy.report.cluster_times import estimate_time
 from understudy.report.measurement import Measurement
 from understudy.report.rehearsal import DOES_NOT_FIT, FAILED, FITS, NO_VERDICT, TIGHT, Device, Peak, Rehearsal
 from understudy.report.runs import Recorder, RehearsalOptions
 from understudy.report.script_facts import take_facts
 from understudy.report.summary import write_line
-from understudy.report.text import format_size
+from understudy.report.text import format_range, format_size
 from understudy.simulation.catalogue import Card
 from understudy.simulation.network import MeshRecord
 from understudy.simulation.overlay import Overlay
@@ -60,6 +68,8 @@ class ClusterOptions:
     makes_data: bool = False
     is_quiet: bool = False
     interconnect: Interconnect | None = None
+    nccl_memory: int | None = None
+    """Bytes of NCCL on each rank, instead of the catalogue's range."""
 
 
 def rehearse_cluster(
@@ -104,51 +114,65 @@ def run_cluster(
 
     with Overlay(sandbox.folder) if is_patched else contextlib.nullcontext():
         if run == CLASSES and layout.world_size > 3:
-            return _run_classes(layout, run_some, options)
+            return _run_classes(layout, run_some, card, options)
         ranks = run if isinstance(run, tuple) else tuple(range(layout.world_size))
         outcomes, faults = run_some(ranks)
-    return _summarise(layout, outcomes, faults, options)
+    return _summarise(layout, outcomes, faults, card, options)
 
 
+MOST_SPLITS = 3
+"""How often classes are split at ranks that differ, before the user is asked to run all."""
 RunRanks = Callable[[Sequence[int]], tuple[dict[int, RankOutcome], list[Fault]]]
 
 
-def _run_classes(layout: Layout, run_some: RunRanks, options: ClusterOptions) -> ClusterRehearsal:
+def _run_classes(
+    layout: Layout, run_some: RunRanks, card: Card | None, options: ClusterOptions
+) -> ClusterRehearsal:
     """Run rank 0 and the last rank to find the dimensions, then the representatives and some ranks for comparison."""
     world_size = layout.world_size
     outcomes, faults = run_some((0, world_size - 1))
     pilot = outcomes[0].result
     if pilot is None or pilot["has_failed"]:
-        return _summarise(layout, outcomes, faults, options)
-    mesh = find_mesh(pilot["meshes"], world_size)
+        return _summarise(layout, outcomes, faults, card, options)
+    mesh = find_mesh(pilot["meshes"], world_size) or infer_mesh(pilot["groups"].values(), world_size)
     pipeline = find_pipeline(0, pilot["log"], mesh, world_size)
     chosen = choose_representatives(mesh, world_size, pipeline)
     checked = choose_checked(chosen, pipeline)
-    if pipeline is None:
-        more, found = run_some([rank for rank in sorted({*chosen, *checked}) if rank not in outcomes])
-        outcomes, faults = {**outcomes, **more}, [*faults, *found]
-    else:
+    if pipeline is not None:
         outcomes, faults = run_some(sorted(chosen))
-    cluster = _summarise(layout, dict(sorted(outcomes.items())), faults, options, chosen)
-    differing = [rank for rank in checked if not _is_like(cluster, rank, chosen)]
-    shown = write_ranks(checked)
+    for _ in range(1 + MOST_SPLITS):
+        more, found = run_some([rank for rank in sorted({*chosen, *checked}) if rank not in outcomes])
+        outcomes, faults = dict(sorted({**outcomes, **more}.items())), [*faults, *found]
+        cluster = _summarise(layout, outcomes, faults, card, options, chosen)
+        differing = [rank for rank in checked if not _is_like(cluster, rank, chosen)]
+        if not differing or cluster.verdict == FAILED:
+            break
+        for rank in differing:
+            split(chosen, rank)
+        cluster = _summarise(layout, outcomes, faults, card, options, chosen)
+        checked = [rank for rank in choose_checked(chosen, pipeline) if rank not in outcomes]
+    cluster.assumptions.append(_describe_check(cluster, checked, differing, pipeline))
+    return cluster
+
+
+def _describe_check(
+    cluster: ClusterRehearsal, checked: Sequence[int], differing: Sequence[int], pipeline: int | None
+) -> str:
     if differing:
-        cluster.assumptions.append(
+        return (
             f"{write_ranks(differing)} differ from the ranks that represent them: rehearse with --ranks all"
         )
-    elif checked:
-        cluster.assumptions.append(f"{shown} were run and compared with the ranks that represent them: equal")
-    else:
-        cluster.assumptions.append(
-            "no other ranks were run for comparison: a pipeline stage requires its whole column"
-        )
-    return cluster
+    if pipeline is not None:
+        return "no other ranks were run for comparison: a pipeline stage requires its whole column"
+    if not checked:
+        return "every rank was run"
+    return f"{write_ranks(checked)} were run and compared with the ranks that represent them: equal"
 
 
 def _is_like(cluster: ClusterRehearsal, rank: int, chosen: dict[int, list[int]]) -> bool:
     """Whether a rank that was run has the peak and the communication of the one that stands for it."""
     rows = {row.rank: row for row in cluster.rows}
-    other = next(run for run, ranks in chosen.items() if rank in ranks)
+    other = next((run for run, ranks in chosen.items() if rank in ranks), rank)
 
     def describe(number: int) -> list[object]:
         peak = rows[number].peak
@@ -219,6 +243,8 @@ def _run_rank(
         "meshes": network.meshes if network is not None else [],
         "created": network.created if network is not None else [],
         "loaders": network.loaders if network is not None else [],
+        "has_bound_device": network is not None and network.has_bound_device,
+        "nccl_settings": {name: value for name, value in os.environ.items() if name.startswith("NCCL_")},
         "cards": [
             CardUse(
                 index,
@@ -275,10 +301,10 @@ def _hide_output(is_hidden: bool) -> Iterator[io.StringIO]:
 
 
 def _summarise(
-    layout: Layout, outcomes: dict[int, RankOutcome], faults: list[Fault], options: ClusterOptions,
+    layout: Layout, outcomes: dict[int, RankOutcome], faults: list[Fault], card: Card | None, options: ClusterOptions,
     classes: dict[int, list[int]] | None = None,
 ) -> ClusterRehearsal:  # fmt: skip
-    meshes = _merge_meshes(outcomes)
+    meshes = _merge_meshes(outcomes, layout.world_size)
     results = {rank: outcome.result for rank, outcome in outcomes.items() if outcome.result is not None}
     histories = [_make_history(rank, result) for rank, result in results.items()]
     if len(results) == len(outcomes) and not any(outcome.has_failed for outcome in outcomes.values()):
@@ -286,8 +312,13 @@ def _summarise(
     stands_for = {
         run: [rank for rank in ranks if rank not in outcomes] for run, ranks in (classes or {}).items()
     }
+    communicators = [] if card is None else _find_communicators(layout, results, meshes, card)
     rows = [
-        replace(_make_row(layout, outcome, meshes), stands_for=stands_for.get(rank, []))
+        add_nccl(
+            replace(_make_row(layout, outcome, meshes), stands_for=stands_for.get(rank, [])),
+            communicators,
+            options.nccl_memory if card is not None and layout.world_size > 1 else None,
+        )
         for rank, outcome in outcomes.items()
     ]
     communication = [
@@ -307,13 +338,47 @@ def _summarise(
     device = known[0].device if known else Device("", "", "")
     cluster = ClusterRehearsal(
         verdict=_decide(rows, faults), headline="", device=device, nodes=layout.nodes, per_node=layout.per_node,
-        rows=rows, communication=communication, faults=faults, assumptions=_merge_notes(known),
+        rows=rows, mesh=_describe_mesh(meshes, layout.world_size), communication=communication,
+        communicators=communicators, faults=faults, assumptions=_merge_notes(known),
     )  # fmt: skip
     _add_cards(cluster)
     if not faults and cluster.verdict not in (FAILED, NO_VERDICT):
         cluster.time = estimate_time(cluster, {rank: result["time_log"] for rank, result in results.items()})
     cluster.headline = _write_headline(cluster)
     return cluster
+
+
+def _find_communicators(
+    layout: Layout, results: dict[int, dict[str, Any]], meshes: Sequence[MeshRecord], card: Card
+) -> list[Communicator]:
+    found = []
+    for rank, result in results.items():
+        settings = NcclSettings.read(result["nccl_settings"])
+        for made in find_communicators(
+            rank, result["log"], result["groups"], layout, card, settings, result["has_bound_device"]
+        ):
+            name, _, pair = made.group.partition(" ")
+            shown = name_group(result["groups"][name], meshes)
+            found.append(replace(made, group=f"{shown}, ranks {pair}" if pair else shown))
+    return found
+
+
+def add_nccl(row: RankRow, communicators: Sequence[Communicator], given: int | None) -> RankRow:
+    """The row of a rank with the memory of its communicators, which may decide whether it fits. `given`: bytes, instead."""
+    own = [made for made in communicators if made.rank == row.rank]
+    low, high = (
+        (sum(made.low_bytes for made in own), sum(made.high_bytes for made in own))
+        if given is None
+        else (given, given)
+    )
+    verdict = row.verdict
+    if row.rehearsal is not None and verdict in (FITS, TIGHT):
+        limit, reserved = row.rehearsal.device.limit_bytes, row.peak.reserved_bytes
+        if reserved + low > limit:
+            verdict = DOES_NOT_FIT
+        elif reserved + row.rehearsal.error_bytes + high > limit:
+            verdict = TIGHT
+    return replace(row, verdict=verdict, nccl_low_bytes=low, nccl_high_bytes=high)
 
 
 def _add_cards(cluster: ClusterRehearsal) -> None:
@@ -329,6 +394,7 @@ def _add_cards(cluster: ClusterRehearsal) -> None:
         row, use = max(strays, key=lambda stray: stray[1].reserved_bytes)
         each = " each" if len(strays) > 1 else ""
         whole = sum(use.reserved_bytes + cluster.device.context_bytes for _, use in users)
+        whole += sum(row.nccl_low_bytes for row, _ in users if row.local_rank == card)
         limit = cluster.device.memory_bytes
         holds = "hold" if len(strays) > 1 else "holds"
         where = f"cuda:{card}{f' of node {node}' if cluster.nodes > 1 else ''}"
@@ -375,13 +441,27 @@ def _make_row(layout: Layout, outcome: RankOutcome, meshes: Sequence[MeshRecord]
     )  # fmt: skip
 
 
-def _merge_meshes(outcomes: dict[int, RankOutcome]) -> list[MeshRecord]:
+def _merge_meshes(outcomes: dict[int, RankOutcome], world_size: int) -> list[MeshRecord]:
     """Largest first, so that dimensions of a part are named as in the whole."""
     found: dict[MeshRecord, None] = {}
     for outcome in outcomes.values():
         if outcome.result is not None:
             found |= dict.fromkeys(outcome.result["meshes"])
+    first = outcomes.get(0)
+    if find_mesh(list(found), world_size) is None and first is not None and first.result is not None:
+        inferred = infer_mesh(first.result["groups"].values(), world_size)
+        found |= {} if inferred is None else {inferred: None}
     return sorted(found, key=lambda mesh: (-len(mesh.ranks), -len(mesh.shape)))
+
+
+def _describe_mesh(meshes: Sequence[MeshRecord], world_size: int) -> ClusterMesh | None:
+    """Dimensions that have more than one position."""
+    whole = find_mesh(meshes, world_size)
+    sizes = {} if whole is None else dict(zip(whole.names, whole.shape, strict=True))
+    kept = {name: size for name, size in sizes.items() if size > 1}
+    return (
+        None if whole is None or not kept else ClusterMesh(list(kept), list(kept.values()), list(whole.ranks))
+    )
 
 
 def _merge_notes(rehearsals: Sequence[Rehearsal]) -> list[str]:
@@ -411,8 +491,14 @@ def _write_headline(cluster: ClusterRehearsal) -> str:
         most = f"at most {format_size(peak.allocated_bytes)} on rank {worst.rank}"
         return f"{cluster.verdict}: {count} ranks on the CPU, {most}, {where}"
     sizes = f"{peak.reserved_bytes / GiB:.1f} of {device.memory_bytes / GiB:.1f} GiB"
+    nccl = (
+        f" and {format_range(worst.nccl_low_bytes, worst.nccl_high_bytes)} of NCCL"
+        if worst.nccl_high_bytes
+        else ""
+    )
     bad = [rank for rank, row in cluster.ranks.items() if row.verdict == DOES_NOT_FIT]
     if bad:
-        return f"does not fit: {len(bad)} of {count} ranks; {sizes} on rank {worst.rank}, {where}"
-    share = f"{peak.reserved_bytes / device.memory_bytes:.0%}"
-    return f"{cluster.verdict} on {count} x {device.name}: {sizes} reserved on rank {worst.rank} ({share}), peak in {where}"
+        return f"does not fit: {len(bad)} of {count} ranks; {sizes}{nccl} on rank {worst.rank}, {where}"
+    share = f"{(peak.reserved_bytes + worst.nccl_high_bytes) / device.memory_bytes:.0%}"
+    on = f"{cluster.verdict} on {count} x {device.name}"
+    return f"{on}: {sizes} reserved{nccl} on rank {worst.rank} ({share}), peak in {where}"

@@ -7,22 +7,24 @@ from collections.abc import Sequence
 from understudy.cluster.communication import SETUP, STEPS, CommunicationRow
 from understudy.cluster.faults import write_ranks
 from understudy.report.cluster_rehearsal import ClusterRehearsal, RankRow
-from understudy.report.text import WIDTH, clean, format_size, shorten_place, write_table
+from understudy.report.text import WIDTH, clean, format_range, format_size, shorten_place, write_table
 from understudy.report.times import write_cost, write_step
 
 GiB = 1 << 30
 MOST_ROWS = 24
 MOST_COLLECTIVES = 16
 LEAST_SECONDS = 1e-4
+LEAST_HOST_BYTES = 1 << 28
 
 
 def write_cluster(cluster: ClusterRehearsal, width: int = WIDTH) -> str:
     sections = [
-        "\n".join([clean(cluster.headline), _write_layout(cluster), *_write_time(cluster)]),
+        "\n".join([clean(cluster.headline), describe_layout(cluster), *_write_time(cluster)]),
         "\n".join(clean(str(fault)) for fault in cluster.faults),
         _write_ranks(cluster, width),
         *(_write_communication(cluster, when, width) for when in (SETUP, STEPS)),
-        _write_balance(cluster),
+        _write_communicators(cluster, width),
+        "\n".join(line for line in (_write_balance(cluster), _write_host(cluster)) if line),
     ]
     return "\n\n".join(section for section in sections if section)
 
@@ -34,7 +36,8 @@ def _write_time(cluster: ClusterRehearsal) -> list[str]:
     return lines + ([write_cost(cluster.time.cost)] if cluster.time.cost is not None else [])
 
 
-def _write_layout(cluster: ClusterRehearsal) -> str:
+def describe_layout(cluster: ClusterRehearsal) -> str:
+    """The ranks, which of them were run, and the dimensions of their mesh."""
     run, count = len(cluster.rows), cluster.world_size
     nodes = (
         f"{cluster.nodes} nodes x {cluster.per_node}"
@@ -61,7 +64,8 @@ def _write_ranks(cluster: ClusterRehearsal, width: int) -> str:
             peak.allocated_bytes,
             peak.phase,
             peak.line,
-            row.outside_bytes,
+            row.nccl_low_bytes,
+            row.nccl_high_bytes,
         )
         alike.setdefault(key, []).append(row)
     table: list[tuple[str, ...]] = []
@@ -76,13 +80,15 @@ def _write_ranks(cluster: ClusterRehearsal, width: int) -> str:
         )
         where = ", ".join(part for part in (row.peak.phase, shorten_place(row.peak.line)) if part)
         sizes = (f"{size / GiB:.2f}" for size in (row.peak.allocated_bytes, row.peak.reserved_bytes))
-        table.append((names, row.verdict, *sizes, place, where))
+        nccl = format_range(row.nccl_low_bytes, row.nccl_high_bytes, unit="") if row.nccl_high_bytes else ""
+        table.append((names, row.verdict, *sizes, nccl, place, where))
     limit = cluster.device.memory_bytes
     title = f"Ranks (GiB{f' of {limit / GiB:.1f}' if limit else ''})"
-    heads: tuple[str, ...] = ("ranks", "verdict", "allocated", "reserved", "at", "peak")
-    if not any(row[4] for row in table):
-        table, heads = [(*row[:4], row[5]) for row in table], (*heads[:4], heads[5])
-    return write_table(title, heads, table, width)
+    heads = ("ranks", "verdict", "allocated", "reserved", "NCCL", "at", "peak")
+    used = [column for column in range(len(heads)) if column < 4 or any(row[column] for row in table)]
+    return write_table(
+        title, tuple(heads[i] for i in used), [tuple(row[i] for i in used) for row in table], width
+    )
 
 
 def _write_communication(cluster: ClusterRehearsal, when: str, width: int) -> str:
@@ -118,6 +124,33 @@ def _write_row(row: CommunicationRow) -> tuple[str, ...]:
         row.collective, f"{row.group} ({row.group_size})", row.dtype, f"{row.calls:,}", format_size(row.bytes),
         format_size(row.wire_bytes), time, shorten_place(row.line).partition(": ")[0],
     )  # fmt: skip
+
+
+def _write_communicators(cluster: ClusterRehearsal, width: int) -> str:
+    """Of the rank with the most memory in them."""
+    totals: dict[int, int] = {}
+    for row in cluster.communicators:
+        totals[row.rank] = totals.get(row.rank, 0) + row.high_bytes
+    if not any(totals.values()):
+        return ""
+    rank = max(totals, key=lambda number: (totals[number], -number))
+    table = [
+        (f"{row.group} ({row.size})", str(row.peers or ""), format_range(row.low_bytes, row.high_bytes))
+        for row in cluster.communicators
+        if row.rank == rank and row.high_bytes
+    ]
+    heads = ("communicator", "peers of messages", "memory")
+    title = f"NCCL on rank {rank}, outside of the allocator (published figures, an estimate)"
+    return write_table(title, heads, table[:MOST_COLLECTIVES], width)
+
+
+def _write_host(cluster: ClusterRehearsal) -> str:
+    """Tensors on the host, of which the offloaded and pinned ones count."""
+    node, most = max(cluster.host_bytes.items(), key=lambda item: item[1], default=(0, 0))
+    if most < LEAST_HOST_BYTES or cluster.device.kind == "cpu":
+        return ""
+    where = f"node {node}" if cluster.nodes > 1 else "the node"
+    return f"Memory of the host: {format_size(most)} in all ranks of {where}, pinned memory included"
 
 
 def _write_balance(cluster: ClusterRehearsal) -> str:

@@ -35,49 +35,53 @@ def write_trace(rehearsal: Rehearsal, path: str | Path) -> None:
 
 
 def _make_trace_events(rehearsal: Rehearsal) -> Iterator[dict[str, Any]]:
+    yield from make_memory_events(rehearsal, PROCESS, rehearsal.headline)
+    if rehearsal.time is not None:
+        yield from make_time_events(rehearsal.time, TIME_PROCESS, write_step(rehearsal.time))
+
+
+def make_memory_events(rehearsal: Rehearsal, process: int, name: str) -> Iterator[dict[str, Any]]:
+    """Allocated memory by operator, with steps and phases."""
     timeline = rehearsal.timeline
-    yield {"ph": "M", "pid": PROCESS, "tid": 0, "name": "process_name", "args": {"name": rehearsal.headline}}
-    for number, name in enumerate(("steps", "phases"), 1):
-        yield {"ph": "M", "pid": PROCESS, "tid": number, "name": "thread_name", "args": {"name": name}}
+    yield {"ph": "M", "pid": process, "tid": 0, "name": "process_name", "args": {"name": name}}
+    for number, thread in enumerate(("steps", "phases"), 1):
+        yield {"ph": "M", "pid": process, "tid": number, "name": "thread_name", "args": {"name": thread}}
     for i, operator in enumerate(timeline.operators):
         sizes = {name: column[i] for name, column in timeline.bytes.items()}
-        yield {"ph": "C", "pid": PROCESS, "tid": 0, "ts": operator, "name": "allocated bytes", "args": sizes}
+        yield {"ph": "C", "pid": process, "tid": 0, "ts": operator, "name": "allocated bytes", "args": sizes}
     steps = list(zip(timeline.steps, timeline.operators, strict=True))
-    yield from _make_slices(1, [(f"step {step + 1}", at) for step, at in steps])
+    yield from _make_slices(process, 1, [(f"step {step + 1}", at) for step, at in steps])
     phases = zip(timeline.steps, timeline.phases, timeline.operators, strict=True)
-    yield from _make_slices(2, [(phase, at) for _, phase, at in phases])
+    yield from _make_slices(process, 2, [(phase, at) for _, phase, at in phases])
     if timeline.operators:
         peak = rehearsal.peak
         args = {"module": peak.module, "line": peak.line, "allocated_bytes": peak.allocated_bytes}
         at = timeline.operators[timeline.peak_index]
-        yield {"ph": "i", "s": "g", "pid": PROCESS, "tid": 0, "ts": at, "name": "peak", "args": args}
-    if rehearsal.time is not None:
-        yield from _make_time_events(rehearsal.time)
+        yield {"ph": "i", "s": "g", "pid": process, "tid": 0, "ts": at, "name": "peak", "args": args}
 
 
-def _make_time_events(time: TimeEstimate) -> Iterator[dict[str, Any]]:
+def make_time_events(time: TimeEstimate, process: int, name: str) -> Iterator[dict[str, Any]]:
     """One step on its clocks."""
     trace = time.trace
-    name = write_step(time)
-    yield {"ph": "M", "pid": TIME_PROCESS, "tid": 0, "name": "process_name", "args": {"name": name}}
+    yield {"ph": "M", "pid": process, "tid": 0, "name": "process_name", "args": {"name": name}}
     for number, clock in enumerate(trace.clock_names):
-        yield {"ph": "M", "pid": TIME_PROCESS, "tid": number, "name": "thread_name", "args": {"name": clock}}
+        yield {"ph": "M", "pid": process, "tid": number, "name": "thread_name", "args": {"name": clock}}
     columns = zip(trace.clocks, trace.names, trace.starts, trace.durations, strict=True)
     for clock_number, name_number, start, duration in columns:
         yield {
-            "ph": "X", "pid": TIME_PROCESS, "tid": clock_number, "ts": start, "dur": duration,
+            "ph": "X", "pid": process, "tid": clock_number, "ts": start, "dur": duration,
             "name": trace.span_names[name_number],
         }  # fmt: skip
 
 
-def _make_slices(thread: int, moments: list[tuple[str, int]]) -> Iterator[dict[str, Any]]:
+def _make_slices(process: int, thread: int, moments: list[tuple[str, int]]) -> Iterator[dict[str, Any]]:
     """One slice for each stretch of the same name, up to the beginning of the next."""
     stretches = [
         (name, next(iter(group))[1]) for name, group in groupby(moments, key=lambda moment: moment[0])
     ]
     end = moments[-1][1] if moments else 0
     for (name, start), following in zip(stretches, [*(at for _, at in stretches[1:]), end], strict=True):
-        yield {"ph": "X", "pid": PROCESS, "tid": thread, "ts": start, "dur": following - start, "name": name}
+        yield {"ph": "X", "pid": process, "tid": thread, "ts": start, "dur": following - start, "name": name}
 
 
 def _list_stacks(rehearsal: Rehearsal, by: str) -> list[tuple[tuple[str, ...], int]]:

@@ -103,12 +103,14 @@ class Page:
     notes: Sequence[tuple[str, Sequence[str]]] = ()
 
     def to_html(self) -> str:
-        data = json.dumps(self._to_record(), separators=(",", ":"), ensure_ascii=True)
-        # Inside of a script element only `<` can do harm; the others are for readers that take it for something else.
-        for character in "<>&":
-            data = data.replace(character, f"\\u{ord(character):04x}")
         template = TEMPLATE.read_text(encoding="utf-8")
-        return template.replace("__TITLE__", html.escape(self.title), 1).replace("__DATA__", data, 1)
+        return template.replace("__TITLE__", html.escape(self.title), 1).replace(
+            "__DATA__", self.to_data(), 1
+        )
+
+    def to_data(self) -> str:
+        """What stands in the place of `__DATA__` in the template."""
+        return escape_script(json.dumps(self._to_record(), separators=(",", ":"), ensure_ascii=True))
 
     def _to_record(self) -> dict[str, Any]:
         kept = choose_samples([sum(sample.sizes) for sample in self.samples], self.peak)
@@ -133,6 +135,13 @@ class Page:
             "tables": [_make_table_record(table) for table in self.tables],
             "notes": [[title, list(notes)] for title, notes in self.notes if notes],
         }
+
+
+def escape_script(data: str) -> str:
+    """JSON inside of a script element: only `<` can do harm, the others are for readers that take it for something else."""
+    for character in "<>&":
+        data = data.replace(character, f"\\u{ord(character):04x}")
+    return data
 
 
 @dataclass(slots=True)

@@ -330,6 +330,12 @@ def format_size(size: float) -> str:
     return f"{size:.0f} B"
 
 
+def format_range(low: int, high: int, unit: str = " GiB") -> str:
+    """ "0.53-0.67 GiB": an estimate from `low` to `high` bytes."""
+    first, last = (f"{size / (1 << 30):.2f}" for size in (low, high))
+    return f"{first}{unit}" if first == last else f"{first}-{last}{unit}"
+
+
 def _format_count(number: int) -> str:
     if number == 0:
         return "-"

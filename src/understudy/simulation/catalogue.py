@@ -15,7 +15,7 @@ import platform
 import re
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -72,6 +72,18 @@ class Software:
 
 
 @dataclass(frozen=True, slots=True)
+class NcclFigures:
+    """What a communicator takes outside of the allocator, from `low` to `high` bytes; `single`: of a group of one rank, at
+    most. Channels for each peer of messages are from `low_channels` to `high_channels`."""
+
+    low: int
+    high: int
+    low_channels: int
+    high_channels: int
+    single: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Card:
     """A device by its published figures; None is unknown. Sizes in bytes, speeds in bytes and operations per second.
 
@@ -94,6 +106,7 @@ class Card:
     aliases: tuple[str, ...] = ()
     note: str = ""
     sources: Mapping[str, str] = field(default_factory=dict, hash=False)
+    nccl: NcclFigures | None = None
     error: float | None = None
     """By how much the simulated allocator missed the reserved memory of a real run on this card: see `save_calibration`."""
 
@@ -129,7 +142,8 @@ class Card:
     def to_record(self) -> dict[str, Any]:
         """Plain data, for JSON."""
         record: dict[str, Any] = {name: getattr(self, name) for name in self.__slots__}
-        return record | {"throughput": dict(self.throughput), "sources": dict(self.sources)}
+        nccl = None if self.nccl is None else asdict(self.nccl)
+        return record | {"nccl": nccl, "throughput": dict(self.throughput), "sources": dict(self.sources)}
 
 
 # the catalogue
@@ -244,7 +258,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 _FIELDS: dict[str, type | tuple[type, ...]] = {
     "name": str, "kind": str, "aliases": list, "memory": (int, float), "context": (int, float), "capability": str,
     "multiprocessors": int, "threads_per_multiprocessor": int, "bandwidth": (int, float), "interconnect": dict,
-    "teraflops": dict, "note": str, "sources": dict,
+    "nccl": dict, "teraflops": dict, "note": str, "sources": dict,
 }  # fmt: skip
 KINDS = ("cuda", "rocm", "cpu")
 
@@ -267,11 +281,30 @@ def _make_card(key: str, table: Any, place: str) -> Card:
         bandwidth=table["bandwidth"] * GB if "bandwidth" in table else None,
         interconnect=link.get("name"),
         interconnect_bandwidth=link["bandwidth"] * GB if "bandwidth" in link else None,
+        nccl=_read_nccl(table["nccl"], place) if "nccl" in table else None,
         throughput={dtype: figure * TERA for dtype, figure in table.get("teraflops", {}).items()},
         aliases=tuple(table.get("aliases", ())),
         note=table.get("note", ""),
         sources=table.get("sources", {}),
     )
+
+
+def _read_nccl(table: dict[str, Any], place: str) -> NcclFigures:
+    numbers = {name: value for name, value in table.items() if name in ("low", "high", "single")}
+    channels = table.get("channels")
+    if (
+        not {"low", "high"} <= numbers.keys()
+        or not table.keys() <= {"low", "high", "single", "channels"}
+        or not all(isinstance(value, (int, float)) and value >= 0 for value in numbers.values())
+        or not (
+            isinstance(channels, list) and len(channels) == 2 and all(isinstance(n, int) for n in channels)
+        )
+    ):
+        raise CatalogueError(
+            f"nccl must be as in {{ low = 0.3, high = 0.9, channels = [16, 32] }} (GiB), got {table!r}", place
+        )
+    sizes = {name: round(value * GiB) for name, value in numbers.items()}
+    return NcclFigures(**sizes, low_channels=channels[0], high_channels=channels[1])
 
 
 def _check_fields(table: object, place: str) -> None:
