@@ -15,7 +15,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed._functional_collectives import all_gather_tensor_autograd
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn import functional as F
 
 rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -27,6 +28,7 @@ class Block(nn.Module):
         super().__init__()
         self.norm, self.second_norm = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
         self.q, self.k, self.v, self.o = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(4))
+        self.sequence: DeviceMesh | None = None
         self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH, bias=False), nn.Linear(4 * WIDTH, WIDTH, bias=False)
 
     def forward(self, x: torch.Tensor) -> Any:
@@ -35,7 +37,9 @@ class Block(nn.Module):
             part(y).view(*y.shape[:2], -1, WIDTH // HEADS).transpose(1, 2)
             for part in (self.q, self.k, self.v)
         )
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        if self.sequence is not None:
+            k, v = (all_gather_tensor_autograd(part, 2, (self.sequence, 0)) for part in (k, v))
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=self.sequence is None)
         x = x + self.o(mixed.transpose(1, 2).flatten(2))
         return x + self.down(F.gelu(self.up(self.second_norm(x))))
 
@@ -74,6 +78,11 @@ def wrap(kind: str, model: Model) -> nn.Module:
         for block in model.blocks:
             fully_shard(block, mesh=mesh, mp_policy=policy)
         return fully_shard(model, mesh=mesh, mp_policy=policy)
+    if kind == "cp":  # each rank has a part of the sequence, and gathers keys and values of the others
+        mesh = init_device_mesh("cpu", (world,), mesh_dim_names=("cp",))
+        for block in model.blocks:
+            block.sequence = mesh
+        return model
     from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor.parallel import (
         ColwiseParallel,
@@ -119,6 +128,8 @@ def train(kind: str) -> None:
         optimizer = torch.optim.AdamW(wrapped.parameters(), lr=1e-3, foreach=False)
     for _ in range(3):
         tokens = torch.randint(0, VOCABULARY, (4, 64))
+        if kind == "cp":
+            tokens = tokens.chunk(world, dim=1)[rank].contiguous()
         out = wrapped(tokens)
         F.cross_entropy(out.flatten(0, 1).float(), tokens.flatten()).backward()
         del out

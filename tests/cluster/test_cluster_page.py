@@ -101,3 +101,19 @@ def test_the_trace_has_a_process_for_each_rank_and_arrows_between_them(run: Path
 def test_places_in_a_mesh_of_any_order() -> None:
     mesh = ClusterMesh(["a", "b"], [2, 3], [0, 2, 4, 1, 3, 5])
     assert [mesh.place_of(rank) for rank in range(6)] == [[0, 0], [1, 0], [0, 1], [1, 1], [0, 2], [1, 2]]
+
+
+def test_two_clusters_are_compared(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before, after = run / "run.json", tmp_path / "after.json"
+    data = json.loads(before.read_text())
+    data["rows"][3]["peak"]["reserved_bytes"] += 300 << 20
+    data["communication"][0]["bytes"] *= 2
+    after.write_text(json.dumps(data))
+    assert main(["diff", str(before), str(before)]) == 0
+    assert main(["diff", str(before), str(after)]) == 3
+    shown = capsys.readouterr().out
+    assert re.search(r"Reserved memory\n.*\n +0-1 .* \+0 B\n +2 .*\n +3 .* \+300.00 MiB", shown), shown
+    assert re.search(r"all_reduce, </script> \(2\) .* \+3.82 MiB", shown), shown
+    (tmp_path / "one.json").write_text("{}")
+    assert main(["diff", str(before), str(tmp_path / "one.json")]) == 2
+    assert "one is of several ranks, the other of one card" in capsys.readouterr().err

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+from multiprocessing import Pipe
 from pathlib import Path
 
 import pytest
 import torch.distributed as dist
 
 from understudy.cli import main
+from understudy.cluster.broker import Broker
 from understudy.cluster.faults import write_ranks
+from understudy.cluster.layout import LayoutError
 from understudy.report.cluster_rehearsal import ClusterRehearsal
 
 pytestmark = pytest.mark.skipif(
@@ -124,6 +127,18 @@ state = torch.zeros(1 << 28, device="cuda:0")
         "memory: ranks 1-2 hold 1.0 GiB each on cuda:0, script.py:6, and a context of 0.7 GiB each; in all 5.1 of 79.1 GiB: "
         "call torch.cuda.set_device(local_rank) first, and load with map_location",
     ),
+    "a group without this rank": (
+        """
+group = dist.new_group([0, 1]); dist.all_reduce(x, group=group)
+""",
+        "groups: rank 2: all_reduce at script.py:6 on a group without this rank does nothing",
+    ),
+    "a mesh that does not cover the world": (
+        """
+mesh = dist.init_device_mesh("cuda", (2,), mesh_dim_names=("tp",))
+""",
+        "layout: the mesh tp 2 has 2 ranks, and rank 2 is in none: its sizes have to multiply to the world size",
+    ),
     "a batch of messages": (
         """
 peers = {0: 1, 1: 0}
@@ -162,6 +177,55 @@ def test_what_may_hang_is_noted(
     code, cluster = rehearse(tmp_path, monkeypatch, body)
     assert [str(fault) for fault in cluster.faults] == [text] * bool(text)
     assert (code, cluster.verdict) == (0, "fits")
+
+
+ATTENTION = """
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__(); self.q = nn.Linear(WIDTH, WIDTH, bias=False)
+    def forward(self, x): return self.q(x).view(4, -1, 64)
+attention = Attention().cuda()
+parallelize_module(attention, dist.init_device_mesh("cuda", (3,), mesh_dim_names=("tp",)), {"q": ColwiseParallel()})
+attention(torch.ones(4, WIDTH, device="cuda"))
+"""
+
+
+@pytest.mark.parametrize(
+    ("width", "why"),
+    [
+        (256, ", and q.weight has 256 in dimension 0, which can't be divided evenly"),
+        (384 - 192, ": its numbers of heads, batch and vocabulary have to be divisible by that"),
+    ],
+)
+def test_sizes_that_ranks_cannot_divide(
+    width: int, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = ATTENTION.replace("WIDTH", str(width)).replace("-1, 64", f"-1, {48 if width == 192 else 64}")
+    code, cluster = rehearse(tmp_path, monkeypatch, body)
+    layout = [str(fault) for fault in cluster.faults]
+    assert (
+        layout == [f"layout: ranks 0-2: Attention at script.py:10 is sharded over tp (3){why}"] and code == 1
+    )
+
+
+def test_more_ranks_than_memory_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(rank: int) -> tuple[int, object]:
+        ours, theirs = Pipe()
+        process = os.fork()
+        if not process:
+            theirs.send(("store", "wait", ["never"], None))
+            theirs.recv()
+            os._exit(0)
+        return process, ours
+
+    monkeypatch.setattr("understudy.cluster.broker.read_private_bytes", lambda pid: 3 << 30)
+    monkeypatch.setattr("understudy.cluster.broker.read_available_bytes", lambda: 5 << 30)
+    with pytest.raises(
+        LayoutError,
+        match="1 ranks are alive at once with 3,072 MiB each, and 5,120 MiB are left for 7 more; rehearse with --ranks classes",
+    ):
+        Broker(range(8), 2, start).run()  # type: ignore[arg-type]
 
 
 def test_names_of_ranks() -> None:

@@ -142,6 +142,26 @@ def test_accelerate_launch(folder: Path) -> None:
     )
 
 
+def test_accelerate_is_asked_without_torch(folder: Path) -> None:
+    """Also for DeepSpeed, whose fields it hands to the ranks."""
+    pytest.importorskip("accelerate")
+    (folder / "ds.yaml").write_text(
+        "compute_environment: LOCAL_MACHINE\ndistributed_type: DEEPSPEED\nmixed_precision: bf16\nnum_processes: 4\n"
+        "num_machines: 1\nmachine_rank: 0\ndeepspeed_config: {zero_stage: 3, gradient_accumulation_steps: 1}\n"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", "import sys; from understudy.cluster.launchers import parse_launch\n"
+         "launch = parse_launch(['accelerate', 'launch', '--config_file', 'ds.yaml', 'train.py', '--x'], 8)\n"
+         "print('torch' in sys.modules, launch.layout.per_node, launch.program, launch.layout.environment)\n"
+         "try: parse_launch(['accelerate', 'launch', '--config_file', 'none.yaml', 'train.py'], 8)\n"
+         "except Exception as error: print(type(error).__name__, error)"],
+        capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    assert found.startswith("False 4 ('train.py', '--x') {"), found
+    assert "'ACCELERATE_DEEPSPEED_ZERO_STAGE': '3'" in found and "zero_stage" in found
+    assert "LayoutError accelerate launch: " in found and "none.yaml" in found
+
+
 def test_the_users_own_line(folder: Path) -> None:
     words = [
         "torchrun",

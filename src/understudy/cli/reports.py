@@ -11,6 +11,7 @@ from understudy.cli.tables import clean, format_size, parse_size, print_table
 from understudy.errors import UnderstudyError
 
 if TYPE_CHECKING:
+    from understudy.report.cluster_rehearsal import ClusterRehearsal
     from understudy.report.comparison import RehearsalComparison
     from understudy.report.rehearsal import Rehearsal
 
@@ -100,6 +101,8 @@ def diff_rehearsals(options: argparse.Namespace) -> int:
     from understudy.report.rehearsal import DOES_NOT_FIT  # why: as above
 
     _read_allowance(options.allow, 0)
+    if (clusters := _read_clusters(options)) is not None:
+        return _diff_clusters(*clusters, options.allow)
     before, after = (_read_finished(path) for path in (options.before, options.after))
     comparison = compare(before, after)
     allowed = _read_allowance(options.allow, comparison.before.peak.reserved_bytes)
@@ -110,6 +113,33 @@ def diff_rehearsals(options: argparse.Namespace) -> int:
     has_grown = comparison.growth > allowed
     stopped_fitting = comparison.after.verdict == DOES_NOT_FIT and comparison.before.verdict != DOES_NOT_FIT
     return GREW if has_grown or stopped_fitting else 0
+
+
+def _read_clusters(options: argparse.Namespace) -> tuple[ClusterRehearsal, ClusterRehearsal] | None:
+    """None if both files are of one card."""
+    from understudy.report.cluster_comparison import read_cluster  # why: as above
+    from understudy.report.cluster_rehearsal import KIND  # why: as above
+
+    found = []
+    for path in (options.before, options.after):
+        text = Path(path).read_text(encoding="utf-8") if Path(path).is_file() else ""
+        if f'"kind": "{KIND}"' in text:
+            found.append(read_cluster(text, path))
+    if len(found) == 1:
+        raise UnderstudyError(
+            f"{options.before} and {options.after}: one is of several ranks, the other of one card"
+        )
+    return (found[0], found[1]) if found else None
+
+
+def _diff_clusters(before: ClusterRehearsal, after: ClusterRehearsal, allow: str) -> int:
+    from understudy.report.cluster_comparison import most_growth, write_cluster_comparison  # why: as above
+    from understudy.report.rehearsal import DOES_NOT_FIT, FAILED  # why: as above
+
+    print(write_cluster_comparison(before, after))
+    has_grown = most_growth(before, after) > _read_allowance(allow, before.worst.peak.reserved_bytes)
+    bad = (DOES_NOT_FIT, FAILED)
+    return GREW if has_grown or (after.verdict in bad and before.verdict not in bad) else 0
 
 
 def _read_allowance(text: str, whole: int) -> int:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,9 +22,28 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from understudy.cluster.faults import Fault, describe_deadlock
+from understudy.cluster.layout import LayoutError
 from understudy.simulation.network import Meeting
 
 Started = tuple[int, "Connection[Any, Any]"]
+
+
+def read_private_bytes(pid: int) -> int:
+    """Memory that a process does not share with others; 0 where the system does not tell."""
+    return _sum_fields(f"/proc/{pid}/smaps_rollup", ("Private_Clean", "Private_Dirty"))
+
+
+def read_available_bytes() -> int:
+    return _sum_fields("/proc/meminfo", ("MemAvailable",)) or sys.maxsize
+
+
+def _sum_fields(path: str, names: tuple[str, ...]) -> int:
+    try:
+        with open(path, encoding="utf-8") as file:
+            lines = [line.split() for line in file]
+    except OSError:
+        return 0
+    return sum(1024 * int(line[1]) for line in lines if line and line[0].rstrip(":") in names)
 
 
 @dataclass
@@ -111,10 +131,23 @@ class Broker:
                 return False
 
     def _begin(self, rank: _Rank) -> None:
+        self._check_memory()
         rank.pid, rank.connection = self._start(rank.number)
         rank.is_computing = True
         if hasattr(os, "pidfd_open"):
             rank.watch = os.pidfd_open(rank.pid)
+
+    def _check_memory(self) -> None:
+        """Ranks that wait for each other are alive at once, so that all of them have to be in the memory of this machine."""
+        alive = [rank for rank in self.ranks.values() if rank.pid and rank.outcome is None]
+        each = read_private_bytes(alive[0].pid) if alive else 0
+        available = read_available_bytes()
+        if each and available < 2 * each:
+            more = sum(not rank.has_begun for rank in self.ranks.values())
+            raise LayoutError(
+                f"{len(alive)} ranks are alive at once with {each >> 20:,} MiB each, and {available >> 20:,} MiB are left "
+                f"for {more} more; rehearse with --ranks classes"
+            )
 
     def _answer(self, rank: _Rank) -> None:
         reply, rank.reply = rank.reply, None

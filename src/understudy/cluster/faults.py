@@ -12,12 +12,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from understudy.simulation.network import CollectiveRecord, CreatedGroup, Group
+    from understudy.simulation.network import CollectiveRecord, CreatedGroup, Group, MeshRecord
 
 
 @dataclass(frozen=True)
 class Fault:
-    """`kind`: deadlock, missing, mismatch, divergence, point-to-point, groups, data, memory. Without `is_error`, a note."""
+    """`kind`: deadlock, missing, mismatch, divergence, point-to-point, groups, layout, data, memory. Without `is_error`, a
+    note."""
 
     kind: str
     text: str
@@ -83,6 +84,8 @@ class History:
     groups: Mapping[str, Group]
     created: Sequence[CreatedGroup] = ()
     loaders: Sequence[tuple[str, int]] = ()
+    outsiders: Sequence[tuple[str, str]] = ()
+    meshes: Sequence[MeshRecord] = ()
     is_whole: bool = True
 
 
@@ -101,7 +104,43 @@ def find_faults(
         if len(members) > 1:
             found += _compare_collectives(name_group(group), group, members)
             found += _compare_messages(group, members)
-    return found + _compare_loaders(histories)
+    return [*found, *_find_outsiders(histories), *find_uncovered(histories), *_compare_loaders(histories)]
+
+
+def _find_outsiders(histories: Sequence[History]) -> list[Fault]:
+    """Collectives of ranks that are not in the group: torch warns, and does nothing."""
+    calls: dict[tuple[str, str], list[int]] = {}
+    for history in histories:
+        for call in dict.fromkeys(history.outsiders):
+            calls.setdefault(call, []).append(history.rank)
+    return [
+        Fault(
+            "groups",
+            f"{write_ranks(ranks)}: {operation} at {_short(line)} on a group without "
+            f"{'this rank' if len(ranks) == 1 else 'these ranks'} does nothing",
+            ranks,
+            is_error=False,
+        )
+        for (operation, line), ranks in calls.items()
+    ]
+
+
+def find_uncovered(histories: Sequence[History]) -> list[Fault]:
+    """Ranks that are in none of the meshes with the same dimensions, where most ranks are in one."""
+    covered: dict[tuple[tuple[str, ...], tuple[int, ...]], set[int]] = {}
+    for history in histories:
+        for mesh in history.meshes:
+            covered.setdefault((mesh.names, mesh.shape), set()).update(mesh.ranks)
+    for (names, shape), ranks in covered.items():
+        left = [history.rank for history in histories if history.rank not in ranks]
+        if left and len(ranks) > len(left):
+            sizes = " x ".join(f"{name} {size}" for name, size in zip(names, shape, strict=True))
+            text = (
+                f"the mesh {sizes} has {len(ranks)} ranks, and {write_ranks(left)} "
+                f"{'is' if len(left) == 1 else 'are'} in none: its sizes have to multiply to the world size"
+            )
+            return [Fault("layout", text, left, is_error=False)]
+    return []
 
 
 def _compare_collectives(name: str, group: Group, members: Sequence[History]) -> list[Fault]:

@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from multiprocessing import Pipe
 from typing import NoReturn
 
 from understudy.cluster.layout import Layout, LayoutError, parse_count
@@ -141,6 +143,32 @@ def _parse_deepspeed(name: str, words: list[str], default_per_node: int) -> Laun
 
 
 def _parse_accelerate(name: str, words: list[str], default_per_node: int) -> Launch:
+    """In a process of its own: accelerate imports torch, without which this one can be forked into a sandbox."""
+    if "torch" in sys.modules or not hasattr(os, "fork"):
+        return _ask_accelerate(name, words, default_per_node)
+    ours, theirs = Pipe(duplex=False)
+    process = os.fork()
+    if not process:
+        answer: Launch | LayoutError
+        try:
+            answer = _ask_accelerate(name, words, default_per_node)
+        except LayoutError as error:
+            answer = error
+        theirs.send(answer)
+        os._exit(0)
+    theirs.close()
+    try:
+        answer = ours.recv()
+    except EOFError:
+        raise LayoutError(f"{name}: accelerate ended while it read the command line") from None
+    finally:
+        os.waitpid(process, 0)
+    if isinstance(answer, LayoutError):
+        raise answer
+    return answer
+
+
+def _ask_accelerate(name: str, words: list[str], default_per_node: int) -> Launch:
     """By accelerate itself, which reads its configuration file and sets variables for its libraries."""
     try:
         # why: an optional package
@@ -156,7 +184,7 @@ def _parse_accelerate(name: str, words: list[str], default_per_node: int) -> Lau
         parser = launch_command_parser()
         parser.error = _Parser(prog=name).error
         given = parser.parse_args(words)
-        given = _validate_launch_command(given)[0]
+        given, defaults, has_configured_precision = _validate_launch_command(given)
     except (ValueError, FileNotFoundError) as error:
         raise LayoutError(f"{name}: {str(error).strip().splitlines()[0]}") from None
     nodes = int(given.num_machines or 1)
@@ -166,6 +194,9 @@ def _parse_accelerate(name: str, words: list[str], default_per_node: int) -> Lau
     given.num_processes = count
     given.nproc_per_node, given.nnodes = str(count // nodes), str(nodes)
     if given.use_deepspeed:
+        fields = list(defaults.deepspeed_config) if defaults else []
+        fields += ["mixed_precision"] if has_configured_precision else []
+        given.deepspeed_fields_from_accelerate_config = ",".join(fields)
         environment = prepare_deepspeed_cmd_env(given)[1]
     else:
         given.multi_gpu = True

@@ -14,6 +14,7 @@ script_facts  what the runner of a script knows of it
 cluster_rehearsal  `ClusterRehearsal`, the plain data of a program on several cards
 cluster_runs  `rehearse_cluster`: all ranks of a program, run on stand-ins and measured
 cluster_times  the time of a step of all ranks together, from their logs
+cluster_comparison  two of them: ranks whose memory changed, what is communicated more
 cluster_page  a `ClusterRehearsal` as one HTML file: heat map, stages, communication, the pages of ranks
 cluster_trace  a `ClusterRehearsal` as a Chrome trace with a process for each rank
 cluster_text  a `ClusterRehearsal` as text

@@ -30,7 +30,7 @@ from understudy.cluster.classes import (
     split,
 )
 from understudy.cluster.communication import coordinates_of, make_rows, name_group
-from understudy.cluster.faults import Fault, History, find_faults, write_ranks
+from understudy.cluster.faults import Fault, History, find_faults, find_uncovered, write_ranks
 from understudy.cluster.layout import CLASSES, Interconnect, Layout, LayoutError, parse_ranks
 from understudy.cluster.nccl import Communicator, NcclSettings, find_communicators
 from understudy.cluster.ranks import run_ranks
@@ -243,6 +243,8 @@ def _run_rank(
         "meshes": network.meshes if network is not None else [],
         "created": network.created if network is not None else [],
         "loaders": network.loaders if network is not None else [],
+        "outsiders": network.outsiders if network is not None else [],
+        "sharded": result.sharded,
         "has_bound_device": network is not None and network.has_bound_device,
         "nccl_settings": {name: value for name, value in os.environ.items() if name.startswith("NCCL_")},
         "cards": [
@@ -309,6 +311,8 @@ def _summarise(
     histories = [_make_history(rank, result) for rank, result in results.items()]
     if len(results) == len(outcomes) and not any(outcome.has_failed for outcome in outcomes.values()):
         faults = [*faults, *find_faults(histories, lambda group: name_group(group, meshes))]
+    else:
+        faults = [*faults, *_find_layout_faults(histories, results)]
     stands_for = {
         run: [rank for rank in ranks if rank not in outcomes] for run, ranks in (classes or {}).items()
     }
@@ -346,6 +350,16 @@ def _summarise(
         cluster.time = estimate_time(cluster, {rank: result["time_log"] for rank, result in results.items()})
     cluster.headline = _write_headline(cluster)
     return cluster
+
+
+def _find_layout_faults(histories: Sequence[History], results: dict[int, dict[str, Any]]) -> list[Fault]:
+    """What may have made ranks fail: sizes that can't be divided, ranks outside of the mesh."""
+    sharded: dict[str, list[int]] = {}
+    for rank, result in results.items():
+        if result["sharded"]:
+            sharded.setdefault(result["sharded"], []).append(rank)
+    found = [Fault("layout", f"{write_ranks(ranks)}: {text}", ranks) for text, ranks in sharded.items()]
+    return found or find_uncovered(histories)
 
 
 def _find_communicators(
@@ -411,7 +425,10 @@ def _add_cards(cluster: ClusterRehearsal) -> None:
 
 def _make_history(rank: int, result: dict[str, Any]) -> History:
     is_whole = not (result["has_failed"] or result["was_cut_off"])
-    return History(rank, result["log"], result["groups"], result["created"], result["loaders"], is_whole)
+    return History(
+        rank, result["log"], result["groups"], result["created"], result["loaders"], result["outsiders"],
+        result["meshes"], is_whole,
+    )  # fmt: skip
 
 
 def _make_row(layout: Layout, outcome: RankOutcome, meshes: Sequence[MeshRecord]) -> RankRow:

@@ -9,6 +9,7 @@
     storages         every storage from birth to death, and every operator: a mode that notifies listeners
     plain_writes     what autograd writes in place where no mode is active
     sharding         DTensor in such a mode
+    shard_hints      the sharded module in which a program has failed over a size
     memory           listeners that allocate: simulated cards, and the memory of the machine
     scripts          a script as `python script.py` runs it, ended after some steps
     batches          batches of data loaders: the longest, and whether they are as large as asked for

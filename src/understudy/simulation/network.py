@@ -124,6 +124,8 @@ class Network(Listener):
     log: list[CollectiveRecord] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     created: list[CreatedGroup] = field(default_factory=list)
+    outsiders: list[tuple[str, str]] = field(default_factory=list)
+    """Calls on groups that this process is not in: the operation, and the line."""
     loaders: list[tuple[str, int]] = field(default_factory=list)
     """Data loaders that were iterated over: the line, and how many batches they have."""
     batch: int = 0

@@ -181,7 +181,11 @@ def note_call_of_outsider(original: Function, op_name: str) -> None:
     """torch warns, and does nothing."""
     network = current_network()
     if network is not None:
-        network.note(f"{user_line()}: {op_name} on a group that rank {network.rank} is not in does nothing")
+        network.outsiders.append((op_name, user_line()))
+        if network.peers is None:
+            network.note(
+                f"{user_line()}: {op_name} on a group that rank {network.rank} is not in does nothing"
+            )
     original(op_name)
 
 

@@ -47,6 +47,7 @@ from understudy.simulation.offline.switch import make_missing_data
 from understudy.simulation.overlay import Overlay, active_overlay
 from understudy.simulation.run_notes import RunNotes, widen_margin
 from understudy.simulation.sandbox import NAMESPACES, NO_SANDBOX, PYTHON, Sandbox
+from understudy.simulation.shard_hints import describe_sharding
 from understudy.simulation.started_ranks import RanksWanted
 from understudy.simulation.steps import EndOfScript, StepCounter
 from understudy.simulation.write_log import Write, WriteLog, active_log, follow_lines
@@ -80,6 +81,8 @@ class ScriptResult:
     error: str = ""
     is_out_of_memory: bool = False
     """Whether that error is torch's OutOfMemoryError."""
+    sharded: str = ""
+    """The module in which that error was raised, if its parameters are sharded: see `shard_hints`."""
     steps: int = 0
     was_ended: bool = False
     """Whether it was ended after the steps that were wanted."""
@@ -252,6 +255,7 @@ def run_script(
             result.exit_code = 1
             result.error = format_error(error)
             result.is_out_of_memory = isinstance(error, torch.OutOfMemoryError)
+            result.sharded = describe_sharding(error)
         finally:
             _run_exit_functions(exits)
             _close_progress_bars()
