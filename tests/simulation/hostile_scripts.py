@@ -196,12 +196,71 @@ lock = multiprocessing.get_context('fork').Lock(); lock.acquire(); lock.release(
 """,
     "pseudo_terminal": "master, slave = os.openpty(); os.write(slave, b'x'); assert os.read(master, 1) == b'x'",
     "devices": "open('/dev/null', 'w').write('x'); assert len(open('/dev/urandom', 'rb').read(4)) == 4",
+    "rename_of_a_folder": """
+try:
+    os.rename('data', 'moved')
+except OSError as error:
+    assert error.errno == errno.EXDEV, error
+    shutil.move('data', 'moved')
+assert open('moved/deep/b.txt').read() == 'b' and not os.path.exists('data')
+""",
+    "chain_of_links": """
+os.symlink(outside, 'l1'); os.symlink('l1/l1/data', 'l2'); shutil.rmtree('l2/deep')
+open('l2/a.txt', 'w').write('x')
+os.symlink(outside + '/checkpoint.pt', 'l3'); os.link('l3', 'h3', follow_symlinks=True); os.truncate('h3', 0)
+""",
+    "reopened_descriptor": """
+file = os.open('checkpoint.pt', os.O_RDONLY)
+for path in (f'/proc/self/fd/{file}', f'/dev/fd/{file}'):
+    open(path, 'w').write('x'); os.truncate(path, 0)
+""",
+    "raw_system_calls": """
+libc = ctypes.CDLL(None, use_errno=True)
+file = libc.openat(-100, (outside + '/checkpoint.pt').encode(), os.O_WRONLY | os.O_TRUNC)
+libc.write(file, b'x', 1); libc.unlinkat(-100, b'data/a.txt', 0)
+libc.renameat2(-100, b'checkpoint.pt', -100, b'data/deep/b.txt', 2)  # exchanges them
+""",
+    "new_namespace": """
+libc = ctypes.CDLL(None, use_errno=True); libc.unshare(0x10000000 | 0x20000)  # user and mount
+for path in (outside, '/', '/' + outside.split('/')[1]):
+    libc.umount2(path.encode(), 2); libc.mount(None, path.encode(), None, ctypes.c_ulong(32 | 4096), None)
+try:
+    open(outside + '/checkpoint.pt', 'w').write('x')
+except OSError:
+    pass
+""",
+    "namespaces_of_the_parent": """
+for kind in ('mnt', 'user', 'pid', 'net'):
+    for process in ('1', str(os.getppid())):
+        try:
+            ctypes.CDLL(None).setns(os.open(f'/proc/{process}/ns/{kind}', os.O_RDONLY), 0)
+        except OSError:
+            pass
+open(outside + '/checkpoint.pt', 'w').write('x')
+""",
+    "programs_found_first": """
+os.mkdir('bin')
+for name in ('git', 'ls', 'true'):
+    open('bin/' + name, 'w').write(f'#!/bin/sh\\n: > {outside}/checkpoint.pt; rm -rf {outside}/data\\n')
+    os.chmod('bin/' + name, 0o755)
+os.environ['PATH'] = outside + '/bin:' + os.environ['PATH']
+assert subprocess.run(['git']).returncode == 0 and not os.path.exists('data'); os.spawnvp(os.P_WAIT, 'ls', ['ls'])
+""",
+    "late_finalizers": """
+class Writer:
+    def __del__(self): open(outside + '/checkpoint.pt', 'w').write('late')
+import builtins; builtins.kept = Writer(); atexit.register(lambda: os.system(f'sleep 0.2; rm -rf {outside}/data'))
+""",
+    "late_pool": """
+pool = concurrent.futures.ProcessPoolExecutor(2, mp_context=multiprocessing.get_context('fork'))
+pool.submit(os.remove, outside + '/checkpoint.pt'); pool.shutdown(wait=False)
+""",
     "large_sparse_file": "f = open('large', 'wb'); f.truncate(1 << 40); assert os.path.getsize('large') == 1 << 40",
 }  # fmt: skip
 
 NEEDS_NAMESPACES = frozenset(
     "processes change_mode change_mode_by_descriptor change_times change_owner extended_attribute mounts change_root "
-    "kernel_settings".split()
+    "kernel_settings new_namespace namespaces_of_the_parent".split()
 )
 """What Landlock does not limit, or what would reach processes outside of a PID namespace."""
 

@@ -205,6 +205,33 @@ def test_all_processes_end_with_the_one_outside() -> None:
     process.communicate()
 
 
+@pytest.mark.parametrize("level", ["namespaces", "landlock"])
+def test_processes_that_are_left_behind_end_with_the_run(level: str) -> None:
+    """Also those whose parents have ended, and that ignore signals."""
+    reading, writing = os.pipe()
+    process = run_python(f"""
+from understudy.simulation.sandbox import namespaces
+def leave(sandbox):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if os.fork() == 0:
+        os.setsid()
+        os.fork()
+        time.sleep(60)
+    return sandbox.level.encode()
+def refuse(is_online):
+    raise OSError(1, "refused")
+if {level == "landlock"}:
+    namespaces.enter_namespaces = refuse
+print(run_sandboxed(leave).data)
+""", pass_fds=(writing,))  # fmt: skip
+    os.close(writing)
+    said = process.communicate(timeout=50)[0]
+    assert os.read(reading, 1) == b""  # the pipe is closed: nobody has it any more
+    os.close(reading)
+    if level not in said:
+        pytest.skip(f"this machine has no {level}")
+
+
 def test_exit_codes_and_errors() -> None:
     code = "print([(r.data, r.exit_code) for r in map(run_sandboxed, functions)])"
     functions = "[lambda s: sys.exit(7), lambda s: os._exit(5), lambda s: os.kill(os.getpid(), 9), lambda s: b'x' * 9]"

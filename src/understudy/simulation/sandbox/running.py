@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 from understudy.simulation.sandbox import system_calls as calls
 from understudy.simulation.sandbox.landlock import restrict_writes
 from understudy.simulation.sandbox.private_folders import make_private_folder
-from understudy.simulation.sandbox.supervision import block_signals, supervise
+from understudy.simulation.sandbox.supervision import block_signals, end_orphans, supervise
 
 if sys.platform == "linux":
     from understudy.simulation.sandbox import namespaces
@@ -231,7 +231,7 @@ def _run_under_landlock(function: Function, options: SandboxOptions, reason: str
 
 
 def _run_in_child(function: Function, sandbox: Sandbox, prepare: Callable[[], None]) -> SandboxResult:
-    with _SharedMemory() as data, block_signals() as mask, _Pipe() as answers:
+    with _SharedMemory() as data, block_signals() as mask, end_orphans(), _Pipe() as answers:
         child = _fork()
         if child == 0:
 

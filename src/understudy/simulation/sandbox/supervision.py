@@ -11,6 +11,8 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
+from understudy.simulation.sandbox import system_calls as calls
+
 FORWARDED = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2})
 WAITED_FOR = FORWARDED | {signal.SIGCHLD}
 SI_KERNEL = 0x80
@@ -44,3 +46,37 @@ def supervise(child: int) -> int:
 def _send(process: int, number: int) -> None:
     with suppress(ProcessLookupError):  # it has just ended
         os.kill(process, number)
+
+
+# --- processes that outlive the one that started them --------------------------------------------------------------
+
+
+@contextmanager
+def end_orphans() -> Iterator[None]:
+    """Inside, orphans become children of this process. Those that are left are killed at the end, as the kernel does
+    with a PID namespace."""
+    before = find_children()
+    calls.set_process_attribute(calls.PR_SET_CHILD_SUBREAPER, 1)
+    try:
+        yield
+    finally:
+        while remaining := find_children() - before:  # their own children become orphans in turn
+            for process in remaining:
+                _send(process, signal.SIGKILL)
+            for process in remaining:
+                with suppress(ChildProcessError):
+                    os.waitpid(process, 0)
+        calls.set_process_attribute(calls.PR_SET_CHILD_SUBREAPER, 0)
+
+
+def find_children() -> set[int]:
+    """The processes whose parent is this one."""
+    return {int(name) for name in os.listdir("/proc") if name.isdigit() and _parent_of(name) == os.getpid()}
+
+
+def _parent_of(process: str) -> int | None:
+    try:
+        with open(f"/proc/{process}/stat") as file:
+            return int(file.read().rpartition(")")[2].split()[1])
+    except (FileNotFoundError, ProcessLookupError):  # it has just ended
+        return None
