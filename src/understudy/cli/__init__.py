@@ -5,6 +5,7 @@
     clusters    understudy torchrun …, and the options of `run` for several ranks
     devices     understudy devices [--json] [--cards FILE]: the cards that can be simulated
     fixes       understudy fix --device D script.py …: the cheapest changes that make a script fit
+    plans       understudy plan --device 8xh100 train.py …: the best way to train this script on these cards
     fits        understudy fit --device D --vary batch=1..512 script.py …: the largest size that fits
     models      understudy model TARGET, check TARGET, graph TARGET: layers, output for every size, operators
     reports     understudy report RUN.json [--html FILE], diff A.json B.json: saved rehearsals
@@ -14,6 +15,8 @@
     script_runs one rehearsal of a script in a sandbox, and what comes back from it
     changes     changes of a script that save memory, found in its source
     rehearsals  many rehearsals on an executor
+    noted_reads the files that a rehearsal reads
+    search_space  what `plan` searches, from options and the script
     targets     models by name, inputs as specs
     layer_table what each module takes, gives and keeps
     progress    a line on terminals, beside what a script writes
@@ -45,6 +48,7 @@ COMMANDS = (
     ("torchrun", "Rehearse a torchrun command on all ranks.", "run"),
     ("fix", "Find the cheapest changes that make a script fit.", "fixes"),
     ("fit", "Find the largest batch size, or length, that fits.", "fits"),
+    ("plan", "Find the best way to train a script on these cards.", "plans"),
     ("report", "Show a saved rehearsal, or write it for other tools.", "reports"),
     ("diff", "Compare two rehearsals.", "reports"),
     ("model", "List the layers of a model.", "models"),
@@ -63,6 +67,7 @@ examples:
     understudy run --device h100 train.py --batch 8        does it fit, and where does the memory go?
     understudy fix --device 4090 train.py --batch 32       which changes make it fit?
     understudy fit --device h100 --vary batch=1..512 train.py
+    understudy plan --device 8xh100 train.py               which options train fastest on these cards?
     understudy model model.py:Net --input "x: f32[8, 3, 224, 224]"
     understudy run --help                                  the options of a command"""
 

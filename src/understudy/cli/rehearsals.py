@@ -20,15 +20,17 @@ import sys
 import threading
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from understudy.cli.commands import INTERRUPTED
+from understudy.cli.noted_reads import READS_VARIABLE, read_noted_files
 from understudy.errors import UnderstudyError
+from understudy.report.cluster_rehearsal import KIND, ClusterRehearsal
 from understudy.report.rehearsal import FITS, TIGHT, Rehearsal
 from understudy.simulation.sandbox.private_folders import make_private_folder
 
@@ -36,6 +38,8 @@ MOST_ATTEMPTS = 3
 """How often a rehearsal is begun whose worker was killed."""
 SECONDS = 600
 """A rehearsal that takes longer is given up."""
+KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
+"""Exit codes of a process, or of its sandbox, that something has killed: mostly a machine without memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +53,16 @@ class Variant:
     options: tuple[str, ...] = ()
     keeps_requests: bool = False
     """Whether the outcome has every request of memory."""
+    launcher: tuple[str, ...] = ()
+    """Words before the script: `accelerate launch --use_fsdp`."""
+    sources: Mapping[str, str] = field(default_factory=dict, hash=False)
+    """The script and what it imports, by path, for machines that have no such files."""
+    keeps_reads: bool = False
+    """Whether the outcome names the files that the run has read."""
+    seconds: float = SECONDS
+    """After which it is given up."""
+    reads_parser: bool = False
+    """End the script where it parses its command line: the outcome has the options that its parser shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +73,13 @@ class Outcome:
     error: str = ""
     requests: Sequence[int] = ()
     """Memory requests on the first card, in order: allocated bytes, and freed bytes as negative numbers."""
+    cluster: ClusterRehearsal | None = None
+    """Of a script on several ranks; `rehearsal` is that of its worst rank."""
+    reads: Sequence[str] = ()
+    parsers: Sequence[Mapping[str, Any]] = ()
+    """The options that the script's parser shows, if they were asked for."""
+    was_killed: bool = False
+    """Whether a signal ended the rehearsal, or its worker."""
 
     @property
     def fits(self) -> bool:
@@ -75,25 +96,42 @@ def rehearse_variant(variant: Variant, device: str | None) -> Outcome:
     """Run `understudy run` on it. Called in workers, which may be on other machines."""
     with make_private_folder() as folder:
         script = variant.script
-        if variant.files:
+        if variant.sources and not os.path.exists(script):
+            script = str(
+                write_sources(Path(script), {**variant.sources, **variant.files}, Path(folder) / "script")
+            )
+        elif variant.files:
             script = str(mirror(Path(variant.script), variant.files, Path(folder) / "script"))
         moved = os.path.join(os.path.dirname(script), ""), os.path.join(os.path.dirname(variant.script), "")
-        result, requests, output = (Path(folder) / name for name in ("rehearsal.json", "requests", "output"))
+        result, requests, reads, parsers, output = (
+            Path(folder) / name for name in ("rehearsal.json", "requests", "reads", "parsers", "output")
+        )
         words = ["run", "--quiet", "--json", str(result), *variant.options]
         words += ["--requests", str(requests)] if variant.keeps_requests else []
-        words += [*(["--device", device] if device else []), script, *variant.arguments]
+        words += ["--parsers", str(parsers)] if variant.reads_parser else []
+        words += [*(["--device", device] if device else []), *variant.launcher, script, *variant.arguments]
         run = _run_in_fork if _can_fork() else _run_in_new_process
-        code = run(words, variant.environment, output)
+        noting = {READS_VARIABLE: str(reads)} if variant.keeps_reads else {}
+        code = run(words, {**variant.environment, **noting}, output, variant.seconds)
         if code is None:
-            return Outcome(None, f"no result after {SECONDS} seconds")
+            return Outcome(None, f"no result after {variant.seconds:g} seconds")
+        if parsers.exists():
+            return Outcome(None, parsers=json.loads(parsers.read_text(encoding="utf-8")))
         if code in (0, 3) and result.exists():
             sizes = array("q", requests.read_bytes()) if requests.exists() else ()
             copied, original = (json.dumps(place)[1:-1] for place in moved)
             text = result.read_text(encoding="utf-8").replace(copied, original)
-            return Outcome(Rehearsal.from_json(text), requests=sizes)
+            return _read_outcome(text, sizes, read_noted_files(reads, moved))
         said = output.read_text(encoding="utf-8", errors="replace").replace(moved[0], moved[1])
         lines = [line for line in said.splitlines() if line.strip()]
-        return Outcome(None, "\n".join(lines[-12:]) or f"exit code {code}")
+        return Outcome(None, "\n".join(lines[-12:]) or f"exit code {code}", was_killed=code in KILLED)
+
+
+def _read_outcome(text: str, requests: Sequence[int], reads: Sequence[str]) -> Outcome:
+    if json.loads(text).get("kind") != KIND:
+        return Outcome(Rehearsal.from_json(text), requests=requests, reads=reads)
+    cluster = ClusterRehearsal.from_json(text)
+    return Outcome(cluster.worst.rehearsal, requests=requests, cluster=cluster, reads=reads)
 
 
 def _can_fork() -> bool:
@@ -103,7 +141,9 @@ def _can_fork() -> bool:
     )
 
 
-def _run_in_fork(words: list[str], environment: Mapping[str, str], output: Path) -> int | None:
+def _run_in_fork(
+    words: list[str], environment: Mapping[str, str], output: Path, seconds: float
+) -> int | None:
     """The exit code of `understudy` with these words; None after too long a time."""
     import torch  # why: what a rehearsal imports, once for all of this worker's
 
@@ -115,7 +155,7 @@ def _run_in_fork(words: list[str], environment: Mapping[str, str], output: Path)
         target=_run_as_child, args=(words, environment, str(output))
     )
     process.start()
-    process.join(SECONDS)
+    process.join(seconds)
     if process.is_alive():
         process.kill()
         process.join()
@@ -142,13 +182,15 @@ def _run_as_child(words: list[str], environment: Mapping[str, str], output: str)
     sys.exit(code)
 
 
-def _run_in_new_process(words: list[str], environment: Mapping[str, str], output: Path) -> int | None:
+def _run_in_new_process(
+    words: list[str], environment: Mapping[str, str], output: Path, seconds: float
+) -> int | None:
     """As `_run_in_fork`, by another interpreter."""
     with output.open("w") as file:
         try:
             ended = subprocess.run(
                 [sys.executable, "-m", "understudy.cli", *words],
-                stdin=subprocess.DEVNULL, stdout=file, stderr=file, env={**os.environ, **environment}, timeout=SECONDS,
+                stdin=subprocess.DEVNULL, stdout=file, stderr=file, env={**os.environ, **environment}, timeout=seconds,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
             return None
@@ -169,6 +211,16 @@ def mirror(script: Path, files: Mapping[str, str], folder: Path) -> Path:
             )
         changed[path.relative_to(home).parts] = text
     _mirror_folder(home, changed, folder)
+    return folder / script.name
+
+
+def write_sources(script: Path, sources: Mapping[str, str], folder: Path) -> Path:
+    """The script and its modules on a machine that does not have them; the path of the script there."""
+    home = script.parent
+    for name, text in sources.items():
+        path = folder / os.path.relpath(name, home)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
     return folder / script.name
 
 
@@ -239,12 +291,14 @@ class Workers:
         return self
 
     def __exit__(self, kind: object, *exception: object) -> None:
-        if kind is not None and self._dask is None:
-            self._interrupt()
+        if kind is not None:
+            self.interrupt()
         self.end()
 
-    def _interrupt(self) -> None:
+    def interrupt(self) -> None:
         """A terminal interrupts the workers of a pool as well, `kill -INT` does not."""
+        if self._dask is not None:
+            return
         for worker in multiprocessing.active_children():
             if worker.pid is not None:
                 os.kill(worker.pid, signal.SIGINT)
@@ -265,6 +319,92 @@ class _ClusterExecutor(Executor):
         self._client.close()
 
 
+class Queue:
+    """Rehearsals on workers, given one by one; what has finished comes back in the order in which it does.
+
+    queue.add(0, variant)
+    for number, outcome in queue.wait(): …
+
+    A worker that is killed takes the pool with it, and nobody can tell which rehearsal did it: those that were running are
+    begun again, one at a time, until each has ended or has killed its worker `attempts` times.
+    """
+
+    def __init__(
+        self,
+        workers: Workers,
+        device: str | None,
+        work: Callable[[Variant, str | None], Outcome] = rehearse_variant,
+        attempts: int = MOST_ATTEMPTS,
+    ) -> None:
+        self._workers, self._device, self._work, self._most = workers, device, work, attempts
+        self._variants: dict[int, Variant] = {}
+        self._attempts: dict[int, int] = {}
+        self._running: dict[Future[Any], int] = {}
+        self._suspects: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self._running) + len(self._suspects)
+
+    def add(self, number: int, variant: Variant) -> None:
+        self._variants[number] = variant
+        if self._suspects:
+            self._suspects.append(number)
+        else:
+            self._start(number)
+
+    def wait(self) -> list[tuple[int, Outcome]]:
+        """Until something has finished; nothing only where nothing is left."""
+        finished: list[tuple[int, Outcome]] = []
+        while not finished and len(self):
+            if self._suspects and not self._running:
+                self._start(self._suspects.pop(0))
+            done, _ = wait(self._running, return_when=FIRST_COMPLETED)
+            for future in sorted(done, key=lambda future: self._running[future]):
+                finished += self._take(future)
+        return finished
+
+    def _start(self, number: int) -> None:
+        try:
+            future = self._submit(number)
+        except BrokenProcessPool:
+            if self._running:  # they tell so as well
+                self._suspects.append(number)
+                return
+            self._workers.end()
+            future = self._submit(number)
+        self._running[future] = number
+
+    def _submit(self, number: int) -> Future[Any]:
+        return self._workers.executor().submit(self._work, self._variants[number], self._device)
+
+    def _take(self, future: Future[Any]) -> list[tuple[int, Outcome]]:
+        number = self._running.pop(future, None)
+        if number is None:  # of a pool that broke
+            return []
+        try:
+            outcome: Outcome = future.result()
+        except BrokenProcessPool:
+            suspects = [number, *self._running.values()]
+            self._running.clear()
+            self._workers.end()
+            self._suspects += suspects
+            if len(suspects) > 1:
+                return []
+            outcome = Outcome(None, was_killed=True)
+            self._suspects.remove(number)
+        except Exception as error:  # a scheduler gives up on a task whose workers die
+            if type(error).__name__ != "KilledWorker":
+                raise
+            return [(number, Outcome(None, f"its worker was killed: {error}", was_killed=True))]
+        if not outcome.was_killed:
+            return [(number, outcome)]
+        self._attempts[number] = self._attempts.get(number, 0) + 1
+        if self._attempts[number] < self._most:
+            self._suspects.insert(0, number)
+            return []
+        return [(number, replace(outcome, error=f"its worker was killed {self._most} times"))]
+
+
 def rehearse_all(
     variants: Sequence[Variant],
     device: str | None,
@@ -272,23 +412,11 @@ def rehearse_all(
     work: Callable[[Variant, str | None], Outcome] = rehearse_variant,
 ) -> Iterator[tuple[int, Outcome]]:
     """Pairs of the number of a variant and its outcome, in the order in which they finish."""
-    waiting = dict.fromkeys(range(len(variants)), 0)
-    while waiting:
-        executor = workers.executor()
-        futures: dict[Future[Any], int] = {executor.submit(work, variants[i], device): i for i in waiting}
-        for future in as_completed(futures):
-            number = futures[future]
-            try:
-                outcome = future.result()
-            except BrokenProcessPool:
-                # All of the pool's rehearsals end with it; those that were not done are begun again.
-                workers.end()
-                waiting[number] += 1
-                if waiting[number] < MOST_ATTEMPTS:
-                    continue
-                outcome = Outcome(None, f"its worker was killed {MOST_ATTEMPTS} times")
-            del waiting[number]
-            yield number, outcome
+    queue = Queue(workers, device, work)
+    for number, variant in enumerate(variants):
+        queue.add(number, variant)
+    while len(queue):
+        yield from queue.wait()
 
 
 @dataclass(slots=True)

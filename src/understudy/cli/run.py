@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from understudy.cli.clusters import add_cluster_arguments, find_layout, run_on_ranks
 from understudy.cli.commands import INTERRUPTED, Command
+from understudy.cli.noted_reads import note_reads
 from understudy.cli.reports import FORMATS, write_file_for
 from understudy.cli.script_runs import ScriptRun, run_in_sandbox
 from understudy.cli.tables import parse_size, print_table
@@ -78,6 +79,9 @@ examples:
         help="torch's memory snapshot of the card, for its viewer and `understudy replay`",
     )
     add("--requests", metavar="FILE", help=argparse.SUPPRESS)  # for `understudy fit`: signed 64-bit numbers
+    add(
+        "--parsers", metavar="FILE", help=argparse.SUPPRESS
+    )  # for `understudy plan`: ends where options are parsed
     add(
         "--answers",
         metavar="POLICY",
@@ -230,6 +234,7 @@ def _suggest_file(path: str) -> str:
 
 
 def _run_program(options: argparse.Namespace) -> int:
+    note_reads()
     devices = _find_devices(options)
     layout = find_layout(options, devices[0][1])
     _check_options(options, devices)
@@ -246,6 +251,9 @@ def _run_program(options: argparse.Namespace) -> int:
     if len(devices) > 1:
         return _run_on_all(options, devices, sandbox)
     run = run_in_sandbox(options, *devices[0], sandbox)
+    if options.parsers and run.parsers:
+        Path(options.parsers).write_text(json.dumps(run.parsers), encoding="utf-8")
+        return 0
     if run.wanted_ranks is not None:
         nodes, per_node, entry = run.wanted_ranks
         layout = Layout(nodes, per_node, has_variables=not entry)

@@ -18,8 +18,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from understudy.cli.progress import show_progress
 from understudy.errors import UnderstudyError
@@ -49,6 +49,8 @@ class ScriptRun:
     failure: str = ""
     snapshot: bytes = b""
     requests: bytes = b""
+    parsers: list[dict[str, Any]] = field(default_factory=list)
+    """Options that the parsers of the script show, if it was to end there."""
     wanted_ranks: tuple[int, int, bytes] | None = None
     """Nodes, ranks of each, and what they call, if the script was about to start ranks: see `simulation.started_ranks`."""
 
@@ -77,6 +79,7 @@ def run_in_sandbox(
         found["is_out_of_memory"],
         snapshot=snapshot,
         requests=requests,
+        parsers=found["parsers"],
     )
 
 
@@ -118,7 +121,7 @@ def _rehearse(options: argparse.Namespace, card: Card | None, count: int, sandbo
     ):
         result = run_script(
             script, mode=recorder.mode, steps=options.steps, sandbox=sandbox, is_online=options.online,
-            takes_longest=options.longest, makes_data=options.offline_data,
+            takes_longest=options.longest, makes_data=options.offline_data, reads_parser=bool(options.parsers),
         )  # fmt: skip
     if result.exit_code:
         print(said.getvalue(), end="", file=sys.stderr)  # such as the usage of the script
@@ -131,6 +134,7 @@ def _rehearse(options: argparse.Namespace, card: Card | None, count: int, sandbo
         "wanted_ranks": None
         if wanted_ranks is None
         else (wanted_ranks.nodes, wanted_ranks.per_node, wanted_ranks.entry.hex()),
+        "parsers": result.parsers,
         "rehearsal": recorder.rehearsal().to_dict(),
         "exit_code": result.exit_code,
         "error": result.error,

@@ -45,6 +45,7 @@ from understudy.simulation.library_kernels.modules import offer_stand_ins
 from understudy.simulation.machine import ACTIVE
 from understudy.simulation.offline.switch import make_missing_data
 from understudy.simulation.overlay import Overlay, active_overlay
+from understudy.simulation.parsers import ParserRead, read_parsers
 from understudy.simulation.run_notes import RunNotes, widen_margin
 from understudy.simulation.sandbox import NAMESPACES, NO_SANDBOX, PYTHON, Sandbox
 from understudy.simulation.shard_hints import describe_sharding
@@ -94,6 +95,8 @@ class ScriptResult:
     notes: RunNotes = field(default_factory=RunNotes)
     optimizers: list[str] = field(default_factory=list)
     """The classes of those that the script has made."""
+    parsers: list[dict[str, Any]] = field(default_factory=list)
+    """Options that its parsers show, if it was to end there."""
     longest_text: int = 0
     """The number of tokens that texts are cut to, where a tokenizer was asked for it."""
 
@@ -214,10 +217,11 @@ def note_line_of_save(original: Function, what: object, f: object, *args: object
 
 def run_script(
     script: Script, *, mode: FakeTensorMode, steps: int | None = 2, sandbox: Sandbox | None = None,
-    is_online: bool = False, takes_longest: bool = False, makes_data: bool = False,
+    is_online: bool = False, takes_longest: bool = False, makes_data: bool = False, reads_parser: bool = False,
 ) -> ScriptResult:  # fmt: skip
     """Run it inside of a mode that the caller has entered. `sandbox` is the one that this process is in. `takes_longest`:
-    batches of loaders are the longest one. `makes_data`: data sets that are not here are made up."""
+    batches of loaders are the longest one. `makes_data`: data sets that are not here are made up. `reads_parser`: the script
+    ends where it parses its command line."""
     result = ScriptResult()
     counter = StepCounter(steps)
     process = os.getpid()
@@ -237,13 +241,14 @@ def run_script(
         stack.enter_context(adapt_libraries(hold, sandbox.level, is_online))
         if ACTIVE.machine is not None:
             stack.enter_context(offer_stand_ins(STAND_INS))
+        result.parsers = stack.enter_context(read_parsers(reads_parser))
         handle = register_optimizer_step_post_hook(counter.count)
         stack.callback(handle.remove)
         exits = stack.enter_context(_push(_at_exit, []))
         stack.enter_context(_push(_processes, process))
         try:
             _run_as_main(script)
-        except EndOfScript:
+        except (EndOfScript, ParserRead):
             result.was_ended = True
         except RanksWanted as wanted:
             result.wanted_ranks = wanted

@@ -1,0 +1,134 @@
+"""A plan as text: the table of the best, how the others were ruled out, and the command of the first."""
+
+from __future__ import annotations
+
+from understudy.plans.answer import Plan, Row
+from understudy.report.text import clean, write_table
+from understudy.report.times import write_interval
+
+GiB = 1 << 30
+MOST_NAMES = 12
+MOST_FAILED = 5
+
+
+def write_plan(plan: Plan, width: int = 120) -> str:
+    parts = [
+        _write_head(plan),
+        _write_choices(plan, width),
+        _write_commands(plan),
+        _write_search(plan),
+        _write_failed(plan),
+    ]
+    parts.append("\n".join(clean(note) for note in plan.notes))
+    return "\n\n".join(part for part in parts if part)
+
+
+def _write_head(plan: Plan) -> str:
+    where = f"{plan.cards} x {plan.device}" if plan.cards > 1 else plan.device
+    if not plan.choices:
+        if not any(row.reserved_bytes for row in plan.rehearsals):
+            return f"No candidate ran on {where}."
+        least = min(
+            (row for row in plan.rehearsals if row.reserved_bytes), key=lambda row: row.reserved_bytes
+        )
+        return f"Nothing fits on {where}: the least is {least.reserved_bytes / GiB:.1f} GiB, with {_write_values(least)}."
+    words = {"speed": "Fastest", "memory": "Least memory", "cost": "Cheapest"}
+    state = "" if plan.is_complete else " so far; the search did not end"
+    return f"{words[plan.goal]} on {where}{state}: {_write_values(plan.choices[0])}"
+
+
+def _write_values(row: Row) -> str:
+    return clean(", ".join(f"{name}={value}" for name, value in row.values.items()) or "as it is")
+
+
+def _write_choices(plan: Plan, width: int) -> str:
+    if not plan.choices:
+        return ""
+    has_cost = any(row.cost is not None for row in plan.choices)
+    heads = [
+        "",
+        "reserved",
+        "of GiB",
+        "risk",
+        "step",
+        "rate",
+        *(["cost of 1M"] if has_cost else []),
+        "change",
+    ]
+    table = []
+    for row in plan.choices:
+        cells = [
+            str(row.place), f"{row.reserved_bytes / GiB:.2f}", f"{row.limit_bytes / GiB:.2f}",
+            "tight" if row.verdict == "tight" else "fits", write_time(row), write_rate(row),
+        ]  # fmt: skip
+        cost = [f"{row.cost:.3g}" if row.cost is not None else ""] if has_cost else []
+        table.append((*cells, *cost, _write_values(row)))
+    return write_table("Best first", tuple(heads), table, width)
+
+
+def write_time(row: Row) -> str:
+    if row.seconds_per_step is None or row.low_seconds is None or row.high_seconds is None:
+        return "-"
+    return write_interval(row.seconds_per_step, row.low_seconds, row.high_seconds)
+
+
+def write_rate(row: Row) -> str:
+    for rate, unit in ((row.tokens_per_second, "tokens/s"), (row.samples_per_second, "samples/s")):
+        if rate:
+            return f"{float(f'{rate:.3g}'):,.6g} {unit}"
+    return ""
+
+
+def _write_commands(plan: Plan) -> str:
+    lines: list[str] = []
+    for row in plan.choices[:1]:
+        lines += ["To run it:", f"    {clean(row.command)}"]
+        if row.patch:
+            lines += ["with this change:", *(f"    {clean(line)}" for line in row.patch.splitlines())]
+    return "\n".join(lines)
+
+
+def _write_search(plan: Plan) -> str:
+    axes = "; ".join(
+        clean(f"{axis.name}: {', '.join(axis.values[:MOST_NAMES])}{', …' * (len(axis.values) > MOST_NAMES)}")
+        for axis in plan.searched
+    )
+    out = sum(plan.ruled_out.values())
+    kept = f", {plan.kept} of them in an earlier search" if plan.kept else ""
+    count = len(plan.rehearsals)
+    lines = [f"Searched {axes or 'nothing: name what to vary with --vary'}"]
+    if plan.combinations != plan.candidates:
+        lines.append(f"{plan.combinations:,} combinations, of which {plan.candidates:,} are allowed")
+    share = f" ({out / plan.candidates:.0%})" if plan.candidates else ""
+    lines.append(
+        f"{plan.candidates:,} candidates: {count} rehearsed{kept}, {out:,} ruled out without a rehearsal{share}"
+    )
+    lines += [
+        f"    {number:>6,}  {reason}"
+        for reason, number in sorted(plan.ruled_out.items(), key=lambda item: -item[1])
+    ]
+    errors = [
+        f"{what} by at most {error:.0%}"
+        for what, error in (("time", plan.time_error), ("memory", plan.memory_error))
+        if error is not None
+    ]
+    if errors:
+        lines.append(f"Predictions were wrong in {', '.join(errors)}, by the rehearsals that followed them")
+    if plan.not_searched:
+        names = ", ".join(plan.not_searched[:MOST_NAMES])
+        more = (
+            f" and {len(plan.not_searched) - MOST_NAMES} more" if len(plan.not_searched) > MOST_NAMES else ""
+        )
+        lines.append(clean(f"Not searched: {names}{more} (name them with --vary)"))
+    return "\n".join(lines)
+
+
+def _write_failed(plan: Plan) -> str:
+    wrong = [row for row in plan.rehearsals if row.error]
+    lines = [
+        clean(f"failed: {_write_values(row)}: {row.error.strip().splitlines()[-1].strip()}")
+        for row in wrong[:MOST_FAILED]
+    ]
+    if len(wrong) > MOST_FAILED:
+        lines.append(f"failed: {len(wrong) - MOST_FAILED} more, in --json")
+    return "\n".join(lines)

@@ -1,0 +1,171 @@
+"""What is searched of a script, and what a candidate is as a command line."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+
+import pytest
+
+from understudy.cli.search_space import FoundSpace, Request, find_space, uses_ranks
+from understudy.errors import UnderstudyError
+from understudy.plans.axes import parse_vary
+from understudy.simulation.parsers import describe_action
+
+SCRIPT = """\
+import torch
+LAYERS = 4
+optimizer = torch.optim.AdamW(model.parameters())
+"""
+
+
+def describe(parser: argparse.ArgumentParser) -> list[dict[str, object]]:
+    return [option for action in parser._actions if (option := describe_action(action)) is not None]
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("data", nargs="?")
+    parser.add_argument("-b", "--batch-size", type=int, default=8, help="of one card")
+    parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--checkpoint", action="store_true")
+    parser.add_argument("--amp", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--attn", choices=("eager", "sdpa"), default="eager")
+    parser.add_argument("--tp", type=int, default=1)
+    parser.add_argument("--gradient-accumulation-steps", type=int, default=1)
+    parser.add_argument("--name")
+    return parser
+
+
+def request(*vary: str, arguments: tuple[str, ...] = (), **more: object) -> Request:
+    parsers = describe(make_parser())
+    varied = tuple(parse_vary(text) for text in vary)
+    return Request("train.py", arguments, {"train.py": SCRIPT}, parsers=parsers, varied=varied, **more)  # type: ignore[arg-type]
+
+
+def commands(found: FoundSpace) -> list[str]:
+    return [found.write_command(candidate) for candidate in found.space.list_candidates()]
+
+
+def test_a_parser_as_data() -> None:
+    kinds = {str(option["name"]): option["kind"] for option in describe(make_parser())}
+    assert kinds == {
+        "batch_size": "int", "lr": "float", "checkpoint": "flag", "amp": "switch", "attn": "choice", "tp": "int",
+        "gradient_accumulation_steps": "int", "name": "text",
+    }  # fmt: skip
+
+
+def test_options_with_a_meaning_are_searched() -> None:
+    found = find_space(request())
+    axes = {axis.name: axis.values for axis in found.space.axes}
+    assert axes == {
+        "batch_size": (1, 2, 4, 8, 16, 32, 64, 128), "checkpoint": (False, True), "amp": (False, True),
+        "fused AdamW": (False, True),
+    }  # fmt: skip
+    assert found.not_searched == ["lr", "attn", "tp", "gradient_accumulation_steps", "name"]
+
+
+def test_layouts_of_several_ranks_are_searched() -> None:
+    found = find_space(request(nodes=2, per_node=8, has_ranks=True, tries_changes=False))
+    assert {axis.name: axis.values for axis in found.space.axes}["tp"] == (1, 2, 4, 8)
+
+
+def test_commands_of_candidates() -> None:
+    found = find_space(
+        request("batch=8,16", "checkpoint", arguments=("--batch-size", "8", "data"), tries_changes=False)
+    )
+    assert commands(found) == [
+        "python train.py --batch-size 8 data",
+        "python train.py --batch-size 8 data --checkpoint",
+        "python train.py data --batch-size 16",
+        "python train.py data --batch-size 16 --checkpoint",
+    ]
+
+
+def test_switches_have_two_words() -> None:
+    found = find_space(request("amp", arguments=("--amp",), tries_changes=False))
+    assert commands(found) == ["python train.py --no-amp", "python train.py --amp"]
+
+
+def test_accumulation_follows() -> None:
+    found = find_space(request("batch_size=2,4", global_batch=16, tries_changes=False))
+    assert commands(found) == [
+        "python train.py --batch-size 2 --gradient-accumulation-steps 8",
+        "python train.py --batch-size 4 --gradient-accumulation-steps 4",
+    ]
+
+
+def test_marks_words_and_numbers() -> None:
+    """Of programs whose parsers nobody can read."""
+    plain = replace(request("size=1,2", "model_tp=1,2", "layers=4,8", tries_changes=False), parsers=())
+    found = find_space(replace(plain, arguments=("--size", "{size}", "model.tp=1")))
+    candidate = found.space.list_candidates()[-1]
+    assert found.write_command(candidate) == "python train.py --size 2 model.tp=2"
+    assert found.write_patch(candidate) == "# set layers = 8"
+    assert "LAYERS = 8" in found.make_variant(candidate).files["train.py"]
+
+
+def test_changes_of_the_text() -> None:
+    found = find_space(request("batch=8"))
+    plain, fused = found.space.list_candidates()
+    assert found.find_first([fused, plain]) == plain
+    assert not found.make_variant(plain).files
+    assert "fused=True" in found.make_variant(fused).files["train.py"]
+    assert "+optimizer = torch.optim.AdamW(model.parameters(), fused=True)" in found.write_patch(fused)
+
+
+def test_ranks_and_their_launcher() -> None:
+    found = find_space(
+        request("nproc_per_node=4,8", nodes=2, per_node=8, has_ranks=True, tries_changes=False)
+    )
+    candidate = found.space.list_candidates()[0]
+    assert found.write_command(candidate) == "torchrun --nnodes 2 --nproc-per-node 4 train.py"
+    assert found.make_variant(candidate).options == (
+        "--nproc-per-node",
+        "4",
+        "--nnodes",
+        "2",
+        "--ranks",
+        "classes",
+    )
+
+
+def test_options_of_accelerate() -> None:
+    launcher = ("accelerate", "launch", "--use_fsdp")
+    found = find_space(
+        request(
+            "fsdp_sharding_strategy=FULL_SHARD,SHARD_GRAD_OP",
+            launcher=launcher,
+            has_ranks=True,
+            per_node=8,
+            tries_changes=False,
+        )
+    )
+    assert commands(found) == [
+        f"accelerate launch --fsdp_sharding_strategy {name} --use_fsdp train.py"
+        for name in ("FULL_SHARD", "SHARD_GRAD_OP")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("vary", "message"),
+    [
+        ("depth=1,2", "--vary depth: not found: train.py has no option, word or number of this name; write {depth} where it "
+         "stands in the command line"),
+        ("attn=flash", "--vary attn: invalid choice 'flash' (choose from eager, sdpa)"),
+        ("lr=none", "--vary lr: expected numbers, got none"),
+        ("checkpoint=2", "--vary checkpoint: it takes no value: expected on or off, got 2"),
+        ("name", "--vary name: expected values, as in name=1,2,4"),
+        ("nodes=1,2", "--vary nodes: the script starts no ranks: it runs on one card"),
+    ],
+)  # fmt: skip
+def test_wrong_names(vary: str, message: str) -> None:
+    with pytest.raises(UnderstudyError) as caught:
+        find_space(request(vary))
+    assert str(caught.value) == message
+
+
+def test_programs_for_several_cards() -> None:
+    assert uses_ranks({"a.py": "dist.init_process_group('nccl')"})
+    assert uses_ranks({"a.py": "from transformers import Trainer"})
+    assert not uses_ranks({"a.py": "model = Net().cuda()"})
