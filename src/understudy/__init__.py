@@ -17,6 +17,7 @@
     timing/          how long a step takes: clocks of host, streams and communicators
     cluster/         ranks of a program as processes, their broker, launchers, faults
     report/          rehearse: measurement of a program, tables and pages
+    plans/           searches for the best way to train a script: candidates, bounds, the answer
     cli/, __main__   the command `understudy`
     pytest_plugin    the marker and the fixture `rehearse`
     fake_tensor, proxy_tensor, symbolic_shapes, fake_tensor_prop, meta_tracer

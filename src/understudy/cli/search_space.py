@@ -276,7 +276,13 @@ def find_space(request: Request) -> FoundSpace:
         request.global_batch,
         derived,
     )
-    taken = {id(shown[name]) for name in setters if name in shown}
+    searched = {axis.name for axis in axes} | ({derived} if derived else set())
+    taken = {id(option) for name, option in shown.items() if name in searched}
+    taken |= {
+        id(o)
+        for o in shown.values()
+        if any(setters[name].flag in o["flags"] for name in searched & set(setters))
+    }
     left = [str(option["name"]) for option in request.parsers if id(option) not in taken]
     return FoundSpace(request, space, setters, list(dict.fromkeys(left)))
 
