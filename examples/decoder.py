@@ -57,6 +57,13 @@ def parse_options(arguments=None):
     parser.add_argument("--dp", type=int, help="data parallel ranks (all that are left)")
     parser.add_argument("--tp", type=int, default=1, help="tensor parallel ranks")
     parser.add_argument("--pp", type=int, default=1, help="stages of a pipeline")
+    parser.add_argument(
+        "--plain-attention", action="store_true", help="scores, softmax and product one after the other"
+    )
+    parser.add_argument("--dropout", type=float, default=0.0, help="of MPT sizes: scores and both branches")
+    parser.add_argument(
+        "--bias", action="store_true", help="of MPT sizes: linear layers and norms with biases"
+    )
     parser.add_argument("--zero", type=int, choices=(0, 1, 2, 3), help="stage of ZeRO (3)")
     parser.add_argument("--pure", action="store_true", help="parameters and activations in bfloat16")
     parser.add_argument("--steps", type=int, default=2)
@@ -69,22 +76,27 @@ def rotate(x, cos, sin):
 
 
 class Block(nn.Module):
-    def __init__(self, width, heads, inner=None):
+    def __init__(self, options, width, heads, inner=None):
         super().__init__()
         self.head_size, self.is_gated = width // heads, inner is not None
+        self.is_plain, self.dropout = options.plain_attention, options.dropout
         norm = nn.RMSNorm if self.is_gated else nn.LayerNorm
-        bias = {} if self.is_gated else {"bias": False}
+        bias = {} if self.is_gated else {"bias": options.bias}
         self.norm1, self.norm2 = norm(width, **bias), norm(width, **bias)
-        self.qkv, self.proj = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width, bias=False)
+        bias = {"bias": options.bias and not self.is_gated}
+        self.qkv, self.proj = nn.Linear(width, 3 * width, **bias), nn.Linear(width, width, **bias)
         inner = inner or 4 * width
-        self.up, self.down = nn.Linear(width, inner, bias=False), nn.Linear(inner, width, bias=False)
+        self.up, self.down = nn.Linear(width, inner, **bias), nn.Linear(inner, width, **bias)
         if self.is_gated:
             self.gate = nn.Linear(width, inner, bias=False)
 
     def forward(self, x):
-        x = x + self.attend(self.norm1(x))
+        x = x + self.drop(self.attend(self.norm1(x)))
         y = self.norm2(x)
-        return x + self.feed(y)
+        return x + self.drop(self.feed(y))
+
+    def drop(self, x):
+        return F.dropout(x, self.dropout) if self.dropout else x
 
     def attend(self, x):
         qkv = self.qkv(x)  # the heads of this rank, after each other: q, k and v of each
@@ -96,8 +108,18 @@ class Block(nn.Module):
             angles = torch.outer(places, rates).repeat(1, 2)
             cos, sin = angles.cos().to(q.dtype), angles.sin().to(q.dtype)
             q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        if self.is_plain:
+            y = self.attend_plainly(q, k, v)
+        else:
+            y = F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=self.dropout)
         return self.proj(y.transpose(1, 2).reshape(batch, length, -1))
+
+    def attend_plainly(self, q, k, v):
+        batch, heads, length, _ = q.shape
+        mask = torch.full((length, length), float("-inf"), device=q.device, dtype=q.dtype).triu(1)
+        q, k, v = (x.reshape(batch * heads, length, -1) for x in (q, k, v))
+        scores = torch.baddbmm(mask, q, k.transpose(1, 2), alpha=self.head_size**-0.5)
+        return (self.drop(scores.softmax(-1)) @ v).view(batch, heads, length, -1)
 
     def feed(self, x):
         return self.down(F.silu(self.gate(x)) * self.up(x) if self.is_gated else F.gelu(self.up(x)))
@@ -116,9 +138,9 @@ class Decoder(nn.Module):
             self.tokens = nn.Embedding(options.vocabulary, width)
             self.positions = None if inner else nn.Embedding(options.context, width)
         first, last = layers * stage // stages, layers * (stage + 1) // stages
-        self.blocks = nn.ModuleList(Block(width, heads, *inner) for _ in range(last - first))
+        self.blocks = nn.ModuleList(Block(options, width, heads, *inner) for _ in range(last - first))
         if self.is_last:
-            self.norm = nn.RMSNorm(width) if inner else nn.LayerNorm(width, bias=False)
+            self.norm = nn.RMSNorm(width) if inner else nn.LayerNorm(width, bias=options.bias)
             self.head = nn.Linear(width, options.vocabulary, bias=False)
         self.tie()
 
@@ -228,15 +250,18 @@ def train_pipeline(schedule, options, device):
         schedule.step()
 
 
+def has_layout(options):
+    return options.zero is not None or max(options.dp or 1, options.tp, options.pp) > 1
+
+
 def main(options):
     is_sharded = int(os.environ.get("WORLD_SIZE", "1")) > 1
     if is_sharded:
         dist.init_process_group("nccl")
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     device = torch.device("cuda", torch.cuda.current_device())
-    has_layout = options.zero is not None or max(options.dp or 1, options.tp, options.pp) > 1
     schedule = None
-    if is_sharded and has_layout:
+    if is_sharded and has_layout(options):
         model, schedule = lay_out(options, device)
     else:
         with device:
@@ -272,9 +297,10 @@ def train_passes(model, options, device, is_sharded):
         if is_sharded and options.zero in (0, 1):
             model.set_requires_gradient_sync(number == options.accumulate - 1)
         ids = torch.randint(options.vocabulary, (options.batch, options.context + 1), device=device)
-        with torch.autocast("cuda", torch.bfloat16, enabled=not options.pure and options.tp == 1):
+        # Layouts compute in the dtype of `fully_shard`, with a pipeline or without.
+        with torch.autocast("cuda", torch.bfloat16, enabled=not options.pure and not has_layout(options)):
             logits = model(ids[:, :-1])
-            loss = F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
+            loss = compute_loss(logits, ids[:, 1:])
         loss.backward()
 
 

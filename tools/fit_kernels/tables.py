@@ -28,6 +28,10 @@ KERNEL_SOURCE = "kernels measured by ai-dynamo/aiconfigurator"
 SAME_CHIP = {"a100-40": "a100-80", "a100-80": "a100-40"}
 ARCHITECTURES = {"8.0": "a100_sxm", "9.0": "h100_sxm", "10.0": "b200_sxm"}
 HOST_BANDWIDTH = {"desktop": 20, "server": 20, "cloud": 10}
+HEAVY_HOST = """
+[hosts.heavy]  # by hand: a slow host, and much Python between calls (vTrain's small models)
+slowness = 5.0
+bandwidth = 10"""
 NETWORK = """
 [network] # InfiniBand and RoCE, for each card: not measured here; what NCCL's tests usually show
 efficiency = { other = 0.85 }
@@ -71,6 +75,7 @@ def write_curves(
             f"slowness = {values[f'hosts.{name}']:.2f}",
             f"bandwidth = {HOST_BANDWIDTH[name]}",
         ]
+    lines += HEAVY_HOST.splitlines()
     for name, card in ARCHITECTURES.items():
         found = products[card]
         lines += [
