@@ -1,13 +1,15 @@
 """Rehearse public scripts, and write the table of verdicts (docs/scripts.md).
 
-    python -m tools.rehearse_scripts --repositories FOLDER [--python PYTHON] [--only TEXT] [--write docs/scripts.md]
+    python -m tools.rehearse_scripts --repositories FOLDER [--python PYTHON] [--only TEXT] [--results FILE]
+                                     [--write docs/scripts.md]
 
 `tools/scripts.toml` is the list: repository, script, arguments, card. FOLDER holds a checkout of each repository, in a
 folder named `owner+name`, with its commit in `owner+name.commit`. Nothing of these repositories is part of this project.
-`--python` is a Python in which understudy and the packages that the scripts import are installed.
+`--python` is a Python in which understudy and the packages that the scripts import are installed. `--results` keeps the
+results in a file: rows that are in it are not run again, unless `--again` names a part of their names or outcomes.
 
-Each script is run by `understudy run` in a process of its own, with a limit of time. The folder of the script is compared
-before and after: a rehearsal changes nothing.
+Each script is run by `understudy run` in a process of its own, with a limit of processor time. The folder of the
+script is compared before and after: a rehearsal changes nothing.
 """
 
 from __future__ import annotations
@@ -27,14 +29,14 @@ import termios
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import tomllib
 
 LIST = Path(__file__).with_name("scripts.toml")
 SECONDS = 300
-"""The longest time for one script."""
+"""The longest processor time of one script; and ten times as long on the clock, because machines are shared."""
 
 
 @dataclass(frozen=True)
@@ -65,9 +67,12 @@ class Result:
     outcome: str
     """fits, tight, does not fit, no verdict, failed, time-out, or blocked by data."""
     text: str
-    sanity: str
-    seconds: float
+    sanity: str = ""
+    seconds: float = 0.0
     changed: tuple[str, ...] = ()
+    peak_bytes: int = 0
+    least_bytes: int = 0
+    """Parameters, gradients and optimizer state, by formula: the second way to know."""
 
     @property
     def has_verdict(self) -> bool:
@@ -92,7 +97,7 @@ def rehearse(script: Script, repositories: Path, python: str) -> Result:
     root = repositories / script.repository.replace("/", "+")
     path = root / script.script
     if script.needs:
-        return Result(script, "blocked by data", f"needs {script.needs}", "", 0.0)
+        return Result(script, "blocked by data", f"needs {script.needs}")
     start = root / script.folder if script.folder is not None else path.parent
     return run(script, path, start, python)
 
@@ -121,18 +126,23 @@ def run(script: Script, path: Path, start: Path, python: str) -> Result:
         paths = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), *own)))
         try:
             done = subprocess.run(
-                command, cwd=start, capture_output=True, text=True, errors="replace", timeout=SECONDS,
-                stdin=terminal, env={**os.environ, "PYTHONPATH": paths},
+                command, cwd=start, capture_output=True, text=True, errors="replace", timeout=10 * SECONDS,
+                stdin=terminal, env={**os.environ, "PYTHONPATH": paths}, preexec_fn=limit_processor_time,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
-            return Result(script, "time-out", f"no verdict after {SECONDS} s", "", SECONDS)
+            return Result(script, "time-out", f"no verdict after {SECONDS} s", seconds=SECONDS)
         now = resource.getrusage(resource.RUSAGE_CHILDREN)
         seconds = now.ru_utime + now.ru_stime - used.ru_utime - used.ru_stime
         data = json.loads(report.read_text()) if report.exists() else {}
     after = snapshot(start)
     changed = tuple(sorted(name for name in {*before, *after} if before.get(name) != after.get(name)))
     outcome = data.get("verdict", "failed") if done.returncode in (0, 3, 4) else "failed"
-    return Result(script, outcome, headline(done), sanity_of(done.stdout), seconds, changed)
+    measured = data.get("peak", {}).get("allocated_bytes", 0), data.get("sanity", {}).get("least_bytes", 0)
+    return Result(script, outcome, headline(done), sanity_of(done.stdout), seconds, changed, *measured)
+
+
+def limit_processor_time() -> None:
+    resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS + 5))
 
 
 def headline(done: subprocess.CompletedProcess[str]) -> str:
@@ -166,6 +176,7 @@ def table(results: list[Result], repositories: Path) -> Iterator[str]:
         f"{len(results)} scripts of {len({result.script.repository for result in results})} repositories; "
         f"{len(results) - len(judged)} blocked by data; a verdict for {len(good)} of {len(judged)} "
         f"({len(good) / max(len(judged), 1):.0%}); median {times[len(times) // 2] if times else 0:.1f} s of processor time; "
+        f"{sum(result.peak_bytes < result.least_bytes for result in good)} verdicts contradict the second way to know; "
         f"{sum(bool(result.changed) for result in results)} changed a file."
     )
     for repository in sorted({result.script.repository for result in results}):
@@ -173,8 +184,8 @@ def table(results: list[Result], repositories: Path) -> Iterator[str]:
         yield ""
         yield f"## {repository} {commit.read_text()[:10] if commit.exists() else ''}".rstrip()
         yield ""
-        yield "| script | card | outcome | s | what was run |"
-        yield "|---|---|---|---|---|"
+        yield "| script | card | outcome | s | what was run | peak ≥ least |"
+        yield "|---|---|---|---|---|---|"
         for result in results:
             if result.script.repository == repository:
                 yield row(result)
@@ -188,8 +199,37 @@ def row(result: Result) -> str:
         result.text,
         f"{result.seconds:.1f}",
         result.sanity,
+        compare(result),
     ]
     return "| " + " | ".join(cell.replace("|", "\\|")[:240] for cell in cells) + " |"
+
+
+def compare(result: Result) -> str:
+    """The measured peak beside what parameters, gradients and optimizer state need by formula."""
+    if not result.has_verdict or not result.least_bytes:
+        return ""
+    sign = "≥" if result.peak_bytes >= result.least_bytes else "CONTRADICTS"
+    return f"{result.peak_bytes / MIB:,.1f} {sign} {result.least_bytes / MIB:,.1f} MiB"
+
+
+MIB = 1 << 20
+
+
+def read_results(path: Path | None) -> dict[str, Result]:
+    """The results of earlier runs, by the whole row of the list: a row that was changed is run again."""
+    if path is None or not path.exists():
+        return {}
+    found = [Result(**{**row, "script": Script(**row["script"])}) for row in json.loads(path.read_text())]
+    return {repr(result.script): result for result in found}
+
+
+def write_results(path: Path | None, results: dict[str, Result]) -> None:
+    if path is None:
+        return
+    with open(f"{path}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        merged = {**read_results(path), **results}
+        path.write_text(json.dumps([asdict(result) for result in merged.values()], indent=1))
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -201,15 +241,26 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--only", default="", help="only scripts whose repository or path contains this text")
     parser.add_argument("--part", default="1/1", help="1/2: every second script, from the first")
     parser.add_argument("--write", type=Path, help="the page to write (else: print)")
+    parser.add_argument("--results", type=Path, help="a JSON file that keeps the results")
+    parser.add_argument(
+        "--again", help="of the kept results: run those again whose name or outcome contains it"
+    )
     options = parser.parse_args(argv)
-    results: list[Result] = []
+    known = read_results(options.results)
     first, parts = (int(number) for number in options.part.split("/"))
     for script in read_list()[first - 1 :: parts]:
-        if options.only not in script.name:
+        kept = known.get(repr(script))
+        is_again = (
+            options.again is not None
+            and kept is not None
+            and options.again in f"{script.name} {kept.outcome}"
+        )
+        if options.only not in script.name or (kept is not None and not is_again):
             continue
         started = time.monotonic()
         result = rehearse(script, options.repositories, options.python)
-        results.append(result)
+        known[repr(script)] = result
+        write_results(options.results, {repr(script): result})
         print(
             f"{result.outcome:16} {time.monotonic() - started:6.1f} s  {script.name}\n    {result.text}",
             flush=True,
@@ -217,6 +268,8 @@ def main(argv: list[str] | None = None) -> int:
         )
         for name in result.changed:
             print(f"    changed: {name}", file=sys.stderr)
+    known |= read_results(options.results)
+    results = [known[repr(script)] for script in read_list() if repr(script) in known]
     page = "\n".join(table(results, options.repositories)) + "\n"
     if options.write is None:
         print(page, end="")

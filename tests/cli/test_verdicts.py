@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from understudy.cli import main
 from understudy.simulation.pinned_torch import PinnedRelease, find_older_release
@@ -96,6 +97,20 @@ def test_training_and_its_basis(rehearse: Any) -> None:
     sanity = found["sanity"]
     assert sanity["optimizers"] == ["Adam"] and sanity["warnings"] == []
     assert sanity["optimizer_state_bytes"] == 2 * 4 * 64 * 65
+    assert sanity["least_bytes"] == 4 * 4 * 64 * 65 <= found["peak"]["allocated_bytes"]
+
+
+def test_figures_that_contradict_each_other_are_no_verdict(
+    rehearse: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "understudy.simulation.steps.least_bytes", lambda optimizers: {torch.device("cuda", 0): 1 << 30}
+    )
+    code, lines, found = rehearse(MODEL + OPTIMIZER + LOOP.format(size=5))
+    assert code == 4 and found["verdict"] == "no verdict"
+    assert lines[0].startswith(
+        "no verdict on H100: parameters, gradients and optimizer state alone are 1,073,741,824 bytes, the measured peak is "
+    )
 
 
 def test_batches_that_are_smaller_than_asked_for(rehearse: Any) -> None:

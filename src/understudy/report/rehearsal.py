@@ -206,7 +206,8 @@ class Timeline:
 
 @dataclass(frozen=True)
 class Sanity:
-    """What the verdict rests on. `inputs`: what models were fed, most frequent first; `made_up`: data that was not here."""
+    """What the verdict rests on. `inputs`: what models were fed, most frequent first; `made_up`: data that was not here.
+    `least_bytes`: parameters, gradients and optimizer state by formula; no peak is below it."""
 
     steps: int = 0
     inputs: list[str] = field(default_factory=list)
@@ -214,6 +215,7 @@ class Sanity:
     optimizers: list[str] = field(default_factory=list)
     optimizer_state_bytes: int = 0
     has_backward: bool = False
+    least_bytes: int = 0
     warnings: list[str] = field(default_factory=list)
 
 

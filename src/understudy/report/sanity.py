@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import torch
+
 from understudy.ops.traits.flops import ELEMENTWISE, PRODUCTS
 from understudy.report.measurement import DeviceTotals, Measurement
 from understudy.report.places import FORWARD
@@ -38,12 +40,20 @@ class RunFacts:
     programs: list[str] = field(default_factory=list)
     optimizers: list[str] = field(default_factory=list)
     longest_text: int = 0
+    least: dict[torch.device, int] = field(default_factory=dict)
+    """Bytes that the training needs at least, by formula."""
 
 
 def find_missing_work(measurement: Measurement, totals: DeviceTotals, facts: RunFacts) -> str:
     """Training, or else a computation on the card; filling memory is none. `totals`: of the device that most was put on."""
     if not totals.is_card:
         return f"nothing ran on it{_name_programs(facts)}"
+    least = facts.least.get(totals.device, 0)
+    if totals.peak < least:
+        return (
+            f"parameters, gradients and optimizer state alone are {least:,} bytes, the measured peak is {totals.peak:,}: "
+            "these figures contradict each other; please report this script"
+        )
     if facts.steps or measurement.places.step or measurement.has_backward:
         return ""
     if facts.optimizers:
@@ -82,6 +92,7 @@ def make_sanity(measurement: Measurement, totals: DeviceTotals, facts: RunFacts)
         optimizers=facts.optimizers,
         optimizer_state_bytes=sum(record.nbytes for record in state.values() if record.totals is totals),
         has_backward=measurement.has_backward,
+        least_bytes=facts.least.get(totals.device, 0),
         warnings=warnings,
     )
 

@@ -18,6 +18,7 @@ def take_facts(facts: RunFacts, result: ScriptResult, has_margin: bool) -> None:
         facts.margins = result.notes.margins
     facts.warnings, facts.made_up = result.notes.warnings, result.notes.made_up
     facts.programs, facts.optimizers = result.notes.programs, result.optimizers
+    facts.least = result.least
     facts.longest_text = result.longest_text
 
 

@@ -18,6 +18,7 @@
     pinned_torch     the release of torch that a project asks for
     started_ranks    programs that start their ranks themselves
     steps            steps of a run, counted over all of its optimizers
+    least_memory     what training needs at least, by formula
     sandbox          what keeps a script from changing files: namespaces, Landlock
     write_log        what a script did not do to the disk and to other machines, with its lines
     overlay          files that a script writes, kept away from the disk in Python where no namespaces do

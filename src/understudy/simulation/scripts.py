@@ -97,6 +97,8 @@ class ScriptResult:
     """The classes of those that the script has made."""
     parsers: list[dict[str, Any]] = field(default_factory=list)
     """Options that its parsers show, if it was to end there."""
+    least: dict[torch.device, int] = field(default_factory=dict)
+    """Bytes that its training needs at least, by formula."""
     longest_text: int = 0
     """The number of tokens that texts are cut to, where a tokenizer was asked for it."""
 
@@ -268,6 +270,7 @@ def run_script(
                 _end_forked_process(result)
             sizes.warn()
         result.steps, result.longest_text = counter.steps, sizes.longest_text
+        result.least = counter.least
         result.optimizers = sorted({type(optimizer).__name__ for optimizer in counter.counts})
         result.writes, result.lines = log.entries, log.lines
     return result

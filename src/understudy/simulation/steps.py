@@ -13,10 +13,16 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from understudy.patching import REHEARSAL, patch_call
+from understudy.simulation.least_memory import least_bytes
 
 PATIENCE = 100
 """How many times as often another optimizer has to step for one that never does to be left out of account."""
+
+FORMULA_STEPS = 2
+"""Of each optimizer, after which the least memory is computed: all of its state has begun then."""
 
 
 class EndOfScript(BaseException):
@@ -30,6 +36,8 @@ class StepCounter:
         self.most = most
         self.counts: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self.steps = 0
+        self.least: dict[torch.device, int] = {}
+        """Bytes that training needs at least, by formula."""
         self._backward_depth = 0
 
     def __enter__(self) -> StepCounter:
@@ -44,6 +52,9 @@ class StepCounter:
 
     def count(self, optimizer: object, *_: object) -> None:
         self.counts[optimizer] = self.counts.get(optimizer, 0) + 1
+        if self.counts[optimizer] <= FORMULA_STEPS:
+            for device, size in least_bytes([optimizer, *self.counts]).items():
+                self.least[device] = max(size, self.least.get(device, 0))
         counts = list(self.counts.values())
         is_waiting = max(counts) <= PATIENCE * (self.most or 1)
         steps = min(count for count in counts if count or is_waiting)
