@@ -15,12 +15,15 @@ script is compared before and after: a rehearsal changes nothing.
 from __future__ import annotations
 
 import argparse
+import array
 import fcntl
+import importlib
 import json
 import os
 import pty
 import re
 import resource
+import shutil
 import struct
 import subprocess
 import sys
@@ -31,6 +34,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import tomllib
 
@@ -53,8 +57,14 @@ class Script:
     """Options of `understudy run`."""
     installed: bool = False
     """Whether its users install the repository itself (pip install -e .), so that its packages can be imported."""
+    packages: tuple[str, ...] = ()
+    """Releases that it asks for, where the newest ones do not have what it uses: ("timm==0.4.12",)."""
+    files: tuple[tuple[str, str], ...] = ()
+    """Small data files that are written by hand for it, beside the script, and what is in them: see `write_file`."""
     needs: str = ""
     """A file that is not public or not here, without which the script cannot start."""
+    broken: str = ""
+    """Why the script fails in plain Python, too: it is not counted."""
 
     @property
     def name(self) -> str:
@@ -65,7 +75,7 @@ class Script:
 class Result:
     script: Script
     outcome: str
-    """fits, tight, does not fit, no verdict, failed, time-out, or blocked by data."""
+    """fits, tight, does not fit, no verdict, failed, time-out, blocked by data, or fails by itself."""
     text: str
     sanity: str = ""
     seconds: float = 0.0
@@ -80,7 +90,67 @@ class Result:
 
 
 def read_list() -> list[Script]:
-    return [Script(**row) for row in tomllib.loads(LIST.read_text())["script"]]
+    return [make_script(row) for row in tomllib.loads(LIST.read_text())["script"]]
+
+
+def make_script(row: dict[str, Any]) -> Script:
+    files = row.get("files", ())
+    pairs = files.items() if isinstance(files, dict) else files
+    return Script(
+        **{
+            **row,
+            "packages": tuple(row.get("packages", ())),
+            "files": tuple((path, kind) for path, kind in pairs),
+        }
+    )
+
+
+WORDS = (
+    "A long time ago in a land of rivers and hills there was a small house by the sea.\n"
+    "The quick brown fox jumps over the lazy dog; HOW VEXINGLY QUICK DAFT ZEBRAS JUMP! 0123456789\n"
+)
+
+
+def write_file(path: Path, kind: str) -> None:
+    """`text N`: N lines of words. `tokens N`: N numbers of 16 bits below 60. `pictures N W H`: a folder of N JPEG files of
+    that size. Anything else is the text of the file."""
+    name, *numbers = kind.split(" ")
+    if name == "pictures":
+        count, width, height = (int(number) for number in numbers)
+        path.mkdir(parents=True, exist_ok=True)
+        image = importlib.import_module("PIL.Image").new("RGB", (width, height))
+        for number in range(count):
+            image.save(path / f"{number:05}.jpg")
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if name == "text":
+        path.write_text(WORDS * int(numbers[0]))
+    elif name == "tokens":
+        path.write_bytes(array.array("H", [i % 60 for i in range(int(numbers[0]))]).tobytes())
+    else:
+        path.write_text(kind)
+
+
+@contextmanager
+def write_files(script: Script, root: Path) -> Iterator[None]:
+    """Inside, the hand-written files of a script are beside it."""
+    paths = [root / path for path, _ in script.files]
+    for path, (_, kind) in zip(paths, script.files, strict=True):
+        write_file(path, kind)
+    try:
+        yield
+    finally:
+        for path in paths:
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+
+
+def install(packages: tuple[str, ...], repositories: Path, python: str) -> str:
+    """The folder of these releases, which goes before those of the environment. Their own needs are not installed."""
+    folder = repositories / "packages" / "+".join(packages).replace("/", "-")
+    if not folder.exists():
+        pip = [python, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder), *packages]
+        subprocess.run(pip, check=True)
+    return str(folder)
 
 
 def snapshot(folder: Path) -> dict[str, tuple[int, int]]:
@@ -98,8 +168,12 @@ def rehearse(script: Script, repositories: Path, python: str) -> Result:
     path = root / script.script
     if script.needs:
         return Result(script, "blocked by data", f"needs {script.needs}")
+    if script.broken:
+        return Result(script, "fails by itself", script.broken)
     start = root / script.folder if script.folder is not None else path.parent
-    return run(script, path, start, python)
+    packages = (install(script.packages, repositories, python),) if script.packages else ()
+    with write_files(script, root):
+        return run(script, path, start, python, packages)
 
 
 @contextmanager
@@ -114,7 +188,7 @@ def open_terminal() -> Iterator[int]:
         os.close(terminal)
 
 
-def run(script: Script, path: Path, start: Path, python: str) -> Result:
+def run(script: Script, path: Path, start: Path, python: str, packages: tuple[str, ...] = ()) -> Result:
     before = snapshot(start)
     with open_terminal() as terminal, tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
@@ -123,7 +197,7 @@ def run(script: Script, path: Path, start: Path, python: str) -> Result:
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
         root = path.parents[len(Path(script.script).parts) - 1]
         own = (str(root), str(root / "src")) if script.installed else ()
-        paths = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), *own)))
+        paths = os.pathsep.join(filter(None, (*packages, os.environ.get("PYTHONPATH"), *own)))
         try:
             done = subprocess.run(
                 command, cwd=start, capture_output=True, text=True, errors="replace", timeout=10 * SECONDS,
@@ -165,16 +239,29 @@ def sanity_of(text: str) -> str:
 
 
 def table(results: list[Result], repositories: Path) -> Iterator[str]:
-    judged = [result for result in results if result.outcome != "blocked by data"]
+    blocked = [result for result in results if result.outcome == "blocked by data"]
+    broken = [result for result in results if result.outcome == "fails by itself"]
+    judged = [result for result in results if result not in blocked and result not in broken]
     good = [result for result in judged if result.has_verdict]
     times = sorted(result.seconds for result in good)
     yield "# Public scripts, rehearsed"
     yield ""
-    yield "Written by `python -m tools.rehearse_scripts`; the list is `tools/scripts.toml`. The scripts are unmodified."
+    yield (
+        "Written by `python -m tools.rehearse_scripts`; the list is `tools/scripts.toml`. The scripts are unmodified, run "
+        "without a network, in one environment with current releases of their libraries, or with the releases that are "
+        "named. Data sets and models that are not here are made up (`--offline-data`); small data files that were written "
+        "by hand are named. Blocked by data are scripts that need files which are neither public nor small. Scripts that "
+        "fail in plain Python with a current torch, too, are listed with the reason and not counted."
+    )
+    yield ""
+    yield (
+        "The last column is a second way to know: the peak of allocated memory that was measured, and what parameters, "
+        "gradients and optimizer state need by formula. No true peak is below it; a run that contradicts it has no verdict."
+    )
     yield ""
     yield (
         f"{len(results)} scripts of {len({result.script.repository for result in results})} repositories; "
-        f"{len(results) - len(judged)} blocked by data; a verdict for {len(good)} of {len(judged)} "
+        f"{len(blocked)} blocked by data, {len(broken)} fail by themselves; a verdict for {len(good)} of {len(judged)} "
         f"({len(good) / max(len(judged), 1):.0%}); median {times[len(times) // 2] if times else 0:.1f} s of processor time; "
         f"{sum(result.peak_bytes < result.least_bytes for result in good)} verdicts contradict the second way to know; "
         f"{sum(bool(result.changed) for result in results)} changed a file."
@@ -196,12 +283,20 @@ def row(result: Result) -> str:
     cells = [
         f"`{script.script} {script.args}`".replace(" `", "`"),
         script.device,
-        result.text,
+        "".join((result.text, *name_help(script))),
         f"{result.seconds:.1f}",
         result.sanity,
         compare(result),
     ]
-    return "| " + " | ".join(cell.replace("|", "\\|")[:240] for cell in cells) + " |"
+    return "| " + " | ".join(cell.replace("|", "\\|")[:320] for cell in cells) + " |"
+
+
+def name_help(script: Script) -> Iterator[str]:
+    """What a script was given beyond the repository and the environment."""
+    if script.packages:
+        yield f"; with {', '.join(script.packages)}"
+    if script.files:
+        yield f"; with {', '.join(path for path, _ in script.files)} written by hand"
 
 
 def compare(result: Result) -> str:
@@ -219,7 +314,7 @@ def read_results(path: Path | None) -> dict[str, Result]:
     """The results of earlier runs, by the whole row of the list: a row that was changed is run again."""
     if path is None or not path.exists():
         return {}
-    found = [Result(**{**row, "script": Script(**row["script"])}) for row in json.loads(path.read_text())]
+    found = [Result(**{**row, "script": make_script(row["script"])}) for row in json.loads(path.read_text())]
     return {repr(result.script): result for result in found}
 
 

@@ -71,6 +71,29 @@ def test_a_launcher_has_no_verdict(tmp_path: Path) -> None:
     )
 
 
+def test_a_launcher_of_one_process_sets_its_variables(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import os, torch\n" + MODEL + "print(os.environ['LOCAL_RANK'], os.environ['WORLD_SIZE'])\n"
+        "torch.distributed.init_process_group('nccl')\n"
+        "model = torch.nn.parallel.DistributedDataParallel(model)\n"
+        "model(torch.ones(7, 64, device='cuda')).sum().backward()\n"
+    )
+    words = [
+        sys.executable,
+        "-m",
+        "understudy",
+        "torchrun",
+        "--nproc-per-node",
+        "1",
+        "--device",
+        "h100",
+        "train.py",
+    ]
+    ended = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.startswith("0 1\nfits on H100: ")
+
+
 def test_a_script_that_only_runs_a_model_forward(rehearse: Any) -> None:
     code, lines, found = rehearse(MODEL + "model(torch.ones(7, 64, device='cuda'))")
     assert code == 0 and lines[0].startswith("fits on H100: ")

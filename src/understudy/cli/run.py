@@ -10,8 +10,8 @@ import multiprocessing
 import os
 import signal
 import sys
-from collections.abc import Callable
-from contextlib import redirect_stdout
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -250,7 +250,8 @@ def _run_program(options: argparse.Namespace) -> int:
         return run_on_ranks(options, layout, devices[0][0], sandbox)
     if len(devices) > 1:
         return _run_on_all(options, devices, sandbox)
-    run = run_in_sandbox(options, *devices[0], sandbox)
+    with _setting_variables(layout):
+        run = run_in_sandbox(options, *devices[0], sandbox)
     if options.parsers and run.parsers:
         Path(options.parsers).write_text(json.dumps(run.parsers), encoding="utf-8")
         return 0
@@ -267,6 +268,18 @@ def _run_program(options: argparse.Namespace) -> int:
         _print_report(run.rehearsal, options.quiet)
     _write_outputs(options, run)
     return code
+
+
+@contextmanager
+def _setting_variables(layout: Layout | None) -> Iterator[None]:
+    """A launcher sets its variables (RANK, LOCAL_RANK, …) for a single process, too."""
+    before = dict(os.environ)
+    os.environ.update({} if layout is None else layout.environment_of(0))
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
 
 
 def _report_lost_run(run: ScriptRun) -> int:

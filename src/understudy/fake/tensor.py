@@ -261,6 +261,8 @@ class FakeTensor(torch.Tensor):
             return self.new_tensor(args[0])
         if len(args) == 1 and isinstance(args[0], torch.Tensor):
             return args[0].detach()
+        if len(args) == 1 and isinstance(args[0], (torch.TypedStorage, torch.UntypedStorage)):
+            return self.new_empty((args[0].nbytes() // self.element_size(),))
         return self.new_empty(
             args[0] if len(args) == 1 and isinstance(args[0], torch.Size) else (args or (0,))
         )

@@ -69,7 +69,10 @@ def write_text(rehearsal: Rehearsal, width: int = WIDTH, has_colour: bool = Fals
 
 def write_sanity(sanity: Sanity) -> list[str]:
     """The line under the verdict: what it rests on; and warnings."""
-    steps = f"{sanity.steps} optimizer step{'s' if sanity.steps > 1 else ''}"
+    many = sanity.steps > 1
+    steps = f"{sanity.steps} optimizer step{'s' if many else ''}"
+    if not sanity.optimizers:
+        steps = f"{sanity.steps} backward pass{'es' if many else ''} without an optimizer of torch.optim"
     if not sanity.steps:
         steps = f"no optimizer step, {'backward passes' if sanity.has_backward else 'forward only'}"
     inputs = f"inputs of the model: {' | '.join(sanity.inputs)}" if sanity.inputs else "no model was called"

@@ -26,6 +26,7 @@
     connections      other machines, which a rehearsal does not reach
     libraries        transformers, safetensors, trackers, while a script is rehearsed
     library_kernels/ kernels of flash_attn, xformers and Triton
+    absent_weights   weights of torch.hub, torchvision, timm and open_clip, which are not needed
     offline/         data sets, tokenizers and metrics that are not here
     quantised        weights in 4 and 8 bits, by bitsandbytes
     workspaces       memory besides that of tensors: workspaces of cuBLAS, scratch memory of kernels

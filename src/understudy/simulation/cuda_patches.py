@@ -262,6 +262,12 @@ def current_stream(device: int) -> tuple[int, int, int]:
     return machine().current_stream(device), device, CUDA_DEVICE_TYPE
 
 
+@driver("_cuda_getCurrentRawStream")
+def get_raw_stream(device: int) -> int:
+    """Kernels of libraries are started on the default stream, whose address is 0."""
+    return 0
+
+
 @driver("_cuda_getDefaultStream")
 def default_stream(device: int) -> tuple[int, int, int]:
     """The number of the stream, the device, and the number of its type."""

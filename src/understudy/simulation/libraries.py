@@ -440,8 +440,14 @@ def build_from_configuration(original: Function) -> Any:
     read."""
 
     def from_pretrained(
-        cls: object, /, name: object, *args: object, config: object = None, **kwargs: object
+        cls: object,
+        /,
+        pretrained_model_name_or_path: object,
+        *args: object,
+        config: object = None,
+        **kwargs: object,
     ) -> Any:
+        name = pretrained_model_name_or_path
         if _torch.active_fake_mode() is None:
             return getattr(original, "__func__", original)(cls, name, *args, config=config, **kwargs)
         if name is None:

@@ -42,6 +42,11 @@ class CardMemory(MachineMemory):
     """As MachineMemory, and refuses devices that the machine does not have."""
 
     def check_device(self, device: torch.device) -> None:
+        if device.type not in ("cpu", "cuda", "meta"):
+            error = InvalidDeviceError(
+                f"expected a device of the simulated machine (cpu, cuda), got {device}: it has none of type {device.type}"
+            )
+            raise with_line(error, "a tensor on", device, f"ask torch.{device.type}.is_available() first")
         if device.type == "cuda":
             count = len(self.devices)
             error = InvalidDeviceError(

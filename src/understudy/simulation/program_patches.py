@@ -35,6 +35,18 @@ def take_numbers_of_devices(original: Function) -> Function:
     return construct
 
 
+@patch_call("torch.set_default_tensor_type", during=SIMULATION)
+def name_default_type(original: Function, t: Any) -> None:
+    """`"torch.cuda.FloatTensor"` is a dtype and a device; C++ refuses it in builds without CUDA."""
+    name = t if isinstance(t, str) else f"{t.__module__}.{t.__name__}"
+    if name.startswith("torch.cuda."):
+        torch.set_default_dtype(getattr(torch, name.rpartition(".")[2]).dtype)
+        torch.set_default_device("cuda")
+    else:
+        torch.set_default_device(None)
+        original(t)
+
+
 @patch("torch.Tensor.to", "torch.Tensor.cuda", during=SIMULATION)
 def move_real_tensors(original: Function) -> Function:
     """C++ asks the build where `real.to("cuda")` is: a stand-in of the tensor is moved."""

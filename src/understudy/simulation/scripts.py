@@ -10,6 +10,7 @@ optimizers, the one that steps most seldom counts. After so many steps the scrip
 
 from __future__ import annotations
 
+import inspect
 import io
 import os
 import pickle
@@ -26,17 +27,21 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-import understudy.simulation.connections  # registers its patches
+import understudy.simulation.absent_weights  # registers its patches
+import understudy.simulation.connections
 import understudy.simulation.offline.data_sets  # as above
 import understudy.simulation.offline.metrics
 import understudy.simulation.offline.models
+import understudy.simulation.offline.nltk_data
+import understudy.simulation.offline.pipelines
+import understudy.simulation.offline.processors
 import understudy.simulation.offline.tokenizers
 import understudy.simulation.offline.vision
 import understudy.simulation.processes
 import understudy.simulation.quantised  # noqa: F401  # registers what bitsandbytes needs
 from understudy import _torch
 from understudy.fake.mode import FakeTensorMode
-from understudy.lines import drop_own_frames, frames_to_show, is_own_file
+from understudy.lines import drop_own_frames, frames_to_show, is_installed, is_own_file
 from understudy.patching import FILE_OVERLAY, REHEARSAL, active, patch_call
 from understudy.simulation.batches import BatchSizes, take_longest
 from understudy.simulation.libraries import adapt_libraries
@@ -147,7 +152,7 @@ _modes: list[FakeTensorMode] = []
 def start_in_mode(original: Function, self: threading.Thread) -> None:
     """A mode is active in one thread: the threads of a script, such as those that load weights, enter it themselves."""
     mode = _torch.active_fake_mode()
-    if _modes and mode is _modes[-1] and not self.daemon:
+    if _modes and mode is _modes[-1] and (not self.daemon or _runs_code_of_program(self)):
         run = self.run
 
         def run_in_mode() -> None:
@@ -156,6 +161,17 @@ def start_in_mode(original: Function, self: threading.Thread) -> None:
 
         vars(self)["run"] = run_in_mode
     original(self)
+
+
+def _runs_code_of_program(thread: threading.Thread) -> bool:
+    """Daemons of libraries, such as those that watch progress bars or write logs, go on without the mode."""
+    run: Any = vars(thread).get("_target") or type(thread).run
+    code = getattr(inspect.unwrap(run), "__code__", None)
+    return (
+        code is not None
+        and not is_installed(code.co_filename)
+        and not code.co_filename.startswith(sys.base_prefix)
+    )
 
 
 _at_exit: list[list[tuple[Function, Any, Any]]] = []

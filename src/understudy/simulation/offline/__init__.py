@@ -5,7 +5,10 @@
     data_sets     `datasets.load_dataset`: the public data sets of `data_sets.toml`
     vision        `torchvision.datasets`: images with labels
     models        configurations of the public models of `models.toml`
+    pipelines     diffusers: models without weights, and the parts of the public pipelines of `pipelines.toml`
+    processors    image processors and feature extractors of transformers
     tokenizers    tokenizers of transformers and tiktoken
+    nltk_data     data of nltk
     metrics       `evaluate.load`
 
 A rehearsal downloads nothing. What it needs of a data set are its columns, and rows as long as real ones; of a tokenizer,

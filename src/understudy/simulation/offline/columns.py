@@ -4,7 +4,7 @@ text, sentence, word         strings: as long as a page, a line, a word
 int N, float LOW HIGH        numbers
 class A, B, C                a label by name; `class 1000` has that many
 image WIDTH HEIGHT [MODE]    a picture of PIL
-audio SECONDS RATE           samples, as `datasets.Audio` gives them
+audio SECONDS RATE           a file of silence, as `datasets.Audio` stores it
 messages, prompt             conversations: a list of messages with roles
 words, tags A, B             equally long lists of words, and of labels
 answers, translation A, B    as SQuAD and WMT have them
@@ -46,7 +46,7 @@ def make_value(kind: str, number: int) -> Any:
         case "image":
             return make_image(number, *rest.split())
         case "audio":
-            return make_audio(number, *(int(part) for part in rest.split()))
+            return make_sound_file(int(rest.split()[0]))
         case "messages":
             return [{"role": "user", "content": SENTENCE}, {"role": "assistant", "content": REPLY}]
         case "prompt":
@@ -82,9 +82,29 @@ def split_names(text: str) -> tuple[str, ...]:
 
 
 def make_image(number: int, width: str = "224", height: str = "224", mode: str = "RGB") -> Any:
-    return importlib.import_module("PIL.Image").new(mode, (int(width), int(height)), number % 256)
+    return importlib.import_module("PIL.Image").new(mode, (int(width), int(height)), int(number) % 256)
 
 
-def make_audio(number: int, seconds: int = 10, rate: int = 16_000) -> dict[str, Any]:
+RATE = 16_000
+"""Samples of sound in a second."""
+
+
+SILENCE = b"made-up silence, seconds: "
+
+
+def make_sound_file(seconds: int) -> dict[str, Any]:
+    """What `datasets.Audio` stores of a file."""
+    return {"bytes": SILENCE + str(seconds).encode(), "path": None}
+
+
+def find_seconds(file: Any) -> int | None:
+    """The length of a made-up file; None for others."""
+    content = file.get("bytes") if isinstance(file, dict) else None
+    is_ours = isinstance(content, bytes) and content.startswith(SILENCE)
+    return int(content[len(SILENCE) :]) if is_ours else None
+
+
+def make_audio(seconds: int, rate: int = RATE) -> dict[str, Any]:
+    """What `datasets.Audio` gives to programs."""
     numpy: Any = importlib.import_module("numpy")
     return {"path": None, "array": numpy.zeros(seconds * rate, dtype="float32"), "sampling_rate": rate}

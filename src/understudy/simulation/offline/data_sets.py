@@ -11,12 +11,19 @@ from typing import Any
 from understudy import _torch
 from understudy.simulation.catalogue import read_toml
 from understudy.simulation.libraries import MissingFileError, when_imported
-from understudy.simulation.offline.columns import labels_of, make_value
+from understudy.simulation.offline.columns import (
+    RATE,
+    find_seconds,
+    labels_of,
+    make_audio,
+    make_sound_file,
+    make_value,
+)
 from understudy.simulation.offline.switch import is_made_up, note_made_up
 
 Function = Callable[..., Any]
 ROWS = 512
-"""Rows of each split."""
+"""Rows of each split, unless the table has another number."""
 TABLE = Path(__file__).with_name("data_sets.toml")
 SPLITS = ("train", "validation", "test")
 
@@ -69,20 +76,35 @@ def make_data(name: str, config: str = "", split: Any = None, is_streamed: bool 
     made = datasets.Dataset.from_list([{c: make_value(k, i) for c, k in kinds.items()} for i in range(ROWS)])
     for column, kind in kinds.items():
         made = _cast(datasets, made, column, kind)
+    rows = found.get("rows", ROWS)
+    if rows != ROWS:
+        made = made.select([i % ROWS for i in range(rows)])
+    names = found.get("splits", SPLITS)
+    made.info.splits = _describe_splits(datasets, (*names, *((str(split),) if split else ())), rows)
     note_made_up(
         name,
-        f"load_dataset({name!r}): not on this machine; {ROWS} rows were generated, with the columns {', '.join(kinds)}",
+        f"load_dataset({name!r}): not on this machine; {rows} rows were generated, with the columns {', '.join(kinds)}",
     )
     part = made.to_iterable_dataset() if is_streamed else made
     if isinstance(split, (list, tuple)):
         return [part for _ in split]
     if split is not None:
         return part
-    splits = dict.fromkeys(found.get("splits", SPLITS), part)
+    splits = dict.fromkeys(names, part)
     return datasets.IterableDatasetDict(splits) if is_streamed else datasets.DatasetDict(splits)
 
 
+def _describe_splits(datasets: Any, names: Iterable[str], rows: int) -> Any:
+    """As `Dataset.info.splits` has them."""
+    splits = datasets.splits.SplitDict()
+    for name in dict.fromkeys(name.partition("[")[0] for name in names):
+        splits.add(datasets.splits.SplitInfo(name=name, num_examples=rows))
+    return splits
+
+
 def _cast(datasets: Any, made: Any, column: str, kind: str) -> Any:
+    if kind.startswith("audio"):
+        return made.cast_column(column, datasets.Audio(sampling_rate=int(kind.rpartition(" ")[2])))
     labels = labels_of(kind)
     if labels is not None:
         feature = datasets.ClassLabel(names=list(labels))
@@ -100,6 +122,31 @@ def select_beyond_the_end(original: Function) -> Function:
         return original(self, indices, *args, **kwargs)
 
     return select
+
+
+@when_imported("datasets.features.audio", "Audio.decode_example")
+def decode_made_up_sound(original: Function) -> Function:
+    """Silence, at the rate that the program asks for: made-up files have no samples, and no decoder is needed."""
+
+    def decode_example(self: Any, value: Any, *args: object, **kwargs: object) -> Any:
+        seconds = find_seconds(value) if is_made_up() else None
+        if seconds is None:
+            return original(self, value, *args, **kwargs)
+        return make_audio(seconds, self.sampling_rate or RATE)
+
+    return decode_example
+
+
+@when_imported("datasets.features.audio", "Audio.encode_example")
+def encode_made_up_sound(original: Function) -> Function:
+    """Samples that a program has made of it are as long a silence."""
+
+    def encode_example(self: Any, value: Any, *args: object, **kwargs: object) -> Any:
+        if not is_made_up() or not isinstance(value, dict) or "array" not in value:
+            return original(self, value, *args, **kwargs)
+        return make_sound_file(len(value["array"]) // (value.get("sampling_rate") or RATE))
+
+    return encode_example
 
 
 @when_imported("datasets.arrow_dataset", "Dataset.train_test_split")

@@ -11,6 +11,7 @@ from typing import Any
 
 from understudy.simulation.catalogue import read_toml
 from understudy.simulation.libraries import when_imported
+from understudy.simulation.offline.pipelines import find_part
 from understudy.simulation.offline.switch import is_made_up
 from understudy.simulation.run_notes import add_note
 
@@ -47,16 +48,23 @@ def find_configuration(name: object) -> dict[str, Any] | None:
     return None
 
 
+def _find_missing(name: object, part: object) -> dict[str, Any] | None:
+    if os.path.isdir(str(name)):
+        return None
+    return find_part(name, part) if part else find_configuration(name)
+
+
 @when_imported("transformers.configuration_utils", "PreTrainedConfig.get_config_dict")
 def find_missing_configuration(original: Function) -> Any:
     """The configuration of a public model that is not here, with `--offline-data`."""
     plain = getattr(original, "__func__", original)
 
-    def get_config_dict(cls: object, /, name: Any, **kwargs: Any) -> Any:
+    def get_config_dict(cls: object, /, pretrained_model_name_or_path: Any, **kwargs: Any) -> Any:
+        name = pretrained_model_name_or_path
         try:
             return plain(cls, name, **kwargs)
         except OSError:
-            found = find_configuration(name) if is_made_up() and not os.path.isdir(str(name)) else None
+            found = _find_missing(name, kwargs.get("subfolder")) if is_made_up() else None
             if found is None:
                 raise
             add_note(

@@ -10,6 +10,8 @@ from typing import Any, Literal
 from understudy import _torch
 from understudy.simulation.libraries import MissingFileError, when_imported
 from understudy.simulation.offline.columns import WORDS
+from understudy.simulation.offline.models import find_configuration
+from understudy.simulation.offline.pipelines import find_part
 from understudy.simulation.offline.switch import is_made_up, note_made_up
 
 Function = Callable[..., Any]
@@ -21,7 +23,8 @@ def find_missing_tokenizers(original: Function) -> Any:
     """A tokenizer that is not here is named in the error, or made up."""
     plain = getattr(original, "__func__", original)
 
-    def from_pretrained(cls: object, name: object, *args: Any, **kwargs: Any) -> Any:
+    def from_pretrained(cls: object, pretrained_model_name_or_path: object, *args: Any, **kwargs: Any) -> Any:
+        name = pretrained_model_name_or_path
         try:
             found = plain(cls, name, *args, **kwargs)
         except (OSError, ValueError, AttributeError, TypeError) as error:
@@ -30,11 +33,11 @@ def find_missing_tokenizers(original: Function) -> Any:
                 raise
             if not isinstance(error, OSError) and has_tokenizer(name):
                 raise
-            return make_tokenizer(str(name))
+            return make_tokenizer(str(name), kwargs.get("subfolder"))
         if _torch.active_fake_mode() is None or not is_empty(found):
             return found
         if is_made_up():
-            return make_tokenizer(str(name))
+            return make_tokenizer(str(name), kwargs.get("subfolder"))
         raise MissingFileError(
             f"from_pretrained({str(name)!r}): its tokenizer.json is not on this machine: the tokenizer has no words, and "
             f"every text would be empty; fetch it once with `hf download {name} tokenizer.json`, allow the network with "
@@ -68,7 +71,30 @@ SPECIAL = {
 }  # fmt: skip
 
 
-def make_tokenizer(name: str) -> Any:
+MOST_TOKENS = 1024
+"""Models for longer texts are trained on shorter ones than they can take."""
+
+
+def find_text_length(name: str, folder: object = None) -> int:
+    """The number of tokens that the tokenizer of a public model cuts texts to: as many as the model has positions for."""
+    part = str(folder).replace("tokenizer", "text_encoder") if folder else None
+    found = (find_part(name, part) if part else find_configuration(name)) or {}
+    if found.get("model_type") == "clip_text_model":
+        return 77
+    positions = found.get("max_position_embeddings", POSITIONS.get(found.get("model_type", ""), MOST_TOKENS))
+    # The first two positions of these models are those of padding.
+    unused = 2 if found.get("model_type") in ("roberta", "xlm-roberta", "camembert", "mpnet") else 0
+    return min(positions - unused, MOST_TOKENS)
+
+
+POSITIONS = {
+    "bert": 512, "distilbert": 512, "albert": 512, "electra": 512, "deberta": 512, "deberta-v2": 512, "t5": 512, "mt5": 512,
+    "roberta": 514, "xlm-roberta": 514, "mpnet": 514, "clip": 77,
+}  # fmt: skip
+"""By type of model, where the configuration does not say."""
+
+
+def make_tokenizer(name: str, folder: object = None) -> Any:
     """A tokenizer that splits texts at spaces. Its numbers are below 100, which every vocabulary has."""
     tokenizers: Any = importlib.import_module("tokenizers")
     transformers: Any = importlib.import_module("transformers")
@@ -80,7 +106,7 @@ def make_tokenizer(name: str) -> Any:
     )
     return transformers.PreTrainedTokenizerFast(
         tokenizer_object=made,
-        model_max_length=1024,
+        model_max_length=find_text_length(name, folder),
         name_or_path=name,
         chat_template="{% for m in messages %}{{ m['role'] }} {{ m['content'] }} </s> {% endfor %}",
         **SPECIAL,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -13,43 +14,45 @@ from understudy.simulation.offline.columns import make_image
 from understudy.simulation.offline.switch import is_made_up, note_made_up
 
 Function = Callable[..., Any]
-ROWS = 512
+MOST_ROWS = 60_000
 
 
 class Pictures(NamedTuple):
-    """What the pictures of a data set are like."""
+    """What the pictures of a data set are like, and how many there are; at most 60,000 are made up."""
 
     width: int
     height: int
     classes: int
     mode: str = "RGB"
+    train_rows: int = MOST_ROWS
+    test_rows: int = 10_000
 
 
 KINDS = {
     "MNIST": Pictures(28, 28, 10, "L"),
     "FashionMNIST": Pictures(28, 28, 10, "L"),
     "KMNIST": Pictures(28, 28, 10, "L"),
-    "EMNIST": Pictures(28, 28, 47, "L"),
+    "EMNIST": Pictures(28, 28, 47, "L", test_rows=18800),
     "QMNIST": Pictures(28, 28, 10, "L"),
-    "USPS": Pictures(16, 16, 10, "L"),
-    "CIFAR10": Pictures(32, 32, 10),
-    "CIFAR100": Pictures(32, 32, 100),
-    "SVHN": Pictures(32, 32, 10),
-    "STL10": Pictures(96, 96, 10),
-    "ImageNet": Pictures(500, 375, 1000),
-    "ImageFolder": Pictures(500, 375, 1000),
-    "CelebA": Pictures(178, 218, 40),
+    "USPS": Pictures(16, 16, 10, "L", train_rows=7291, test_rows=2007),
+    "CIFAR10": Pictures(32, 32, 10, train_rows=50000),
+    "CIFAR100": Pictures(32, 32, 100, train_rows=50000),
+    "SVHN": Pictures(32, 32, 10, test_rows=26032),
+    "STL10": Pictures(96, 96, 10, train_rows=5000, test_rows=8000),
+    "ImageNet": Pictures(500, 375, 1000, test_rows=50000),
+    "ImageFolder": Pictures(500, 375, 1000, test_rows=60000),
+    "CelebA": Pictures(178, 218, 40, test_rows=19962),
     "LSUN": Pictures(256, 256, 10),
-    "Food101": Pictures(512, 512, 101),
-    "Flowers102": Pictures(500, 600, 102),
-    "OxfordIIITPet": Pictures(500, 375, 37),
-    "Caltech101": Pictures(300, 200, 101),
-    "Caltech256": Pictures(351, 351, 257),
+    "Food101": Pictures(512, 512, 101, test_rows=25250),
+    "Flowers102": Pictures(500, 600, 102, train_rows=1020, test_rows=6149),
+    "OxfordIIITPet": Pictures(500, 375, 37, train_rows=3680, test_rows=3669),
+    "Caltech101": Pictures(300, 200, 101, train_rows=8677, test_rows=8677),
+    "Caltech256": Pictures(351, 351, 257, train_rows=30607, test_rows=30607),
     "Places365": Pictures(256, 256, 365),
-    "StanfordCars": Pictures(600, 400, 196),
-    "DTD": Pictures(500, 450, 47),
-    "GTSRB": Pictures(50, 50, 43),
-    "EuroSAT": Pictures(64, 64, 10),
+    "StanfordCars": Pictures(600, 400, 196, train_rows=8144, test_rows=8041),
+    "DTD": Pictures(500, 450, 47, train_rows=1880, test_rows=1880),
+    "GTSRB": Pictures(50, 50, 43, train_rows=26640, test_rows=12630),
+    "EuroSAT": Pictures(64, 64, 10, train_rows=27000, test_rows=27000),
 }
 """Data sets of one picture and one label. `ImageFolder`: as ImageNet has them, because that is what it is used for most."""
 NAMES = tuple(KINDS)
@@ -91,12 +94,14 @@ def make_pictures(self: Any, arguments: dict[str, Any]) -> None:
     self.transforms = (
         vision.StandardTransform(self.transform, self.target_transform) if has_transforms else None
     )
-    labels = [i % kind.classes for i in range(ROWS)]
+    is_test = self.train is False or self.split not in ("train", "trainval")
+    rows = kind.test_rows if is_test else kind.train_rows
+    labels = [i % kind.classes for i in range(rows)]
     self.classes = [f"class {i}" for i in range(kind.classes)]
     if not isinstance(inspect.getattr_static(type(self), "class_to_idx", None), property):
         self.class_to_idx = {label: i for i, label in enumerate(self.classes)}
     self.targets = self.labels = self._labels = labels
-    shape = (ROWS, kind.height, kind.width) if kind.mode == "L" else (ROWS, kind.height, kind.width, 3)
+    shape = (rows, kind.height, kind.width) if kind.mode == "L" else (rows, kind.height, kind.width, 3)
     if kind.width <= SMALL:
         self.data = numpy.zeros(shape, dtype="uint8")
         if "MNIST" in name:
@@ -106,9 +111,10 @@ def make_pictures(self: Any, arguments: dict[str, Any]) -> None:
             self.data, self.labels = self.data.transpose(0, 3, 1, 2), numpy.array(labels)
     self.samples = self.imgs = [(f"{i}.jpg", label) for i, label in enumerate(labels)]
     self.made_up = kind
+    self.made_up_rows = rows
     note_made_up(
         name,
-        f"torchvision.datasets.{name}: not on this machine; {ROWS} pictures of {kind.width}x{kind.height} were made up",
+        f"torchvision.datasets.{name}: not on this machine; {rows:,} pictures of {kind.width}x{kind.height} were made up",
     )
 
 
@@ -129,8 +135,9 @@ def read_made_up_picture(original: Function) -> Function:
         kind: Pictures | None = vars(self).get("made_up")
         if kind is None:
             return original(self, index)
-        if not 0 <= index < ROWS:
-            raise IndexError(f"index {index} is out of range for {ROWS} made-up pictures")
+        index = operator.index(index)  # samplers give numbers of numpy and torch, too
+        if not 0 <= index < self.made_up_rows:
+            raise IndexError(f"index {index} is out of range for {self.made_up_rows} made-up pictures")
         picture: Any = make_image(index, str(kind.width), str(kind.height), kind.mode)
         label: Any = index % kind.classes
         picture = picture if self.transform is None else self.transform(picture)
@@ -142,4 +149,4 @@ def read_made_up_picture(original: Function) -> Function:
 @when_imported("torchvision.datasets", *(f"{name}.__len__" for name in NAMES))
 def count_made_up_pictures(original: Function) -> Function:
     """As many as were made up."""
-    return lambda self: ROWS if "made_up" in vars(self) else original(self)
+    return lambda self: self.made_up_rows if "made_up" in vars(self) else original(self)

@@ -1,0 +1,223 @@
+"""Weights, data and words that are not on this machine: not needed, made up, or named in the error."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from understudy import FakeTensorMode
+from understudy.cli import main
+from understudy.simulation.offline.data_sets import make_data
+from understudy.simulation.offline.pipelines import find_part
+from understudy.simulation.offline.tokenizers import find_text_length
+
+
+@pytest.fixture
+def rehearse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    """Runs a text as a script, beside packages that have the places of real ones: exit code, output, errors, notes."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
+
+    def run(text: str, *options: str, **packages: str) -> tuple[int, str, str, str]:
+        roots = {path.partition("__")[0] for path in packages}
+        for name in [name for name in sys.modules if name.partition(".")[0] in roots]:
+            monkeypatch.delitem(sys.modules, name)
+        for path, source in packages.items():
+            file = tmp_path / f"{path.replace('__', '/')}.py"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            (file.parent / "__init__.py").touch()
+            file.write_text(source)
+        Path("train.py").write_text(text)
+        code = main(["run", "--device", "t4", "--json", "out.json", *options, "train.py"])
+        for name in [name for name in sys.modules if name.partition(".")[0] in roots]:
+            del sys.modules[name]
+        said = capsys.readouterr()
+        notes = json.loads(Path("out.json").read_text())["assumptions"] if Path("out.json").exists() else []
+        return code, said.out, said.err, "\n".join(notes)
+
+    return run
+
+
+# --- weights
+
+STEP = "model(torch.ones(2, 4, device='cuda')).sum().backward()\n"
+DOWNLOAD = """import torch
+state = torch.hub.load_state_dict_from_url("https://example.org/weights/resnet18.pth")
+model = torch.nn.Linear(4, 4).cuda()
+print(model.load_state_dict(state))
+model.load_state_dict({key.removeprefix("module."): value for key, value in state["model"].items()})
+"""
+
+
+def test_weights_that_would_be_downloaded_are_not_needed(rehearse: Any) -> None:
+    code, out, err, notes = rehearse(DOWNLOAD + STEP)
+    assert code == 0, err
+    assert "<All keys matched successfully>\n" in out
+    assert "weights not on this machine, and not needed: resnet18.pth" in notes
+
+
+def test_weights_that_are_here_are_read_and_checked(rehearse: Any, tmp_path: Path) -> None:
+    cache = tmp_path / "torch" / "hub" / "checkpoints"
+    cache.mkdir(parents=True)
+    torch.save({"weight": torch.ones(5, 4)}, cache / "resnet18.pth")
+    code, _, err, _ = rehearse(DOWNLOAD + STEP)
+    assert code == 1
+    assert "size mismatch for weight" in err
+
+
+def test_an_empty_state_is_an_error_where_nothing_is_absent(rehearse: Any) -> None:
+    code, _, err, _ = rehearse("import torch\ntorch.nn.Linear(4, 4).load_state_dict({})\n")
+    assert code == 1
+    assert 'Missing key(s) in state_dict: "weight", "bias"' in err
+
+
+def test_a_repository_of_torch_hub_that_is_not_here_is_named(rehearse: Any) -> None:
+    text = "import torch\nprint('models', torch.hub.list('someone/models:main'))\n"
+    code, _, err, _ = rehearse(text)
+    assert code == 1
+    assert (
+        "torch.hub.list('someone/models:main'): the repository is not in the cache of torch.hub, and a rehearsal downloads "
+        "nothing; clone https://github.com/someone/models and pass its folder with source='local', or allow the network "
+        "with --online"
+    ) in err
+    assert rehearse(text, "--offline-data")[1].startswith("models []\n")
+    code, _, err, _ = rehearse("import torch\ntorch.hub.load('someone/models', 'small')\n", "--offline-data")
+    assert code == 1 and "torch.hub.load('someone/models'): the repository is not in" in err
+
+
+TIMM = """def load_pretrained(model, pretrained_cfg=None):
+    raise OSError("no network")
+"""
+
+
+def test_weights_of_timm_are_not_needed(rehearse: Any) -> None:
+    text = "import torch\nfrom timm.models import _builder\nmodel = torch.nn.Linear(4, 4).cuda()\n"
+    code, _, err, notes = rehearse(
+        text + "_builder.load_pretrained(model)\n" + STEP, timm__models___builder=TIMM, timm__other=""
+    )
+    assert code == 0, err
+    assert "weights not on this machine, and not needed: timm Linear" in notes
+
+
+# --- words
+
+NLTK = """def find(name):
+    raise LookupError(name)
+"""
+TOKENIZE = """def sent_tokenize(text):
+    raise LookupError("punkt")
+"""
+
+
+def test_data_of_nltk_is_made_up(rehearse: Any) -> None:
+    text = (
+        "import nltk.data, nltk.tokenize\n"
+        "print(nltk.data.find('tokenizers/punkt'), nltk.tokenize.sent_tokenize('One two. Three.'))\n"
+    )
+    packages = {"nltk__data": NLTK, "nltk__tokenize": TOKENIZE}
+    code, out, _, notes = rehearse(text, "--offline-data", **packages)
+    assert out.startswith("tokenizers/punkt ['One two', 'Three.']\n")
+    assert "nltk 'tokenizers/punkt': not on this machine" in notes
+    code, _, err, _ = rehearse(text, **packages)
+    assert code == 1 and "LookupError: tokenizers/punkt" in err
+
+
+@pytest.mark.parametrize(
+    ("name", "folder", "length"),
+    [
+        ("google-bert/bert-base-cased", None, 512),
+        ("FacebookAI/roberta-base", None, 512),
+        ("openai-community/gpt2", None, 1024),
+        ("Qwen/Qwen2-0.5B", None, 1024),
+        ("CompVis/stable-diffusion-v1-4", "tokenizer", 77),
+        ("stabilityai/stable-diffusion-xl-base-1.0", "tokenizer_2", 77),
+        ("somebody/their-own-model", None, 1024),
+    ],
+)
+def test_made_up_tokenizers_cut_texts_to_what_the_model_takes(
+    name: str, folder: str | None, length: int
+) -> None:
+    assert find_text_length(name, folder) == length
+
+
+# --- pictures
+
+VISION = """class StandardTransform:
+    def __init__(self, transform, target_transform):
+        self.transform = transform
+"""
+DATASETS = """class MNIST:
+    def __init__(self, root, train=True, transform=None, target_transform=None, download=False):
+        raise RuntimeError("Dataset not found.")
+    def __getitem__(self, index): ...
+    def __len__(self): ...
+"""
+PICTURES = """import numpy
+from torchvision.datasets import MNIST
+train, test = MNIST("data"), MNIST("data", train=False)
+print(len(train), len(test), tuple(train.data.shape), train[numpy.int64(7)][1], train[59_999][0].size)
+"""
+
+
+def test_pictures_are_as_many_as_in_the_real_data_set(rehearse: Any, tmp_path: Path) -> None:
+    pytest.importorskip("PIL")
+    folder = tmp_path / "torchvision" / "datasets"
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").write_text(DATASETS)
+    _, out, err, _ = rehearse(
+        PICTURES, "--offline-data", torchvision__datasets__vision=VISION, torchvision__other=""
+    )
+    assert out.startswith("60000 10000 (60000, 28, 28) 7 (28, 28)\n"), err
+
+
+# --- rows
+
+
+def test_rows_of_a_split_are_counted() -> None:
+    pytest.importorskip("datasets")
+    made = make_data("ILSVRC/imagenet-1k", split="train")
+    assert made.info.splits["train"].num_examples == len(made) == 512
+    assert len(make_data("financial_phrasebank", split="train")) == 2264
+
+
+SOUND = """from datasets import Audio, load_dataset
+data = load_dataset("superb", "ks", split="train")
+print(data.map(lambda row: {"file": "a"}).features["audio"].sampling_rate)
+data = data.cast_column("audio", Audio(sampling_rate=16_000))
+print(data[0]["audio"]["sampling_rate"], data[0]["audio"]["array"].squeeze().shape)
+print(data.map(lambda row: {"samples": len(row["audio"]["array"])}).select(range(2))["samples"][:])
+"""
+
+
+def test_sound_has_a_rate_and_is_not_encoded_again(rehearse: Any) -> None:
+    pytest.importorskip("datasets")
+    _, out, err, _ = rehearse(SOUND, "--offline-data")
+    assert out.startswith("16000\n16000 (160000,)\n[160000, 160000]\n"), err
+
+
+# --- parts of pipelines
+
+
+def test_parts_of_public_pipelines() -> None:
+    """Counts of parameters that are known, in millions."""
+    assert find_part("CompVis/stable-diffusion-v1-4", "unet") == {
+        "sample_size": 64,
+        "cross_attention_dim": 768,
+    }
+    assert find_part("somebody/pipeline", "unet") is None
+    diffusers = pytest.importorskip("diffusers")
+    known = {
+        ("CompVis/stable-diffusion-v1-4", "unet", "UNet2DConditionModel"): 859.52,
+        ("stabilityai/stable-diffusion-2-1", "unet", "UNet2DConditionModel"): 865.91,
+        ("stabilityai/stable-diffusion-xl-base-1.0", "unet", "UNet2DConditionModel"): 2567.46,
+        ("runwayml/stable-diffusion-v1-5", "vae", "AutoencoderKL"): 83.65,
+    }
+    for (name, part, cls), millions in known.items():
+        with FakeTensorMode():
+            model = getattr(diffusers, cls).from_config(find_part(name, part))
+        assert sum(p.numel() for p in model.parameters()) / 1e6 == pytest.approx(millions, rel=1e-3), name
