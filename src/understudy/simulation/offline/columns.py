@@ -100,8 +100,9 @@ def make_sound_file(seconds: int) -> dict[str, Any]:
 def find_seconds(file: Any) -> int | None:
     """The length of a made-up file; None for others."""
     content = file.get("bytes") if isinstance(file, dict) else None
-    is_ours = isinstance(content, bytes) and content.startswith(SILENCE)
-    return int(content[len(SILENCE) :]) if is_ours else None
+    if not isinstance(content, bytes) or not content.startswith(SILENCE):
+        return None
+    return int(content[len(SILENCE) :])
 
 
 def make_audio(seconds: int, rate: int = RATE) -> dict[str, Any]:
