@@ -10,6 +10,7 @@ import torch
 
 import understudy
 from understudy.cli import main
+from understudy.simulation.catalogue import find_card
 from understudy.simulation.machine import InvalidDeviceError
 
 
@@ -69,3 +70,33 @@ def test_daemon_threads_of_a_program(
     assert said.startswith("moved\n")
     assert "rests on: 1 backward pass without an optimizer of torch.optim" in said
     assert threading.active_count() < 20
+
+
+NVIDIA_SMI = """import os, shutil, subprocess, torch
+model = torch.nn.Linear(4, 4).cuda()
+print(subprocess.check_output(["nvidia-smi", "--query-gpu=index,name,memory.total", "--format=csv,noheader,nounits"], text=True))
+print(os.popen("nvidia-smi --query-gpu=memory.total,serial --format=csv | tail -1").read())
+print(subprocess.run("nvidia-smi -L | wc -l", shell=True, capture_output=True, text=True).stdout)
+print("Tesla" in subprocess.getoutput("nvidia-smi"), shutil.which("nvidia-smi") is not None)
+print(os.popen("echo not nvidia-smi").read())
+model(torch.ones(8, 4).cuda()).sum().backward()
+"""
+
+
+def test_nvidia_smi_is_answered_for_the_simulated_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(NVIDIA_SMI)
+    assert main(["run", "--device", "2xt4", "train.py"]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line]
+    card = find_card("t4")
+    memory = card.memory // 2**20
+    assert lines[:6] == [
+        f"0, {card.name}, {memory}",
+        f"1, {card.name}, {memory}",
+        f"{memory} MiB, [N/A]",
+        "2",
+        f"{'Tesla' in card.name} True",
+        "not nvidia-smi",
+    ]

@@ -23,6 +23,7 @@
     write_log        what a script did not do to the disk and to other machines, with its lines
     overlay          files that a script writes, kept away from the disk in Python where no namespaces do
     processes        programs that a script starts, where no namespaces hold them
+    nvidia_smi       the program, answered for the simulated machine
     connections      other machines, which a rehearsal does not reach
     libraries        transformers, safetensors, trackers, while a script is rehearsed
     library_kernels/ kernels of flash_attn, xformers and Triton

@@ -29,7 +29,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import understudy.simulation.absent_weights  # registers its patches
 import understudy.simulation.connections
-import understudy.simulation.offline.data_sets  # as above
+import understudy.simulation.nvidia_smi  # as above
+import understudy.simulation.offline.data_sets
 import understudy.simulation.offline.metrics
 import understudy.simulation.offline.models
 import understudy.simulation.offline.nltk_data
