@@ -51,6 +51,26 @@ def test_resized(name: str) -> None:
     agree(call, torch.randn(shape), torch.empty(0), torch.empty(0))
 
 
+COLUMNS: dict[str, Call] = {
+    "cholesky_inverse": lambda a, out: torch.cholesky_inverse(torch.eye(3), out=out),
+    "geqrf": lambda a, out: torch.geqrf(a, out=(out, torch.empty(3))),
+    "householder_product": lambda a, out: torch.linalg.householder_product(a, torch.ones(3), out=out),
+    "lstsq": lambda a, out: torch.linalg.lstsq(
+        a, a, driver="gelsy", out=(out, a.new_empty(0), torch.empty((), dtype=torch.int64), a.new_empty(0))
+    ),
+    "ormqr": lambda a, out: torch.ormqr(a, torch.ones(3), a, out=out),
+    "inv": lambda a, out: torch.linalg.inv(torch.eye(3), out=out),
+}
+
+
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+@pytest.mark.parametrize("name", COLUMNS)
+@pytest.mark.parametrize("shape", [(0,), (2, 2), (3, 3)])
+def test_matrices_in_columns(name: str, shape: tuple[int, ...]) -> None:
+    """Some give columns to an empty tensor only."""
+    agree(COLUMNS[name], torch.randn(3, 3), torch.zeros(shape))
+
+
 @pytest.mark.parametrize(
     "call",
     [

@@ -26,6 +26,10 @@ CONTIGUOUS_OUT = frozenset(
     {"_fft_c2c.out", "_fft_c2r.out", "_fft_r2c.out", "cholesky.out", "cholesky_solve.out"}
 )
 """`out=` is resized to contiguous strides."""
+CONTIGUOUS_UNLESS_EMPTY_OUT = frozenset(
+    {"cholesky_inverse.out", "geqrf.a", "linalg_householder_product.out", "linalg_lstsq.out", "ormqr.out"}
+)
+"""`out=` of another size is resized to contiguous strides if it has elements; an empty one gets those of the result."""
 CONJUGATED_OUT = frozenset({"linalg_lu_solve.out", "_linalg_solve_ex.result"})
 """A result with the conjugation bit is computed in `out=`, if that has its strides."""
 KEPT_OUT = frozenset(
@@ -182,6 +186,8 @@ class _OutVariant(NamedTuple):
 
     resizes_contiguous: bool
     "For variants that torch generates from the functional one: resized first, then copied into."
+    resizes_used_contiguous: bool
+    "Only an empty `out` gets the strides of the result."
     keeps_unused: bool
     takes_conj: bool
     exact: bool
@@ -197,6 +203,7 @@ class _OutVariant(NamedTuple):
         name = record.name.removeprefix("aten::")
         return _OutVariant(
             resizes_contiguous=generated or name in CONTIGUOUS_OUT,
+            resizes_used_contiguous=name in CONTIGUOUS_UNLESS_EMPTY_OUT,
             keeps_unused=name in KEPT_OUT,
             takes_conj=name in CONJUGATED_OUT,
             exact=generated or record.exact_out is not None,
@@ -309,7 +316,8 @@ def _written(result: TensorSpec, out: TensorSpec, of: int, variant: _OutVariant)
         # The conjugation bit is set on an `out` that the result is computed in, not on one that it is copied into.
         takes_conj = takes_conj and all(map(eq, result.stride, out.stride))
         return Same(of, out.as_view(out.shape, out.stride, conj=True) if takes_conj else None)
-    stride = None if variant.resizes_contiguous else result.stride  # the offset is kept
+    is_contiguous = variant.resizes_contiguous or (variant.resizes_used_contiguous and not out.is_empty)
+    stride = None if is_contiguous else result.stride  # the offset is kept
     conj = out.conj or takes_conj
     return Same(
         of,

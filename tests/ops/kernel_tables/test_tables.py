@@ -106,6 +106,15 @@ def test_factories_are_refused_by_the_dtype_that_is_asked_for() -> None:
         assert torch.arange(3, dtype=torch.float8_e5m2, device="cuda").dtype is torch.float8_e5m2
 
 
+def test_the_dtype_of_out_is_that_of_a_factory() -> None:
+    with FakeTensorMode():
+        assert torch.arange(0.1, 3, out=torch.empty(3)).dtype is torch.float32
+        assert torch.ops.aten.arange.start_step(0.1, 3.0, 1).shape == (3,)
+        with pytest.raises(NotImplementedError, match="does not support"):
+            torch.arange(0, 5, out=torch.empty(5, dtype=torch.uint16))
+        assert torch.arange(0, 5, out=torch.empty(5, dtype=torch.uint16, device="cuda")).shape == (5,)
+
+
 def test_tensors_without_elements_need_no_kernel() -> None:
     with FakeTensorMode():
         assert torch.mm(torch.ones(0, 3, dtype=torch.bool), torch.ones(3, 2, dtype=torch.bool)).shape == (

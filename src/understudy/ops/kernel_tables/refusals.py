@@ -27,8 +27,8 @@ ERRORS: dict[str, type[OperatorError]] = {
 class KernelRow:
     """The signatures that an operator refuses on the CPU."""
 
-    def __init__(self, op: OpOverload, text: RowText) -> None:
-        self.columns = columns_of(op)
+    def __init__(self, op: OpOverload, text: RowText, called: OpOverload) -> None:
+        self.columns = columns_of(op, called)
         self.refuses_empty = text.refuses_empty
         self.accepted: set[tuple[Any, ...]] = set()
         "Dtypes of arguments, and whether they have no dimensions, of calls that were accepted."
@@ -62,7 +62,7 @@ def _find_row(record: OpFacts) -> KernelRow | None:
     for each in (record.op, functional_overload(record.op)):
         row = None if each is None else table.row(record_of(each).name)
         if each is not None and row is not None:
-            return KernelRow(each, row)
+            return KernelRow(each, row, record.op)
     return None
 
 

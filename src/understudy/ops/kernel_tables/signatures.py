@@ -43,9 +43,11 @@ class Column:
         self.default: Any = default if kind == "number" else None
 
 
-def columns_of(op: OpOverload) -> tuple[Column, ...]:
-    """The columns of an operator's signatures. `out=` arguments have none."""
+def columns_of(op: OpOverload, called: OpOverload | None = None) -> tuple[Column, ...]:
+    """The columns of an operator's signatures. `out=` arguments have none; if `called` is a variant with `out=` that has
+    no argument for a dtype, the dtype is that of `out=`."""
     columns = []
+    names = {argument.name for argument in (called or op)._schema.arguments}
     for position, argument in enumerate(op._schema.arguments):
         kind = str(argument.type)
         if argument.kwarg_only and argument.alias_info is not None and argument.alias_info.is_write:
@@ -57,6 +59,9 @@ def columns_of(op: OpOverload) -> tuple[Column, ...]:
         elif argument.name in DTYPE_NAMES:
             kind = "dtype"
         else:
+            continue
+        if kind == "dtype" and argument.name not in names and "out" in names:
+            columns.append(Column(position, "out", "dtype", True, None))
             continue
         columns.append(Column(position, argument.name, kind, argument.kwarg_only, argument.default_value))
     return tuple(columns)
@@ -78,7 +83,7 @@ def signature_of(
         if value is None:
             value = kwargs.get(column.name, column.default) if kwargs else column.default
         if value is None or column.kind == "dtype":
-            symbols.append(value)
+            symbols.append(getattr(value, "dtype", value))
         elif column.kind == "number" or type(value) in NUMBER_KINDS or type(value) in SYMBOLIC_NUMBERS:
             symbols.append(_kind_of_number(value))
         elif type(value) is list or type(value) is tuple:

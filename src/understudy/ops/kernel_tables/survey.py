@@ -48,8 +48,8 @@ LARGEST = 1 << 16
 """Elements of the largest tensor of a call that is repeated."""
 REFUSALS = (RuntimeError, IndexError, ValueError, TypeError)
 ABOUT_DTYPES = ("not implemented for", "dtype", "scalar type", "not supported for", "Could not run")
-NOT_ABOUT_DTYPES = ("shape of the mask", "out of bounds", "out of range")
-"""Parts of messages that come from indices that became masks, and from numbers that a dtype can't hold."""
+NOT_ABOUT_DTYPES = ("shape of the mask", "out of bounds", "out of range", "must be nonzero")
+"""Parts of messages that come from indices that became masks, and from numbers that a dtype can't hold, or cuts to 0."""
 
 
 class Answers:
