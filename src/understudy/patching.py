@@ -252,7 +252,7 @@ def _make_conflict_error(first: Patch, second: Patch) -> TypeError:
 # --- the engine ---------------------------------------------------------------------------------------------
 
 
-class Group(NamedTuple):
+class PatchGroup(NamedTuple):
     """Places that were found at run time, and are patched together."""
 
     bit: int
@@ -281,7 +281,7 @@ class PatchEngine:
         self.is_settled = True
         self._places: dict[tuple[int, str], Place] = {}
         self._unresolved: list[Patch] = []
-        self._groups: dict[GroupKey, Group] = {}
+        self._groups: dict[GroupKey, PatchGroup] = {}
         self._changes: dict[tuple[int, int], list[Change]] = {}
         self._with_any_mode = 0
         self._until_left = 0
@@ -331,7 +331,7 @@ class PatchEngine:
                 self._drop_groups()
             used = {group.bit for group in self._groups.values()}
             bit = next(bit for number in itertools.count() if (bit := _FIRST_GROUP << number) not in used)
-            self._groups[key] = Group(bit, tuple(places))
+            self._groups[key] = PatchGroup(bit, tuple(places))
             for owner, name in {_key(owner, name): (owner, name) for owner, name in places}.values():
                 self._add(Patch(name, make, bit, ""), owner, name)
             return bit

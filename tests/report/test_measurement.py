@@ -18,11 +18,11 @@ def test_nothing_is_kept_alive() -> None:
     with Recorder() as recorder:
         x = torch.ones(1000)
         reference = weakref.ref(x)
-        recorder.mode.tell_events()
+        recorder.mode.report_events()
         totals = recorder.measurement.devices[torch.device("cpu")]
         assert totals.live == 4000
         del x
-        recorder.mode.tell_events()
+        recorder.mode.report_events()
         assert reference() is None and totals.live == 0
 
 

@@ -60,11 +60,11 @@ def split_wrapper(tensor: Tensor) -> tuple[Tensor, Callable[[Tensor], Any]]:
         dim = functorch.maybe_get_bdim(tensor)
         return inner, lambda other: with_batch_dimension(other, dim, level)
     if functorch.is_gradtrackingtensor(tensor):
-        return inner, lambda other: _let_require_grad(wrap_for_grad(other, level), tensor.requires_grad)
+        return inner, lambda other: _set_requires_grad(wrap_for_grad(other, level), tensor.requires_grad)
     return inner, lambda other: other
 
 
-def _let_require_grad(tensor: Tensor, requires_grad: bool) -> Tensor:
+def _set_requires_grad(tensor: Tensor, requires_grad: bool) -> Tensor:
     """Set requires_grad, which torch does not allow inside a transform."""
     functorch = torch._C._functorch
     before = functorch.get_inplace_requires_grad_allowed()

@@ -139,7 +139,7 @@ class BorrowedModules:
                     path_of_tensor = f"{path}.{name}" if path and is_root else name
                     constants.expect(tensor, real, path_of_tensor if is_root else None)
                 if self._constant_values is not None and part._non_persistent_buffers_set:
-                    self._constant_values.know_buffers(part, path, tensors)
+                    self._constant_values.register_buffers(part, path, tensors)
 
     @property
     def parts(self) -> list[torch.nn.Module]:

@@ -94,27 +94,27 @@ class ConstantValues:
 
     def __init__(self, mode: FakeTensorMode, knows_buffers: bool) -> None:
         self._mode = mode
-        self._knows_buffers = knows_buffers
+        self._includes_buffers = knows_buffers
         self._known: list[KnownConstant] = []
         self._written: set[int] = set()
         """The storages of constants that were written to."""
-        mode.constant_listeners.append(self._know_converted)
+        mode.constant_listeners.append(self._register_converted)
 
-    def know_buffers(
+    def register_buffers(
         self, module: torch.nn.Module, path: str, tensors: list[tuple[str, torch.Tensor, object]]
     ) -> None:
         """Register the buffers of a module that no checkpoint holds. `tensors`: name, tensor, stand-in."""
-        names = module._non_persistent_buffers_set if self._knows_buffers else ()
+        names = module._non_persistent_buffers_set if self._includes_buffers else ()
         for name, real, stand_in in tensors:
             if name in names and is_small_integer_tensor(real):
                 with _torch.no_modes():
                     values = real.detach().clone()
-                self._know(f"{path}.{name}" if path else name, stand_in, real, values, False)
+                self._register_constant(f"{path}.{name}" if path else name, stand_in, real, values, False)
 
-    def _know_converted(self, fake: FakeTensor, real: torch.Tensor, values: torch.Tensor) -> None:
-        self._know("", fake, real, values, True)
+    def _register_converted(self, fake: FakeTensor, real: torch.Tensor, values: torch.Tensor) -> None:
+        self._register_constant("", fake, real, values, True)
 
-    def _know(
+    def _register_constant(
         self, name: str, fake: object, real: torch.Tensor, values: torch.Tensor, is_converted: bool
     ) -> None:
         if type(fake) is not FakeTensor or fake.fake_mode is not self._mode or fake._determined is not None:
@@ -142,7 +142,7 @@ class ConstantValues:
 
     def forget(self) -> None:
         """The stand-ins may belong to a mode of the user, and outlive the trace."""
-        self._mode.constant_listeners.remove(self._know_converted)
+        self._mode.constant_listeners.remove(self._register_converted)
         for known in self._known:
             known.contents.release()
             known.fake._determined = None

@@ -174,7 +174,7 @@ class CompositeParts:
         ]
         self._autocast = disabled_autocast({tensor.device.type for tensor, _ in self._results})
 
-    def belong_to(self, whole: Node) -> None:
+    def replace_parts(self, whole: Node) -> None:
         """Set the operator's own node, which represents its results from now on."""
         if self._nodes and (self._autocast or not self.can_be_left_out):
             known = [(self._tracer.find_node(tensor), part) for tensor, part in self._results]

@@ -76,7 +76,7 @@ def _slot(obj: object, tracer: PythonKeyTracer) -> Any:
     if isinstance(obj, torch.Tensor):
         return tracer.tensor_tracker.get(obj)
     if isinstance(obj, SYMBOLIC):
-        if not tracer.knows_symbol(obj):
+        if not tracer.has_symbol(obj):
             return None
         return Thunk(lambda: tracer.proxy(tracer.argument_of_symbol(obj)))
     return tracer.script_object_tracker.get(obj)

@@ -367,7 +367,7 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
     def _of_parts(self, node: Node) -> None:
         """Link the node of a composite to its inner nodes."""
         if self._parts is not None:
-            self._parts.belong_to(node)
+            self._parts.replace_parts(node)
             self._parts = None
 
     def record_below_autograd(self, func: Any, args: Any, kwargs: Any) -> Any:

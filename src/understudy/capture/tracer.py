@@ -223,7 +223,7 @@ class PythonKeyTracer(torch.fx.Tracer):
             self.shape_env = node.shape_env
         return self.symbols.node_of(node)
 
-    def knows_symbol(self, value: object) -> bool:
+    def has_symbol(self, value: object) -> bool:
         """Whether the graph can compute a symbolic number."""
         return self.symbols.can_compute(value)
 

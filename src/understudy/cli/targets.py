@@ -261,7 +261,7 @@ def load_target(target: ModelTarget, mode: FakeTensorMode) -> LoadedModel:
         return _load_config(target.file, mode)
     found = _find_object(target)
     made = found
-    if target.is_called or isinstance(found, type) or _makes_a_model(found):
+    if target.is_called or isinstance(found, type) or _is_model_factory(found):
         with mode:
             made = found(*target.arguments, **dict(target.keywords))
     elif isinstance(found, torch.nn.Module):
@@ -272,7 +272,7 @@ def load_target(target: ModelTarget, mode: FakeTensorMode) -> LoadedModel:
     return LoadedModel(made, _guess_inputs(made) if is_module else (), "the first layer")
 
 
-def _makes_a_model(found: object) -> bool:
+def _is_model_factory(found: object) -> bool:
     """Functions whose every argument has a default, and which say that they return a module, or are named like it."""
     if not inspect.isfunction(found):
         return False

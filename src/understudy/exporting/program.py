@@ -36,7 +36,7 @@ from understudy.exporting.signature import (
     check_leaves,
     check_results,
     lift,
-    lift_again,
+    lift_retraced,
     make_signature,
     wrap_regions,
 )
@@ -104,7 +104,7 @@ def _check_arguments(model: object, args: object, strict: bool) -> None:
 
 
 @patch("torch.compiler._is_compiling_flag", during=EXPORTING)
-def say_compiling(original: bool) -> bool:
+def report_compiling(original: bool) -> bool:
     """`torch.compiler.is_compiling()`: libraries choose traceable paths by it."""
     return True
 
@@ -116,7 +116,7 @@ def call_marked_region(original: Callable[..., object]) -> Callable[..., object]
 
 
 @patch("torch.compiler._is_exporting_flag", during=EXPORTING)
-def say_exporting(original: bool) -> bool:
+def report_exporting(original: bool) -> bool:
     """`torch.compiler.is_exporting()`: libraries choose their paths for exports by it."""
     return True
 
@@ -502,7 +502,7 @@ def _decompose(program: FunctionalProgram, vals: list[Any], table: Table) -> Fun
     ]
     lifted = Lifted(specs, dict(program.constants))
     with _torch.no_modes():
-        lift_again(made, lifted, vals, stand_ins(origin.mode))
+        lift_retraced(made, lifted, vals, stand_ins(origin.mode))
         written = functionalise(made)
         for argument, node in zip(in_calls, _take_last_results(made, len(in_calls)), strict=True):
             argument.name = node.name

@@ -146,7 +146,7 @@ def lift(
     return Lifted(specs, constants)
 
 
-def lift_again(
+def lift_retraced(
     module: GraphModule, lifted: Lifted, vals: Sequence[object], stand_in: Callable[[torch.Tensor], object]
 ) -> None:
     """The same for the graph of a program that was retraced: its state is already part of its inputs.

@@ -60,7 +60,7 @@ def cond(pred: object, true_fn: Any, false_fn: Any, operands: Any) -> Any:
     result, other = true_fn(*operands), false_fn(*operands)
     mode = _torch.active_fake_mode()
     if mode is None or mode.shape_env is None:
-        _check_alike("torch.cond: the two branches", result, other)
+        _check_equal_values("torch.cond: the two branches", result, other)
         return result
     (one, structure), (two, _) = _torch.tree_flatten(result), _torch.tree_flatten(other)
     # Where the sizes agree, the result of the first branch is returned, because it has autograd history.
@@ -77,7 +77,7 @@ def while_loop(cond_fn: Any, body_fn: Any, carried: Any, additional: Any = (), *
         if decided is False:
             break
         result = tuple(body_fn(*carried, *additional))
-        _check_alike("while_loop: input and output of the body", carried, result)
+        _check_equal_values("while_loop: input and output of the body", carried, result)
         carried = result
         if decided is None:
             break
@@ -96,7 +96,7 @@ def scan(combine_fn: Any, init: list[object], xs: Any, additional_inputs: Any = 
         )
         leaves, spec = _torch.tree_flatten(result)
         before, carry = carry, leaves[: len(init)]
-        _check_alike("scan: the carry before and after a step", before, carry)
+        _check_equal_values("scan: the carry before and after a step", before, carry)
         steps.append(leaves[len(init) :])
     outputs = [_stack_parts(parts) for parts in zip(*steps, strict=True)]
     return _torch.tree_unflatten([*carry, *outputs], spec) if nested else (*carry, *outputs)
@@ -138,7 +138,7 @@ def _stack_parts(parts: Sequence[Any]) -> object:
     return torch.stack(list(parts)) if isinstance(parts[0], torch.Tensor) else parts[0]
 
 
-def _check_alike(what: str, first: object, second: object) -> None:
+def _check_equal_values(what: str, first: object, second: object) -> None:
     one, two = _torch.tree_flatten(first)[0], _torch.tree_flatten(second)[0]
     # Lists and tuples count as the same structure.
     alike = len(one) == len(two) and all(_facts(a) == _facts(b) for a, b in zip(one, two, strict=True))
@@ -335,7 +335,7 @@ def cond_result(
 
 @hops.result("while_loop")
 def while_loop_result(mode: FakeTensorMode, args: Args, outputs: list[Sequence[Any]]) -> Sequence[Any]:
-    check_alike("while_loop", "the input of the body", args[2], "its output", outputs[1])
+    check_equal_specs("while_loop", "the input of the body", args[2], "its output", outputs[1])
     return [
         to_torch(fresh_size(mode)) if isinstance(value, INTEGERS) else _make_like(mode, value)
         for value in outputs[1]
@@ -344,7 +344,7 @@ def while_loop_result(mode: FakeTensorMode, args: Args, outputs: list[Sequence[A
 
 @hops.result("while_loop_stack_output")
 def stacked_loop_result(mode: FakeTensorMode, args: Args, outputs: list[Sequence[Any]]) -> Sequence[object]:
-    check_alike("while_loop", "the input of the body", args[2], "its output", outputs[1])
+    check_equal_specs("while_loop", "the input of the body", args[2], "its output", outputs[1])
     rounds = fresh_size(mode, 1)
     return [_stack_row(mode, value, rounds) for value in outputs[1]]
 
@@ -353,7 +353,7 @@ def stacked_loop_result(mode: FakeTensorMode, args: Args, outputs: list[Sequence
 def scan_result(mode: FakeTensorMode, args: Args, outputs: list[Sequence[object]]) -> Sequence[object]:
     _, init, xs, _ = args
     carry, rows = outputs[0][: len(init)], outputs[0][len(init) :]
-    check_alike("scan", "the carry before a step", init, "the carry after it", carry)
+    check_equal_specs("scan", "the carry before a step", init, "the carry after it", carry)
     return [
         *(_make_like(mode, value) for value in carry),
         *(_stack_row(mode, row, _leading_size(xs)) for row in rows),
@@ -369,7 +369,9 @@ def map_result(mode: FakeTensorMode, args: Args, outputs: list[Sequence[Any]]) -
 def associative_scan_result(
     mode: FakeTensorMode, args: Args, outputs: list[Sequence[object]]
 ) -> Sequence[object]:
-    check_alike("associative_scan", "the operands", take_first_slices(args[1]), "the result", outputs[0])
+    check_equal_specs(
+        "associative_scan", "the operands", take_first_slices(args[1]), "the result", outputs[0]
+    )
     return [_make_like(mode, value) for value in args[1]]
 
 
@@ -388,7 +390,7 @@ def _stack_row(mode: FakeTensorMode, row: object, length: object) -> object:
     return torch.stack([row]) if isinstance(row, torch.Tensor) else row
 
 
-def check_alike(
+def check_equal_specs(
     op: str,
     before: str,
     first: Sequence[int | object],
@@ -396,7 +398,7 @@ def check_alike(
     second: Sequence[int | torch.SymInt | object],
 ) -> None:
     """Raise if the carried values change their metadata from one iteration to the next."""
-    if len(first) == len(second) and all(map(_is_alike, first, second)):
+    if len(first) == len(second) and all(map(_has_equal_spec, first, second)):
         return
     shown = [", ".join(map(describe_value, values)) for values in (first, second)]
     raise OperatorError(
@@ -405,7 +407,7 @@ def check_alike(
     )
 
 
-def _is_alike(a: object, b: object) -> bool:
+def _has_equal_spec(a: object, b: object) -> bool:
     if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
         return a.shape == b.shape and a.dtype == b.dtype and a.device == b.device
     return isinstance(a, INTEGERS) == isinstance(b, INTEGERS) and isinstance(a, torch.Tensor) == isinstance(

@@ -345,7 +345,7 @@ class FakeTensor(torch.Tensor):
         if "is_shared" not in vars(
             storage
         ):  # C++ would look at memory that is not there, and end the process
-            storage.is_shared = _say_yes if self._spec.device.type == "cuda" else _say_no
+            storage.is_shared = _return_true if self._spec.device.type == "cuda" else _return_false
         if (
             self._spec.device.type == "cpu" and storage.device.type == "meta"
         ):  # it was resized, and C++ moved it
@@ -448,13 +448,14 @@ class FakeTensor(torch.Tensor):
 
     def share_memory_(self) -> FakeTensor:
         storage: Any = _torch.native_storage(self)
-        storage.is_shared = _say_yes
+        storage.is_shared = _return_true
         return self
 
     def is_shared(self) -> bool:
         """As on real tensors: always on CUDA devices, on the CPU after `share_memory_`."""
         return (
-            self._spec.device.type == "cuda" or vars(_torch.native_storage(self)).get("is_shared") is _say_yes
+            self._spec.device.type == "cuda"
+            or vars(_torch.native_storage(self)).get("is_shared") is _return_true
         )
 
     # --- copies ------------------------------------------------------------------------------------------
@@ -499,11 +500,11 @@ class FakeTensor(torch.Tensor):
         return format(self.item(), format_spec)
 
 
-def _say_yes() -> bool:
+def _return_true() -> bool:
     return True
 
 
-def _say_no() -> bool:
+def _return_false() -> bool:
     return False
 
 

@@ -42,7 +42,7 @@ from understudy.shapes.sizes import (
 )
 from understudy.spec import TensorSpec, same_shape
 from understudy.spec.call import NUMBER_TYPES, Call, flat, map_structure
-from understudy.spec.error_context import hint_for, unsized_sparse_error, with_line
+from understudy.spec.error_context import hint_for, make_unsized_sparse_error, with_line
 
 if TYPE_CHECKING:
     from understudy.fake.mode import FakeTensorMode
@@ -175,7 +175,7 @@ def compressed_tensor(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -
     kwargs = map_structure(canonical, torch.device, kwargs)
     call = Call.of(func, *map_structure(lambda fake: fake._spec, FakeTensor, (args, kwargs)))
     if known[1] is None and not has_size:
-        raise unsized_sparse_error(str(func), ", ".join(map(str, call.inputs)))
+        raise make_unsized_sparse_error(str(func), ", ".join(map(str, call.inputs)))
     values = iter((*known, None))
 
     def make(spec: TensorSpec) -> torch.Tensor:

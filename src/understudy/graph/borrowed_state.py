@@ -250,10 +250,13 @@ def has_same_form(buffer: torch.Tensor, value: torch.Tensor) -> bool:
     is_strided = buffer.layout is value.layout is torch.strided and not _torch.is_traceable_wrapper_subclass(
         value
     )
-    is_alike = (buffer.dtype, buffer.device) == (value.dtype, value.device) and buffer.dim() == value.dim()
+    has_equal_metadata = (buffer.dtype, buffer.device) == (
+        value.dtype,
+        value.device,
+    ) and buffer.dim() == value.dim()
     return (
         is_strided
-        and is_alike
+        and has_equal_metadata
         and all(
             statically_known_true(size == own) for size, own in zip(value.shape, buffer.shape, strict=True)
         )

@@ -1,7 +1,7 @@
 """The metadata of a node: its value (`val`, a snapshot), `tensor_meta`, and its origin in the program.
 
 set_val, snapshot    the value of a node, as it was when it was recorded
-is_alike             whether two runs of a graph have the same metadata
+has_equal_metadata             whether two runs of a graph have the same metadata
 tensor_meta          as torch's `ShapeProp` writes it
 NodeMeta             writes all metadata while a graph is recorded
 """
@@ -117,7 +117,7 @@ def needs_dispatch(mode: FakeTensorMode, value: object) -> tuple[bool, bool]:
 # --- comparing two runs ---------------------------------------------------------------------------------------------
 
 
-def is_alike(old: Any, new: Any) -> bool:
+def has_equal_metadata(old: Any, new: Any) -> bool:
     """Whether everything computed from one is the same when computed from the other."""
     if type(old) is not type(new):
         return False
@@ -130,9 +130,9 @@ def is_alike(old: Any, new: Any) -> bool:
             and old.requires_grad == new.requires_grad
         )
     if isinstance(old, (list, tuple)):
-        return len(old) == len(new) and all(map(is_alike, old, new))
+        return len(old) == len(new) and all(map(has_equal_metadata, old, new))
     if isinstance(old, dict):
-        return old.keys() == new.keys() and all(is_alike(old[key], new[key]) for key in old)
+        return old.keys() == new.keys() and all(has_equal_metadata(old[key], new[key]) for key in old)
     if isinstance(old, SYMBOLIC):
         return type(old.node) is SymNode and old.node is new.node
     if isinstance(

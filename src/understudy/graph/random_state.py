@@ -62,7 +62,7 @@ Find = TypeVar("Find", bound=Callable[[], StateTracer | None])
 _finders: list[Callable[[], StateTracer | None]] = []
 
 
-def finds_state_tracer(find: Find) -> Find:
+def register_tracer_finder(find: Find) -> Find:
     """Decorator of a function that returns the active tracer of this thread."""
     _finders.append(find)
     return find

@@ -17,7 +17,7 @@ from torch.fx import Proxy
 
 from understudy import _torch
 from understudy.fake.tensor import FakeTensor
-from understudy.graph.random_state import finds_state_tracer
+from understudy.graph.random_state import register_tracer_finder
 from understudy.meta.devices import DeviceOf
 from understudy.meta.errors import make_unregistered_error
 from understudy.meta.results import SYMBOLIC
@@ -35,7 +35,7 @@ SYMBOLIC_FUNCTIONS = {getattr(math, name): _torch.symbolic_function(name) for na
 """Python functions on numbers → functions for symbolic numbers."""
 
 
-@finds_state_tracer
+@register_tracer_finder
 def recording_tracer() -> MetaTracer | None:
     """The active trace of this thread, if a call of the program is recorded now."""
     tracer = current_tracer.get()

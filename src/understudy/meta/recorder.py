@@ -44,7 +44,7 @@ METHODS: Any = type(torch.Tensor.add), type(torch.Tensor.__getitem__)
 get_override, get_default_override = manual_meta_overrides.get, DEFAULTS.get
 
 
-class Route:
+class FunctionRoute:
     """How calls of one torch function are recorded: as the access of a property, by a handler, or as a node of this kind
     and target. `operator`: the Python operator for which C++ calls this method."""
 
@@ -76,11 +76,11 @@ class Route:
         """Whether a call with plain arguments is simply run and recorded."""
 
 
-_routes: dict[Any, Route] = {}
+_routes: dict[Any, FunctionRoute] = {}
 
 
-def make_route(func: Any) -> Route:
-    route = _routes[func] = Route(func)
+def make_route(func: Any) -> FunctionRoute:
+    route = _routes[func] = FunctionRoute(func)
     return route
 
 
@@ -114,7 +114,7 @@ class FunctionRecorder(_torch.FunctionMode):
         finally:
             tracer.depth -= 1
 
-    def _record_plain(self, func: Any, args: Any, kwargs: Any, route: Route, frame: FrameType) -> Any:
+    def _record_plain(self, func: Any, args: Any, kwargs: Any, route: FunctionRoute, frame: FrameType) -> Any:
         tracer = self.tracer
         kind, target = route.kind, route.target
         if route.operator is not None and is_operator(frame):
@@ -139,9 +139,9 @@ class FunctionRecorder(_torch.FunctionMode):
         node = tracer.append_node(kind, target, tuple(node_args), named)
         tracer.node_meta.mark(node, frame)
         tracer.write_meta(node, result)
-        return tracer.results.give_node(result, node)
+        return tracer.results.assign_node(result, node)
 
-    def _call_unusual(self, func: Any, args: Any, kwargs: Any, route: Route) -> Any:
+    def _call_unusual(self, func: Any, args: Any, kwargs: Any, route: FunctionRoute) -> Any:
         tracer = self.tracer
         region = self._regions.get(func)
         if region is not None:
@@ -156,7 +156,7 @@ class FunctionRecorder(_torch.FunctionMode):
 
 
 def call_torch_function(
-    tracer: MetaTracer, func: Any, args: Any, kwargs: Any, route: Route, frame: FrameType
+    tracer: MetaTracer, func: Any, args: Any, kwargs: Any, route: FunctionRoute, frame: FrameType
 ) -> Any:
     """Called for each torch function of the traced program whose arguments are not plain."""
     if route.is_answered:

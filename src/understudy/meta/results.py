@@ -61,7 +61,7 @@ class CallResults:
         self.tensors: list[weakref.ref[Any]] = []
         """All stand-ins that the program was given: those alive after the trace are held by something else."""
 
-    def give_node(self, fake: FakeTensor, node: Node) -> FakeTensor:
+    def assign_node(self, fake: FakeTensor, node: Node) -> FakeTensor:
         """From now on this node is the node of this stand-in."""
         before = fake._node
         if before is None or before.graph is node.graph or not self._tracer.is_open(before.graph):
@@ -72,14 +72,14 @@ class CallResults:
     def present(self, node: Node, meta: Any) -> Any:
         """The value of a node with this metadata, with nodes that read its parts."""
         if type(meta) is FakeTensor:
-            return self.give_node(meta, node)
+            return self.assign_node(meta, node)
         for number, path in self.fresh_numbers(meta):
             self._tracer.symbols.bind_part(number, self._node_at(node, path))
         return self._present(node, meta)
 
     def _present(self, node: Node, meta: Any) -> Any:
         if type(meta) is FakeTensor:
-            return self.give_node(meta, node)
+            return self.assign_node(meta, node)
         if meta is UNKNOWN:
             return self._tracer.proxy(node)
         if isinstance(meta, torch.Tensor):

@@ -23,7 +23,7 @@ from understudy.graph.borrowed_state import BorrowedState
 from understudy.graph.node_origins import locate_error
 from understudy.graph.node_values import (
     convert_to_fakes,
-    is_alike,
+    has_equal_metadata,
     is_complete,
     is_constant,
     needs_dispatch,
@@ -105,7 +105,7 @@ class EditedNodes:
         record: Callable[[Node, object], None],
     ) -> None:
         before = set(storages_of(old))
-        if not is_alike(old, new):
+        if not has_equal_metadata(old, new):
             record(node, new)
             for user in node.users:
                 self.add(user)

@@ -265,7 +265,7 @@ class Measurement(Listener):
         self.mode.change_situation(
             "optimizer of torch" if self.places.torch_optimizer_line is not None else None
         )
-        self.mode.tell_events()
+        self.mode.report_events()
         finished = self.mode.finished
         if not finished:
             return

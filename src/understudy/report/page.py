@@ -73,7 +73,7 @@ class TableRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class PageTable:
     """Rows below one that have more depth are its children."""
 
     title: str
@@ -99,7 +99,7 @@ class Page:
     capacity: int | None = None
     time: Mapping[str, Any] = field(default_factory=dict)
     """What bounds a step, and its spans: `bounds`, `clocks`, `names`, `spans`."""
-    tables: Sequence[Table] = ()
+    tables: Sequence[PageTable] = ()
     notes: Sequence[tuple[str, Sequence[str]]] = ()
 
     def to_html(self) -> str:
@@ -201,7 +201,7 @@ def _make_holder_records(holders: Sequence[AliveRow], names: _Names) -> list[lis
     return [[[names.number(name) for name in path], size] for path, size in largest]
 
 
-def _make_table_record(table: Table) -> dict[str, Any]:
+def _make_table_record(table: PageTable) -> dict[str, Any]:
     rows = [
         {"cells": list(row.cells), "depth": row.depth, "is_folded": row.is_folded}
         for row in table.rows[:MOST_ROWS]
@@ -344,7 +344,7 @@ def _find_marks(steps: Sequence[int], phases: Sequence[str]) -> list[tuple[int, 
     return found
 
 
-def _make_layer_table(rehearsal: Rehearsal) -> Table:
+def _make_layer_table(rehearsal: Rehearsal) -> PageTable:
     columns: tuple[tuple[str, Kind], ...] = (
         ("module", "text"), ("at the peak", "bytes"), ("parameters", "bytes"), ("gradients", "bytes"),
         ("optimizer state", "bytes"), ("activations", "bytes"), ("MACs", "count"), ("seconds", "seconds"),
@@ -357,7 +357,7 @@ def _make_layer_table(rehearsal: Rehearsal) -> Table:
             branch = branch.children.setdefault(part, _Branch(part, ""))
         branch.own = row
         branch.kind = row.kind
-    return Table("Layers", columns, list(_make_layer_rows(root, root.kind or "all", 0, 1)))
+    return PageTable("Layers", columns, list(_make_layer_rows(root, root.kind or "all", 0, 1)))
 
 
 @dataclass(slots=True)
@@ -422,7 +422,7 @@ def _make_layer_rows(branch: _Branch, label: str, depth: int, repeats: int) -> I
         index = end
 
 
-def _make_line_table(rehearsal: Rehearsal) -> Table:
+def _make_line_table(rehearsal: Rehearsal) -> PageTable:
     columns: tuple[tuple[str, Kind], ...] = (
         ("line", "code"), ("source", "code"), ("at the peak", "bytes"), ("share", "percent"), ("allocations", "count"),
         ("in all", "bytes"), ("seconds", "seconds"),
@@ -442,10 +442,10 @@ def _make_line_table(rehearsal: Rehearsal) -> Table:
         )
         for row in rehearsal.lines
     ]
-    return Table("Source lines", columns, rows)
+    return PageTable("Source lines", columns, rows)
 
 
-def _make_operator_table(rehearsal: Rehearsal) -> Table:
+def _make_operator_table(rehearsal: Rehearsal) -> PageTable:
     columns: tuple[tuple[str, Kind], ...] = (
         ("operator", "code"), ("kind", "text"), ("calls", "count"), ("MACs", "count"), ("FLOPs", "count"),
         ("bytes moved", "bytes"), ("seconds", "seconds"),
@@ -454,10 +454,10 @@ def _make_operator_table(rehearsal: Rehearsal) -> Table:
         TableRow((row.operator, row.kind, row.calls, row.macs, row.flops, row.bytes_moved, row.seconds))
         for row in rehearsal.operators
     ]
-    return Table("Operators", columns, rows)
+    return PageTable("Operators", columns, rows)
 
 
-def _make_phase_table(rehearsal: Rehearsal) -> Table:
+def _make_phase_table(rehearsal: Rehearsal) -> PageTable:
     columns: tuple[tuple[str, Kind], ...] = (
         ("step", "count"), ("phase", "text"), ("most allocated", "bytes"), ("operators", "count"), ("MACs", "count"),
     )  # fmt: skip
@@ -465,7 +465,7 @@ def _make_phase_table(rehearsal: Rehearsal) -> Table:
         TableRow((row.step + 1, row.phase, row.peak_bytes, row.operators, row.macs))
         for row in rehearsal.phases
     ]
-    return Table("Phases", columns, rows)
+    return PageTable("Phases", columns, rows)
 
 
 TABLES = (_make_layer_table, _make_line_table, _make_operator_table, _make_phase_table)

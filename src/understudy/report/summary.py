@@ -38,7 +38,7 @@ from understudy.report.rehearsal import (
 )
 from understudy.report.sanity import RunFacts, find_missing_work, make_sanity
 from understudy.report.text import format_size
-from understudy.simulation.catalogue import Card, read_software, this_machine
+from understudy.simulation.catalogue import Card, make_cpu_card, read_software
 from understudy.simulation.events import MemoryRecord, StorageRecord
 from understudy.simulation.memory import DeviceMemory, FirstOOM, MachineMemory
 from understudy.timing.estimate import RunFacts as TimeFacts
@@ -252,7 +252,7 @@ def _make_device(
     card: Card | None, memory: DeviceMemory | None, options: VerdictOptions, count: int
 ) -> Device:
     if memory is None or card is None:
-        machine = this_machine()
+        machine = make_cpu_card()
         return Device(
             machine.key,
             machine.name,

@@ -44,7 +44,7 @@ from understudy.simulation.allocator_parts import (
     make_pools,
     separate_active_counters,
 )
-from understudy.simulation.block_history import Frames, History, add_block, new_segment_record
+from understudy.simulation.block_history import BlockHistory, Frames, add_block, new_segment_record
 
 __all__ = ["Allocator", "AllocatorSettings", "OutOfMemory"]
 
@@ -100,7 +100,7 @@ class Allocator:
         self.allowed: int | None = None  # the limit of `set_memory_fraction`, in bytes
         self.before_release: Callable[[], None] | None = None
         """Called at a limit, before anything that is cached is released."""
-        self.history: History | None = None
+        self.history: BlockHistory | None = None
         self._small, self._large = make_pools()
         self._tells_active_apart = False
         self._live: dict[int, tuple[int, int, Arena]] = {}
@@ -576,7 +576,7 @@ class Allocator:
 
     def record_history(self, enabled: bool = True, max_entries: int | None = None) -> None:
         """Keep the trace of what happens from now on: all of it, or the last entries."""
-        self.history = History(max_entries, self.frames, self.clock) if enabled else None
+        self.history = BlockHistory(max_entries, self.frames, self.clock) if enabled else None
         self._choose_path()
 
     def _record(self, action: str, address: int, size: int, stream: int) -> None:

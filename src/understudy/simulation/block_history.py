@@ -11,7 +11,7 @@ from understudy.simulation.allocator_parts import Arena
 Frames = list[dict[str, Any]]
 
 
-class History:
+class BlockHistory:
     """The trace of a snapshot: all entries, or the last ones. `frames` gives a stack, `clock` the time in microseconds."""
 
     def __init__(

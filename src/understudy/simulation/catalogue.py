@@ -159,7 +159,7 @@ def list_cards() -> tuple[Card, ...]:
 
 @cache
 def _read_published_cards() -> tuple[Card, ...]:
-    return (*read_cards(CATALOGUE_FILE), this_machine())
+    return (*read_cards(CATALOGUE_FILE), make_cpu_card())
 
 
 @cache
@@ -168,7 +168,7 @@ def read_software() -> Software:
     return Software(**{name: value for name, value in table.items() if name != "sources"})
 
 
-def this_machine() -> Card:
+def make_cpu_card() -> Card:
     pages, page = (
         os.sysconf(name) if hasattr(os, "sysconf") else 0 for name in ("SC_PHYS_PAGES", "SC_PAGE_SIZE")
     )

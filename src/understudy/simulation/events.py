@@ -226,7 +226,7 @@ class EventQueue:
         """Bytes that may be born before the events are reported; negative: each is reported at once."""
         self.rest = LEAST_REST
         """What each birth takes of the room beside the double of its size."""
-        self._is_telling = False
+        self._is_notifying = False
         self._listeners: tuple[Listener, ...] = ()
         self._on_events: tuple[Callable[..., BaseException | None], ...] = ()
 
@@ -236,24 +236,24 @@ class EventQueue:
             self.tell()
 
     def tell(self) -> None:
-        if refusals := self.tell_listeners():
+        if refusals := self.notify_listeners():
             raise refusals.pop(0)
 
-    def tell_listeners(self) -> list[BaseException]:
+    def notify_listeners(self) -> list[BaseException]:
         """Returns the errors of births that are refused. Who raises one takes it out of the list: a frame that referred to
         it would keep all frames of the program alive, and their tensors.
 
         A finalizer may come here in the middle of it: what it brings waits for its turn."""
         with ACCOUNTING:
-            if self._is_telling:
+            if self._is_notifying:
                 return []
-            self._is_telling = True
+            self._is_notifying = True
             try:
                 events = self.waiting[:]
                 del self.waiting[: len(events)]
                 return list(filter(None, [tell(events) for tell in self._on_events]))
             finally:
-                self._is_telling = False
+                self._is_notifying = False
                 self.rest = max([LEAST_REST, *[listener.rest for listener in self._listeners]])
                 self.room = min([MOST_EVENTS * self.rest, *[listener.room for listener in self._listeners]])
 

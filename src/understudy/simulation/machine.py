@@ -156,7 +156,7 @@ class Machine:
         self.report("select", index, stream)
         if self.mode.stream_of is None:
             self.mode.stream_of = self._stream_of
-            self.mode.ask_again()
+            self.mode.reset_endings()
 
     def _stream_of(self, device: torch.device) -> int:
         return self._streams.get(device.index or 0, 0) if device.type == "cuda" else 0

@@ -75,7 +75,7 @@ class DeviceMemory:
         self.give_back: Callable[[int], None] = self._capped.free
         """Frees the block at an address."""
         if on_oom == "record":
-            self._capped.before_release = self._part_ways
+            self._capped.before_release = self._copy_endless
 
     @property
     def room(self) -> int:
@@ -139,7 +139,7 @@ class DeviceMemory:
         try:
             address = self._capped.allocate(nbytes, stream)
         except OutOfMemory as error:
-            return self._go_on(error, nbytes, stream)
+            return self._continue_after_oom(error, nbytes, stream)
         if self._endless is not None:
             self._endless_addresses[address] = self._endless.allocate(nbytes, stream)
         return address
@@ -167,13 +167,13 @@ class DeviceMemory:
             if address and self._endless is not None:
                 self._endless.record_stream(self._endless_addresses.get(address, abs(address)), stream)
 
-    def _part_ways(self) -> None:
+    def _copy_endless(self) -> None:
         """The capped allocator is about to release what is cached, which the endless one never has to."""
         if self._endless is None:
             self._endless = copy_without_limit(self._capped)
             self.give_back = self._free_twice
 
-    def _go_on(self, error: OutOfMemory, nbytes: int, stream: int) -> int:
+    def _continue_after_oom(self, error: OutOfMemory, nbytes: int, stream: int) -> int:
         line = user_line()
         if self.on_oom == "raise" or self._endless is None:
             self.last_raised = FirstOOM(error.state, line, self.find_place())

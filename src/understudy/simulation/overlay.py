@@ -315,7 +315,7 @@ def change_folder(original: Function, path: Any) -> None:
 
 
 @patch_call("os.getcwd", during=FILE_OVERLAY)
-def tell_folder(original: Function) -> str:
+def current_folder(original: Function) -> str:
     """As the program knows it: the overlay itself counts on it, too."""
     return (_active[-1].current if _active else None) or original()
 

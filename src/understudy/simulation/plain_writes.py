@@ -90,7 +90,7 @@ class PlainWrites:
             return variant if _are_new_zeros(mode, first) else func
         if place is PlainWrite.JOINS_MASKS:
             return variant if self._find_name() in MASKING_NODES else func
-        return variant if _is_sum(args) and _may_take(first) and not self._adds_by_itself() else func
+        return variant if _is_sum(args) and _may_take(first) and not self._adds_in_place() else func
 
     def _start_formula(self, mode: ObservedMode) -> None:
         (made, latest, node), running = self._formula, self._ask_for_node()
@@ -105,7 +105,7 @@ class PlainWrites:
         running = self._ask_for_node() if record is not None and record.serial == made else None
         return running is not None and node == _torch.number_of_node(running)
 
-    def _adds_by_itself(self) -> bool:
+    def _adds_in_place(self) -> bool:
         """Whether the formula of the running node asks for the sum."""
         if self._find_name() not in ADDING_NODES:
             return False

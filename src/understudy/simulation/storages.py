@@ -24,7 +24,7 @@ The events of one operator call, in order:
 - A `StorageRecord` keeps nothing alive: it is a weak reference to the storage. Its `serial` counts births. It stays usable
   after the death, and is all that is known of a storage: who allocates and who measures write to fields of their own.
 - *Events* are births and deaths: the record comes once when it is born, and once more when it has died. They wait until
-  somebody wants to know (`tell_events`), or until a listener has no `room` for more. A storage dies when the last tensor on
+  `report_events` is called, or until a listener has no `room` for more. A storage dies when the last tensor on
   it is gone: at any time, in any thread, inside of any call; that is only written down, and listeners go through many
   events in one loop.
 - A storage that is resized gets a new record, whose birth comes before the death of the old one: the contents are copied.
@@ -128,9 +128,28 @@ class ObservedMode(FakeTensorMode):
     can_skip_dispatch = False
     # Not in the instance's dict: with more than 30 attributes in it, Python no longer reads any of them by its position.
     __slots__ = (
-        "_before_operator", "_by_key", "_by_plan", "_device", "_devices", "_endings", "_listeners", "_on_birth", "_on_death",
-        "_paused", "_plain_writes", "births", "calls", "events", "finished", "network", "on_event", "operator", "places",
-        "storages", "stream_of", "tell_events",
+        "_before_operator",
+        "_by_key",
+        "_by_plan",
+        "_device",
+        "_devices",
+        "_endings",
+        "_listeners",
+        "_on_birth",
+        "_on_death",
+        "_paused",
+        "_plain_writes",
+        "births",
+        "calls",
+        "events",
+        "finished",
+        "network",
+        "on_event",
+        "operator",
+        "places",
+        "report_events",
+        "storages",
+        "stream_of",
     )  # fmt: skip
 
     def __init__(self, **options: Any) -> None:
@@ -140,7 +159,7 @@ class ObservedMode(FakeTensorMode):
         self.storages: dict[int, StorageRecord] = {}
         """All that are alive, by the identity of the storage."""
         self.events = EventQueue()
-        self.tell_events = self.events.tell
+        self.report_events = self.events.tell
         self._on_death = self._remove
         self.finished: list[Any] = []
         """The label of each call."""
@@ -187,9 +206,9 @@ class ObservedMode(FakeTensorMode):
         self._before_operator = find_methods(self._listeners, "before_operator")
         self._devices.clear()
         self._device = None
-        self.ask_again()
+        self.reset_endings()
 
-    def ask_again(self) -> None:
+    def reset_endings(self) -> None:
         """Listeners may follow calls in another way than before: they are asked again about each plan."""
         for endings in self._endings.values():
             endings.clear()
@@ -303,7 +322,7 @@ class ObservedMode(FakeTensorMode):
         events = self.events
         events.waiting.append(record)  # from here on, its death is reported as well
         events.room = room = events.room - 2 * record.nbytes - events.rest
-        if room < 0 and (refusals := events.tell_listeners()):
+        if room < 0 and (refusals := events.notify_listeners()):
             self._forget(record)
             raise refusals.pop(0)
 
@@ -374,17 +393,17 @@ class ObservedMode(FakeTensorMode):
         elif len(args) == 1 and type(args[0]) is FakeTensor and not kwargs:  # `item`
             key = id(func), args[0]._spec
             ending = self._by_key.get(key) or self._remember(
-                key, self._find_alike(func, args, kwargs, result)
+                key, self._find_shared_ending(func, args, kwargs, result)
             )
         else:
-            ending = self._find_alike(func, args, kwargs, result)
+            ending = self._find_shared_ending(func, args, kwargs, result)
         label, ends = ending
         for end in ends:
             end(args, kwargs, result)
         if label is not None:
             self.finished.append(label)
 
-    def _find_alike(self, func: object, args: object, kwargs: object, result: object) -> CallEnding:
+    def _find_shared_ending(self, func: object, args: object, kwargs: object, result: object) -> CallEnding:
         """Return the ending of a call without a plan, shared by calls with the same key."""
         key = self.key_of(func, args, kwargs)
         found = None if key is None else self._by_key.get(key)

@@ -87,7 +87,7 @@ _asking = threading.local()
 def follow_lines() -> None:
     """Note the line of each write that goes through Python, from here to the end of this process: an audit hook can't be
     removed."""
-    sys.addaudithook(_hear_event)
+    sys.addaudithook(_on_audit_event)
 
 
 def _note_program(words: Any) -> None:
@@ -96,7 +96,7 @@ def _note_program(words: Any) -> None:
         notes.programs.append(words if isinstance(words, str) else " ".join(map(os.fsdecode, words)))
 
 
-def _hear_event(event: str, arguments: tuple[Any, ...]) -> None:
+def _on_audit_event(event: str, arguments: tuple[Any, ...]) -> None:
     if not _active or getattr(_asking, "is_busy", False):
         return
     if event == "subprocess.Popen":

@@ -148,7 +148,7 @@ def with_line(error: UnderstudyError, what: str, inputs: object = "", hint: str 
     return error.with_context(Context(what, str(inputs), user_line(), hint or hint_for(error)))
 
 
-def unsized_sparse_error(what: str, inputs: object) -> UnderstudyError:
+def make_unsized_sparse_error(what: str, inputs: object) -> UnderstudyError:
     """An error for a sparse tensor whose size would follow from its indices."""
     reason = "a sparse tensor without size= derives its size from its indices, which have no data"
     return with_line(DynamicOutputShapeException(reason), what, inputs, "pass size=")

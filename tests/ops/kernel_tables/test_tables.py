@@ -19,7 +19,7 @@ from understudy.errors import DtypeError
 from understudy.ops.kernel_tables import table
 from understudy.ops.kernel_tables.boxes import cover, includes, main_dtype
 from understudy.ops.kernel_tables.survey import CPU_ISA
-from understudy.ops.kernel_tables.table import Table, available_releases, nearest_release
+from understudy.ops.kernel_tables.table import KernelTable, available_releases, nearest_release
 
 DTYPES = (torch.float32, torch.float64, torch.int64, torch.bool)
 
@@ -167,7 +167,7 @@ def test_boxes_include_exactly_the_refused_signatures(seed: int) -> None:
 
 
 def test_a_file_is_read_as_it_is_described() -> None:
-    read = Table(
+    read = KernelTable(
         "# text\nfact x yes\nfact y no\nset s1 = bool uint8 int8\naten::mm 0e=1,2 s1:  = *; IndexError float32:  = !\n"
     )
     assert read.facts == {"x": True, "y": False}

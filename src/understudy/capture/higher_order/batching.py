@@ -236,7 +236,7 @@ def _each_for_itself(
     each_goes_on = batch.over(_as_tuple(goes_on), in_dims, [0])
     round_of_each = batch.over(body, in_dims, all_of_them)
 
-    def one_goes_on(*values: object) -> Any:
+    def is_any_active(*values: object) -> Any:
         return each_goes_on(*values)[0].any()
 
     def one_round(*values: Any) -> tuple[Any, ...]:
@@ -244,7 +244,7 @@ def _each_for_itself(
         after = zip(round_of_each(*values), values[:count], strict=True)
         return tuple([torch.where(_like(mask, new), new, old) for new, old in after])
 
-    return one_goes_on, one_round
+    return is_any_active, one_round
 
 
 def _as_tuple(function: Function) -> Function:

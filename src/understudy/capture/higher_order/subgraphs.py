@@ -118,7 +118,7 @@ def _run_with_parts(recorder: ProxyTorchDispatchMode, op: Any, args: object, kwa
     inner.parts.close(result)
     with _torch.without_recorder():
         record(recorder, op, args, kwargs, result)
-    inner.parts.belong_to(recorder.tracer.graph.find_nodes(op="call_function", target=op)[-1])
+    inner.parts.replace_parts(recorder.tracer.graph.find_nodes(op="call_function", target=op)[-1])
     return result
 
 

@@ -59,10 +59,10 @@ def transform_operator(op: Any, args: Any, kwargs: object) -> Any:
         return batched(interpreter, op, *args)
     if has_rule:
         return NotImplemented
-    raise unsupported_error(op, NAMES.get(kind, kind))
+    raise make_unsupported_error(op, NAMES.get(kind, kind))
 
 
-def unsupported_error(op: object, transform: str) -> UnsupportedOperatorException:
+def make_unsupported_error(op: object, transform: str) -> UnsupportedOperatorException:
     hint = "inside of the transform, write it out in plain operators: torch.where, or a Python loop"
     return UnsupportedOperatorException(
         f"the higher-order operator {op} has no rule for {transform}",
@@ -223,7 +223,7 @@ class LeafCall:
         inner = [_torch.unwrap_for_grad(tensor, self._level) for tensor in tensors]
         with _torch.grad_mode(True), self._interpreter.lower():
             if _torch.has_transforms() or any(tensor.requires_grad for tensor in inner):
-                raise unsupported_error(
+                raise make_unsupported_error(
                     self.call.op, "torch.func.grad inside of another transform of torch.func"
                 )
             self._leaves = list(map(_leaf, inner))
@@ -237,7 +237,7 @@ class LeafCall:
 
     def gradients(self, tensors: Any, grads: tuple[Any, ...]) -> list[Any]:
         if not _torch.has_transforms() or any(map(_is_over, tensors)):
-            raise unsupported_error(
+            raise make_unsupported_error(
                 self.call.op, "torch.func.vjp whose result is called later, as jacrev does"
             )
         wanted = [

@@ -26,7 +26,7 @@ from understudy.errors import Context, DataDependentOutputException
 from understudy.fake.patches.devices import OPTIONS, SYMBOLIC, has_stand_ins, stack_data
 from understudy.fake.tensor import FakeTensor
 from understudy.graph.node_values import is_constant, set_val
-from understudy.graph.random_state import finds_state_tracer
+from understudy.graph.random_state import register_tracer_finder
 from understudy.lines import user_line
 from understudy.patching import RECORDING, patch, patch_call
 from understudy.spec.call import flat, map_structure
@@ -232,7 +232,7 @@ class DeterminedRealValues:
 # --- tensors that alias others -----------------------------------------------------------------------------------
 
 
-@finds_state_tracer
+@register_tracer_finder
 def active_tracer() -> Any:
     """Our active tracer of this thread; None if there is none."""
     tracer = getattr(_torch.active_recorder(), "tracer", None)

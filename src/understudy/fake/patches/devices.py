@@ -19,7 +19,7 @@ from understudy.fake.values.determined import count_hidden_write, storage_of
 from understudy.patching import ABSENT_DEVICES, ANY_MODE, ENGINE, STORAGES, patch, patch_call
 from understudy.spec import TensorSpec
 from understudy.spec.call import flat
-from understudy.spec.error_context import unsized_sparse_error
+from understudy.spec.error_context import make_unsized_sparse_error
 
 _LOW_DTYPES = (torch.bfloat16, torch.float16)
 Function = Callable[..., Any]
@@ -249,7 +249,7 @@ def _size_of_sparse(
                 known, entries, *([] if size is None else [size]), check_invariants=is_checked
             ).shape
     if size is None:
-        raise unsized_sparse_error("torch.sparse_coo_tensor", getattr(indices, "_spec", indices))
+        raise make_unsized_sparse_error("torch.sparse_coo_tensor", getattr(indices, "_spec", indices))
     return size
 
 

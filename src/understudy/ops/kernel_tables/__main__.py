@@ -10,15 +10,15 @@ import sys
 
 from understudy._torch import operator_named
 from understudy.ops.kernel_tables.facts import find_facts
-from understudy.ops.kernel_tables.survey import CPU_ISA, Answers, Writer, survey
+from understudy.ops.kernel_tables.survey import CPU_ISA, KernelAnswers, TableWriter, survey
 from understudy.ops.variants import functional_overload
 
 
 def main(names: list[str]) -> None:
     import torch  # why: after the check of the environment, which decides what its kernels do
 
-    writer = Writer()
-    answered: dict[str, Answers] = {}
+    writer = TableWriter()
+    answered: dict[str, KernelAnswers] = {}
     crashed: list[str] = []
     for number, (name, answers) in enumerate(survey(names or None)):
         print(f"{number} {name}", file=sys.stderr, flush=True)
@@ -42,7 +42,7 @@ def main(names: list[str]) -> None:
             print(row)
 
 
-def _differs(name: str, answered: dict[str, Answers]) -> bool:
+def _differs(name: str, answered: dict[str, KernelAnswers]) -> bool:
     """Whether an operator needs a row: in place, it usually accepts nothing that its functional variant refuses, and the row
     of that is used."""
     functional = functional_overload(operator_named(name))

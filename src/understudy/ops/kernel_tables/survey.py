@@ -52,7 +52,7 @@ NOT_ABOUT_DTYPES = ("shape of the mask", "out of bounds", "out of range", "must 
 """Parts of messages that come from indices that became masks, and from numbers that a dtype can't hold, or cuts to 0."""
 
 
-class Answers:
+class KernelAnswers:
     """What an operator answers to signatures: the class that it raises, None if it accepts one."""
 
     def __init__(self, samples: list[Signature]) -> None:
@@ -72,7 +72,7 @@ class Answers:
         if self.by_signature.get(signature, "") is not None:
             self.by_signature[signature] = answer
 
-    def merge(self, other: Answers) -> None:
+    def merge(self, other: KernelAnswers) -> None:
         for signature, answer in other.by_signature.items():
             self.add(signature, answer)
         self.note_empty(other.refuses_empty)
@@ -82,7 +82,7 @@ class Answers:
             self.refuses_empty = is_refused and self.refuses_empty is not False
 
 
-def survey(names: list[str] | None = None) -> Iterator[tuple[str, Answers | None]]:
+def survey(names: list[str] | None = None) -> Iterator[tuple[str, KernelAnswers | None]]:
     """(operator, answers) of all operators that the database calls, or of those under these names of the database; None for
     an operator that ends its process. An operator that several entries call comes more than once."""
     if os.environ.get("ONEDNN_MAX_CPU_ISA") != CPU_ISA:
@@ -96,12 +96,14 @@ def survey(names: list[str] | None = None) -> Iterator[tuple[str, Answers | None
             yield from _survey_entry(entry, done, crashed)
 
 
-def _survey_entry(entry: Any, done: Counter[str], crashed: set[str]) -> Iterator[tuple[str, Answers | None]]:
+def _survey_entry(
+    entry: Any, done: Counter[str], crashed: set[str]
+) -> Iterator[tuple[str, KernelAnswers | None]]:
     """Ask in child processes until one of them comes to its end."""
     context: Any = multiprocessing.get_context("fork")
     while True:
         ours, theirs = context.Pipe()
-        child = context.Process(target=_ask_entry, args=(entry, done, crashed, theirs), daemon=True)
+        child = context.Process(target=_try_entry, args=(entry, done, crashed, theirs), daemon=True)
         child.start()
         theirs.close()
         asking: Any = None
@@ -126,18 +128,18 @@ def _survey_entry(entry: Any, done: Counter[str], crashed: set[str]) -> Iterator
         yield asking, None
 
 
-def _ask_entry(entry: Any, done: Counter[str], crashed: set[str], pipe: Connection) -> None:
+def _try_entry(entry: Any, done: Counter[str], crashed: set[str], pipe: Connection) -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115  (for the life of this process)
     by_operator: dict[str, list[Any]] = {}
-    for call in filter(_can_be_asked, _torch.sample_calls(entry, SAMPLES)):
+    for call in filter(_can_be_tried, _torch.sample_calls(entry, SAMPLES)):
         by_operator.setdefault(call[0].name().removesuffix(".default"), []).append(call)
     for name, calls in by_operator.items():
         has_names = any(isinstance(mode, str) for mode in _modes(calls[0][1:]))
         if name not in crashed and (done[name] < MOST_ENTRIES or has_names):
             pipe.send(("asking", name))
-            pipe.send(("answers", ask_kernel(calls)))
+            pipe.send(("answers", try_kernel(calls)))
     pipe.send(("over", None))
 
 
@@ -146,7 +148,7 @@ def _modes(arguments: Any) -> list[object]:
     return [leaf for leaf in _torch.tree_leaves(arguments) if isinstance(leaf, (str, bool))]
 
 
-def _can_be_asked(call: Any) -> bool:
+def _can_be_tried(call: Any) -> bool:
     op, *arguments = call
     is_writing_out = any(argument.kwarg_only and argument.alias_info for argument in op._schema.arguments)
     tensors = (leaf for leaf in _torch.tree_leaves(arguments) if isinstance(leaf, torch.Tensor))
@@ -157,12 +159,12 @@ def _can_be_asked(call: Any) -> bool:
     )
 
 
-def ask_kernel(calls: list[Any]) -> Answers:
+def try_kernel(calls: list[Any]) -> KernelAnswers:
     """The answers of one operator to these calls, with other dtypes."""
     columns = columns_of(calls[0][0])
     calls = [*calls, *_more_calls(calls)]
     bases = [_with_default_numbers(columns, signature_of(columns, args, kwargs)) for _, args, kwargs in calls]
-    answers = Answers([base for base in bases if base is not None])
+    answers = KernelAnswers([base for base in bases if base is not None])
     asked: dict[Signature, int] = {}
     until = time.process_time() + MOST_SECONDS
     for (op, args, kwargs), base in zip(calls, bases, strict=True):
@@ -370,13 +372,13 @@ FILLS: tuple[Callable[[Any], Any], ...] = (lambda tensor: tensor, _fill_ones, _f
 # --- writing ----------------------------------------------------------------------------------------------------------
 
 
-class Writer:
+class TableWriter:
     """Lines of a table. Sets of symbols that several boxes have are written once."""
 
     def __init__(self) -> None:
         self.sets: dict[str, str] = {}
 
-    def row(self, name: str, answers: Answers) -> str:
+    def row(self, name: str, answers: KernelAnswers) -> str:
         """A line of the table; "" if nothing is refused."""
         boxes: list[str] = []
         for asked in _by_pattern(answers).values():
@@ -401,7 +403,7 @@ class Writer:
         return self.sets.setdefault(" ".join(names), f"s{len(self.sets) + 1}")
 
 
-def _by_pattern(answers: Answers) -> dict[tuple[str, ...], dict[Signature, str | None]]:
+def _by_pattern(answers: KernelAnswers) -> dict[tuple[str, ...], dict[Signature, str | None]]:
     """RuntimeError and NotImplementedError are one answer: ours is both."""
     grouped: dict[tuple[str, ...], dict[Signature, str | None]] = {}
     for signature, answer in answers.by_signature.items():

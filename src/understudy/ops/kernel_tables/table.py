@@ -40,7 +40,7 @@ class RowText(NamedTuple):
     "What is refused, each with the class that eager raises if it is neither a RuntimeError nor a NotImplementedError."
 
 
-class Table:
+class KernelTable:
     """The contents of a file."""
 
     def __init__(self, text: str) -> None:
@@ -106,7 +106,7 @@ def nearest_release(release: Release) -> Release:
 
 
 @functools.cache
-def current_table() -> Table:
+def current_table() -> KernelTable:
     """The table of the installed torch. Warns once if another release's has to be used."""
     match = re.match(r"(\d+)\.(\d+)", torch.__version__)
     release = (int(match[1]), int(match[2])) if match else (0, 0)
@@ -117,7 +117,7 @@ def current_table() -> Table:
             "unsupported dtypes may be reported differently than by this release",
             stacklevel=2,
         )
-    return Table(available_releases()[used].read_text())
+    return KernelTable(available_releases()[used].read_text())
 
 
 def holds(fact: str) -> bool:

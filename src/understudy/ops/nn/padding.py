@@ -77,9 +77,9 @@ def _cut(spec: TensorSpec, dim: int, before: Any, after: Any) -> TensorSpec:
     """Negative padding takes elements away."""
     length = spec.shape[dim]
     start: Any = 0
-    if _takes_away(before):
+    if _is_crop(before):
         start, length = -before, length + before
-    if _takes_away(after):
+    if _is_crop(after):
         length = length + after
     if length < 0:
         raise ShapeMismatch(f"pad: ({before}, {after}) leaves a negative size in dimension {dim} of {spec}")
@@ -88,7 +88,7 @@ def _cut(spec: TensorSpec, dim: int, before: Any, after: Any) -> TensorSpec:
     return narrow_spec(spec, dim, start, length)
 
 
-def _takes_away(extra: Size) -> bool:
+def _is_crop(extra: Size) -> bool:
     """Whether padding is negative. For a symbol that is at most 0, no guard on 0 itself is needed."""
     return (type(extra) is not int and is_provably_less(extra, 1)) or bool(extra < 0)
 

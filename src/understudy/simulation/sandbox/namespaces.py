@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from understudy.simulation.sandbox import system_calls as calls
-from understudy.simulation.sandbox.written_files import Layer
+from understudy.simulation.sandbox.written_files import OverlayLayer
 
 STAGING = "/proc"
 """Where the upper layers are mounted while the sandbox is built: the new /proc covers it."""
@@ -51,7 +51,7 @@ IFF_UP_RUNNING = 0x41
 class Tree:
     """The file system inside. `read_only`: folders that overlayfs refused."""
 
-    layers: list[Layer] = field(default_factory=list)
+    layers: list[OverlayLayer] = field(default_factory=list)
     read_only: list[str] = field(default_factory=list)
 
 
@@ -187,7 +187,7 @@ def _overlay(target: str, place: str, tree: Tree) -> None:
         os.close(lower_folder)
         tree.read_only.append(target)
         return
-    tree.layers.append(Layer(os.open(upper, os.O_RDONLY | os.O_DIRECTORY), lower_folder, target))
+    tree.layers.append(OverlayLayer(os.open(upper, os.O_RDONLY | os.O_DIRECTORY), lower_folder, target))
 
 
 def _copy_attributes(about: os.stat_result, folder: str) -> None:

@@ -12,7 +12,7 @@ MOST_ENTRIES = 10_000
 
 
 @dataclass(frozen=True)
-class Layer:
+class OverlayLayer:
     """The upper layer of one overlay and the folder of the machine below it, both open, and the path that they have."""
 
     upper: int
@@ -24,7 +24,7 @@ class Layer:
         os.close(self.lower)
 
 
-def list_written(layers: list[Layer]) -> list[tuple[str, str]]:
+def list_written(layers: list[OverlayLayer]) -> list[tuple[str, str]]:
     """List pairs of an action (write, mkdir, remove, link) and a path."""
     found: list[tuple[str, str]] = []
     for layer in layers:
@@ -35,7 +35,7 @@ def list_written(layers: list[Layer]) -> list[tuple[str, str]]:
     return found
 
 
-def _walk(layer: Layer, folder: int, path: str) -> Iterator[tuple[str, str]]:
+def _walk(layer: OverlayLayer, folder: int, path: str) -> Iterator[tuple[str, str]]:
     """`path` is that of the folder, in the layer."""
     for name in sorted(os.listdir(folder)):
         inside = os.path.join(path, name)
@@ -51,7 +51,7 @@ def _walk(layer: Layer, folder: int, path: str) -> Iterator[tuple[str, str]]:
             yield "write", whole
 
 
-def _walk_folder(layer: Layer, parent: int, name: str, path: str) -> Iterator[tuple[str, str]]:
+def _walk_folder(layer: OverlayLayer, parent: int, name: str, path: str) -> Iterator[tuple[str, str]]:
     whole = os.path.join(layer.path, path)
     is_new = not _is_folder(layer.lower, path)
     if is_new:
