@@ -252,7 +252,7 @@ class Rehearser:
             result = failed(outcome.error)
         else:
             report = str(outcome.cluster or outcome.rehearsal)
-            result = measure(outcome.rehearsal, outcome.cluster, shape, report, adds_waiting=passes is None)
+            result = measure(outcome.rehearsal, outcome.cluster, shape, report)
         if not outcome.was_killed:
             self.wishes.store.write(key, asdict(result), outcome.reads)
         self._known[candidate][passes] = result, False

@@ -276,13 +276,9 @@ def find_space(request: Request) -> FoundSpace:
         request.global_batch,
         derived,
     )
-    searched = {axis.name for axis in axes} | ({derived} if derived else set())
-    taken = {id(option) for name, option in shown.items() if name in searched}
-    taken |= {
-        id(o)
-        for o in shown.values()
-        if any(setters[name].flag in o["flags"] for name in searched & set(setters))
-    }
+    searched = [name for name in (*(axis.name for axis in axes), derived) if name is not None]
+    flags = {setters[name].flag for name in searched}
+    taken = {id(o) for name, o in shown.items() if name in searched or not flags.isdisjoint(o["flags"])}
     left = [str(option["name"]) for option in request.parsers if id(option) not in taken]
     return FoundSpace(request, space, setters, list(dict.fromkeys(left)))
 

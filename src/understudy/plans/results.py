@@ -3,8 +3,7 @@
     result = measure(rehearsal, cluster, shape)
     result.fits, result.reserved_bytes, result.seconds, result.tokens
 
-The time of a step of several ranks is that of the slowest. Stages of a pipeline wait for each other at the beginning and the
-end of each step: a rank that is rehearsed does not, so that time is added (`Shape.bubble`).
+The time of a step of several ranks is that of all ranks together.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from understudy.plans.candidates import Shape
 from understudy.report.cluster_rehearsal import ClusterRehearsal, RankRow
 from understudy.report.rehearsal import FAILED, FITS, NO_VERDICT, TIGHT, Rehearsal
+from understudy.timing.step_time import TimeEstimate
 
 COMMUNICATION = "exposed communication"
 
@@ -71,9 +71,9 @@ def failed(error: str) -> Result:
 
 
 def measure(
-    rehearsal: Rehearsal | None, cluster: ClusterRehearsal | None, shape: Shape, report: str = "", adds_waiting: bool = True
-) -> Result:  # fmt: skip
-    """`rehearsal`: of the only rank, or of the worst. `adds_waiting`: of the stages of a pipeline for each other."""
+    rehearsal: Rehearsal | None, cluster: ClusterRehearsal | None, shape: Shape, report: str = ""
+) -> Result:
+    """`rehearsal`: of the only rank, or of the worst."""
     if rehearsal is None:
         return failed("no rehearsal")
     verdict, headline = (
@@ -89,32 +89,40 @@ def measure(
         optimizer_state=categories.get("optimizer_state", 0), report=report,
         wires=[] if cluster is None else _sum_wires(cluster),
     )  # fmt: skip
-    return _add_time(result, rehearsal, cluster, shape, shape.bubble if adds_waiting else 1.0)
+    return _add_time(result, rehearsal, cluster, shape)
 
 
-def _add_time(
-    result: Result, rehearsal: Rehearsal, cluster: ClusterRehearsal | None, shape: Shape, bubble: float
-) -> Result:
+def _add_time(result: Result, rehearsal: Rehearsal, cluster: ClusterRehearsal | None, shape: Shape) -> Result:
     rows = [row.rehearsal for row in cluster.rows if row.rehearsal] if cluster else [rehearsal]
     times = [row.time for row in rows if row.time is not None]
     if not times:
         return result
     slowest = max(times, key=lambda time: time.seconds_per_step)
-    optimizer = slowest.phases.get("optimizer", 0.0)
-    # What precedes and follows the passes of a pipeline is in no bubble.
-    stretch = (optimizer + (slowest.seconds_per_step - optimizer) * bubble) / slowest.seconds_per_step
-    seconds = slowest.seconds_per_step * stretch
+    together = cluster.time if cluster is not None else None
+    time = together or _add_waiting(slowest, shape)
+    seconds = time.seconds_per_step
     of_rank = [(time.tokens_per_second or 0.0) * time.seconds_per_step for time in times]
     samples = [(time.samples_per_second or 0.0) * time.seconds_per_step for time in times]
     # Ranks of one data parallel group are fed the same.
     copies = shape.ranks // (shape.tp * shape.pp * shape.cp)
     return replace(
-        result, seconds=seconds, low_seconds=slowest.low_seconds * stretch, high_seconds=slowest.high_seconds * stretch,
-        ideal_seconds=slowest.hfu * slowest.seconds_per_step, optimizer_seconds=optimizer,
+        result, seconds=seconds, low_seconds=time.low_seconds, high_seconds=time.high_seconds,
+        ideal_seconds=max(time.hfu * time.seconds_per_step for time in times),
+        optimizer_seconds=slowest.phases.get("optimizer", 0.0),
         exposed_seconds=slowest.bound_by.get(COMMUNICATION, 0.0) * slowest.seconds_per_step,
         tokens=max(of_rank) * copies or None, samples=shape.samples or max(samples) * copies or None,
-        mfu=slowest.mfu / stretch, bound_by=dict(slowest.bound_by),
+        mfu=time.mfu, bound_by=dict(time.bound_by),
     )  # fmt: skip
+
+
+def _add_waiting(time: TimeEstimate, shape: Shape) -> TimeEstimate:
+    """Of the stages of a pipeline for each other, where their ranks were not replayed together. The optimizer waits for
+    nobody."""
+    optimizer = time.phases.get("optimizer", 0.0)
+    seconds = optimizer + (time.seconds_per_step - optimizer) * shape.bubble
+    scale = seconds / time.seconds_per_step
+    low, high = time.low_seconds * scale, time.high_seconds * scale
+    return replace(time, seconds_per_step=seconds, low_seconds=low, high_seconds=high, mfu=time.mfu / scale)
 
 
 def _sum_wires(cluster: ClusterRehearsal) -> list[Wire]:
@@ -137,12 +145,11 @@ def _sum_wires(cluster: ClusterRehearsal) -> list[Wire]:
 
 def extend(few: Result, more: Result, few_passes: int, more_passes: int, shape: Shape) -> Result:
     """The result for all passes of a step, from rehearsals of two smaller numbers of them: each pass beyond the first ones
-    takes the same time and no more memory. Both were measured without the waiting of pipeline stages."""
+    takes the same time and no more memory. What stages of a pipeline wait for each other is in both."""
     if few.seconds is None or more.seconds is None:
         return more
     each = (more.seconds - few.seconds) / (more_passes - few_passes)
-    # Stages of a pipeline wait for as many passes as there are other stages.
-    seconds = more.seconds + each * (shape.accumulate - more_passes + shape.pp - 1)
+    seconds = more.seconds + each * (shape.accumulate - more_passes)
     scale = seconds / more.seconds
     passes = shape.accumulate / more_passes
     missing = (shape.accumulate - more_passes) / (more_passes - few_passes)
