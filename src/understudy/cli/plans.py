@@ -72,8 +72,7 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--jobs",
         metavar="N",
-        default=str(os.cpu_count() or 1),
-        help="rehearsals at a time (the number of cores)",
+        help="rehearsals at a time (the number of cores, or of the cluster's threads)",
     )
     add("--scheduler", metavar="ADDRESS", help="rehearse on the workers of a Dask cluster: tcp://…")
     add("--cache", metavar="DIR", help="where results are kept (in ~/.cache/understudy/plans); - for nowhere")
@@ -114,7 +113,7 @@ class Wishes:
     top: int
     passes: int
     steps: int
-    jobs: int
+    jobs: int | None
     price: float | None
     store: Store
     notes: list[str] = field(default_factory=list)
@@ -128,10 +127,9 @@ def check_words(options: argparse.Namespace) -> Wishes:
         )
     card, count = parse_devices(options.device, read_cards(options.cards) if options.cards else ())
     nodes = _read_count("--nodes", options.nodes) or 1
-    numbers = {
-        name: _read_count(f"--{name}", getattr(options, name)) or 1
-        for name in ("top", "most", "passes", "steps", "jobs")
-    }
+    names = ("top", "most", "passes", "steps")
+    numbers = {name: _read_count(f"--{name}", getattr(options, name)) or 1 for name in names}
+    jobs = _read_count("--jobs", options.jobs)
     varied = [parse_vary(text) for text in options.vary]
     twice = next((axis.name for axis in varied if sum(axis.name == other.name for other in varied) > 1), None)
     if twice is not None:
@@ -178,7 +176,7 @@ def check_words(options: argparse.Namespace) -> Wishes:
     store = Store(None if options.cache == "-" else find_folder(options.cache))
     return Wishes(
         card, count, request, Limits(budget, limit, numbers["most"]), options.device, options.cards and Path(options.cards),
-        numbers["top"], numbers["passes"], numbers["steps"], numbers["jobs"], _read_price(options.cost), store, notes,
+        numbers["top"], numbers["passes"], numbers["steps"], jobs, _read_price(options.cost), store, notes,
     )  # fmt: skip
 
 
@@ -368,7 +366,7 @@ def plan_script(options: argparse.Namespace) -> int:
     request = wishes.request
     is_single = not request.has_ranks
     device = wishes.card.key if is_single else f"{wishes.count}x{wishes.card.key}"
-    workers = Workers(wishes.jobs, options.scheduler)
+    workers = Workers(wishes.jobs or os.cpu_count() or 1, options.scheduler)
     was_interrupted = False
     search: Search | None = None
     with workers:
@@ -379,8 +377,11 @@ def plan_script(options: argparse.Namespace) -> int:
             raise PlanOptionError(
                 f"none of {found.space.excluded:,} combinations is allowed by the ranks, --global-batch and --require"
             )
+        if not found.space.axes:
+            wishes.notes.append(f"note: nothing to vary was found in {request.script}: name it with --vary")
         more = ("--offline-data",) if options.offline_data else ()
-        jobs = () if is_single else ("--jobs", str(max(1, (os.cpu_count() or 1) // wishes.jobs)))
+        at_a_time = wishes.jobs or workers.count_slots()
+        jobs = () if is_single else ("--jobs", str(max(1, (os.cpu_count() or 1) // at_a_time)))
         rehearser = Rehearser(wishes, found, queue, (*_find_run_options(wishes), *more, *jobs), request.files)
         estimates = Estimates(_find_speeds(wishes.card))
         search = Search(
@@ -393,7 +394,7 @@ def plan_script(options: argparse.Namespace) -> int:
         )
         kept: set[Candidate] = set()
         try:
-            run_search(search, rehearser, wishes.jobs, kept)
+            run_search(search, rehearser, at_a_time, kept)
         except KeyboardInterrupt:
             was_interrupted = True
             workers.interrupt()

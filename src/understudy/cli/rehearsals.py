@@ -281,6 +281,11 @@ class Workers:
             self._executor = make_executor(self.count, self._dask)
         return self._executor
 
+    def count_slots(self) -> int:
+        """How many rehearsals can run at a time."""
+        executor = self.executor()
+        return executor.count_threads() if isinstance(executor, _ClusterExecutor) else self.count
+
     def end(self) -> None:
         """Waits for the threads of the pool: one that still closes its pipes while Python ends prints a traceback."""
         if self._executor is not None:
@@ -313,6 +318,10 @@ class _ClusterExecutor(Executor):
 
     def submit(self, fn: Callable[..., object], /, *args: object, **kwargs: object) -> Future[Any]:
         return self._inner.submit(fn, *args, **kwargs)
+
+    def count_threads(self) -> int:
+        """Of the workers that are there now."""
+        return max(1, sum(self._client.nthreads().values()))
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         self._inner.shutdown(wait=wait and not cancel_futures)
