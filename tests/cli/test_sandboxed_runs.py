@@ -176,7 +176,7 @@ def test_without_namespaces(folder: Path) -> None:
     assert (folder / "checkpoint.pt").read_bytes() == b"weights"
     isolation = read(folder / "out.json")["isolation"]
     assert isolation["level"] == "python" and "needs Landlock version 3" in isolation["reason"]
-    assert "files: protected by patches of Python alone" in said.stdout
+    assert "files: protected by Python patches only" in said.stdout
 
 
 def test_an_interrupt_gives_one_report(folder: Path) -> None:

@@ -86,7 +86,7 @@ def test_schema_is_that_of_the_dataclasses() -> None:
     [
         (["--device", "h100"], "no script is named: understudy plan --device D [options] script.py [arguments]"),
         (["--device", "h100", "none.py"], "none.py: No such file or directory"),
-        (["--device", "h101", "train.py"], "no device is named 'h101': did you mean h100 or v100-16?"),
+        (["--device", "h101", "train.py"], "unknown device 'h101': did you mean h100 or v100-16?"),
         (["--device", "h100", "--vary", "batch=", "train.py"], "--vary batch=: a value is empty"),
         (["--device", "h100", "--vary", "b=1", "--vary", "b=2", "train.py"], "--vary b: named twice"),
         (["--device", "h100", "--require", "f(1)=2", "train.py"],
