@@ -304,6 +304,16 @@ def test_a_script_that_fails_has_no_verdict(script: str, capsys: pytest.CaptureF
     assert "bad.json can't be compared: no verdict on H100" in capsys.readouterr().err
 
 
+def test_a_script_that_fails_before_it_uses_the_card_says_so(
+    script: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("bad.py").write_text("import a_package_that_nobody_has\n")
+    assert main(["run", "--quiet", "--device", "h100", "bad.py"]) == 1
+    assert capsys.readouterr().out.splitlines()[0] == (
+        "no verdict on H100: the script failed in its first step, before anything was put on the card"
+    )
+
+
 def test_a_card_that_nothing_was_put_on(script: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "--quiet", "--device", "h100", script, "--device", "cpu"]) == 4
     assert capsys.readouterr().out == "no verdict on H100: nothing ran on it\n"

@@ -306,6 +306,8 @@ def _write_headline(
     where += f" of {peak.module}" if peak.module else ""
     where += f", {peak.line}" if peak.line else ""
     amount = f"{_write_amount(used, total)} of {_write_amount(total, total)} {_choose_unit(total)} {kind} ({share})"
+    if verdict == FAILED and unused is not None and unused.kind != "cpu":
+        return f"no verdict on {unused.key.upper()}: {failure}, before anything was put on the card"
     if verdict == FAILED:
         return f"no verdict on {name}: {failure}; until then {amount}{where}"
     if verdict == NO_VERDICT:
