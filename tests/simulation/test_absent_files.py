@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -198,6 +199,21 @@ def test_sound_has_a_rate_and_is_not_encoded_again(rehearse: Any) -> None:
     pytest.importorskip("datasets")
     _, out, err, _ = rehearse(SOUND, "--offline-data")
     assert out.startswith("16000\n16000 (160000,)\n[160000, 160000]\n"), err
+
+
+LABELS = """import json
+from huggingface_hub import hf_hub_download
+print(len(json.load(open(hf_hub_download("segments/sidewalk-semantic", "id2label.json", repo_type="dataset")))))
+"""
+
+
+def test_files_of_labels_are_made_up(tmp_path: Path) -> None:
+    """In a process of its own: huggingface_hub reads its settings when it is imported."""
+    pytest.importorskip("huggingface_hub")
+    (tmp_path / "train.py").write_text(LABELS)
+    words = [sys.executable, "-m", "understudy", "run", "--offline-data", "train.py"]
+    ended = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
+    assert ended.stdout.startswith("150\n"), ended.stderr
 
 
 # --- parts of pipelines

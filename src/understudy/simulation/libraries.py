@@ -46,6 +46,8 @@ class LibraryPatch(NamedTuple):
         owner: Any = module
         for name in self.path[:-1]:
             owner = getattr(owner, name, None)
+            if isinstance(owner, type) and owner.__name__ != name:
+                return  # an older name of a class that has a patch by its own
         if owner is not None and hasattr(owner, self.path[-1]):
             hold.replace(owner, self.path[-1], self.make)
 
@@ -508,7 +510,7 @@ def _build_model(cls: Any, name: object, args: object, config: object, options: 
         found = getattr(config, "dtype", None) or _find_weight_dtype(name)
         dtype = found if dtype == "auto" else getattr(torch, dtype)
     attention = {key: options[key] for key in ("attn_implementation",) if options.get(key) is not None}
-    model = cls._from_config(config, dtype=dtype or torch.float32, **attention)
+    model = cls._from_config(config, **{_name_of_dtype(): dtype or torch.float32}, **attention)
     loading_info = _compare_with_weights(model, name, bool(options.get("ignore_mismatched_sizes")))
     _read_generation_config(model, name)
     model.name_or_path = str(name)
@@ -523,6 +525,12 @@ def _build_model(cls: Any, name: object, args: object, config: object, options: 
     if options.get("output_loading_info"):
         return model, loading_info
     return model
+
+
+def _name_of_dtype() -> str:
+    """The argument of `_from_config`, by the release of transformers."""
+    version = sys.modules["transformers"].__version__
+    return "dtype" if tuple(int(part) for part in version.split(".")[:2]) >= (4, 56) else "torch_dtype"
 
 
 def _read_configuration(cls: Any, name: object, config: object, options: dict[str, Any]) -> Any:

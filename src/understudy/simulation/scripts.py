@@ -31,6 +31,7 @@ import understudy.simulation.absent_weights  # registers its patches
 import understudy.simulation.connections
 import understudy.simulation.nvidia_smi  # as above
 import understudy.simulation.offline.data_sets
+import understudy.simulation.offline.labels
 import understudy.simulation.offline.metrics
 import understudy.simulation.offline.models
 import understudy.simulation.offline.nltk_data

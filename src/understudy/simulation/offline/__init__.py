@@ -8,6 +8,7 @@
     pipelines     diffusers: models without weights, and the parts of the public pipelines of `pipelines.toml`
     processors    image processors and feature extractors of transformers
     tokenizers    tokenizers of transformers and tiktoken
+    labels        files of labels on the hub
     nltk_data     data of nltk
     metrics       `evaluate.load`
 

@@ -54,6 +54,7 @@ def _find_missing(name: object, part: object) -> dict[str, Any] | None:
     return find_part(name, part) if part else find_configuration(name)
 
 
+@when_imported("transformers.configuration_utils", "PretrainedConfig.get_config_dict")  # before release 5
 @when_imported("transformers.configuration_utils", "PreTrainedConfig.get_config_dict")
 def find_missing_configuration(original: Function) -> Any:
     """The configuration of a public model that is not here, with `--offline-data`."""

@@ -104,13 +104,15 @@ def make_tokenizer(name: str, folder: object = None) -> Any:
     note_made_up(
         name, f"the tokenizer of {name!r}: not on this machine; one that splits texts at spaces was made up"
     )
-    return transformers.PreTrainedTokenizerFast(
+    tokenizer: Any = transformers.PreTrainedTokenizerFast(
         tokenizer_object=made,
         model_max_length=find_text_length(name, folder),
         name_or_path=name,
         chat_template="{% for m in messages %}{{ m['role'] }} {{ m['content'] }} </s> {% endfor %}",
         **SPECIAL,
     )
+    tokenizer.legacy = False  # as those of Llama and T5 have it
+    return tokenizer
 
 
 # --- tiktoken --------------------------------------------------------------------------------------------------------
