@@ -38,6 +38,9 @@ from typing import Any
 
 import tomllib
 
+from understudy.report.rehearsal import Sanity
+from understudy.report.text import write_sanity
+
 LIST = Path(__file__).with_name("scripts.toml")
 SECONDS = 300
 """The longest processor time of one script; and ten times as long on the clock, because machines are shared."""
@@ -107,7 +110,8 @@ def make_script(row: dict[str, Any]) -> Script:
 
 WORDS = (
     "A long time ago in a land of rivers and hills there was a small house by the sea.\n"
-    "The quick brown fox jumps over the lazy dog; HOW VEXINGLY QUICK DAFT ZEBRAS JUMP! 0123456789\n"
+    + "".join(map(chr, range(32, 127)))
+    + "\n"
 )
 
 
@@ -212,7 +216,7 @@ def run(script: Script, path: Path, start: Path, python: str, packages: tuple[st
     changed = tuple(sorted(name for name in {*before, *after} if before.get(name) != after.get(name)))
     outcome = data.get("verdict", "failed") if done.returncode in (0, 3, 4) else "failed"
     measured = data.get("peak", {}).get("allocated_bytes", 0), data.get("sanity", {}).get("least_bytes", 0)
-    return Result(script, outcome, headline(done), sanity_of(done.stdout), seconds, changed, *measured)
+    return Result(script, outcome, headline(done), sanity_of(data), seconds, changed, *measured)
 
 
 def limit_processor_time() -> None:
@@ -234,8 +238,9 @@ def headline(done: subprocess.CompletedProcess[str]) -> str:
 VERDICTS = ("fits", "tight", "does not fit", "no verdict")
 
 
-def sanity_of(text: str) -> str:
-    return next((line.strip() for line in text.splitlines() if line.strip().startswith("rests on")), "")
+def sanity_of(data: dict[str, Any]) -> str:
+    """What the verdict rests on, as it stands below it."""
+    return "; ".join(write_sanity(Sanity(**data["sanity"]))) if "sanity" in data else ""
 
 
 def table(results: list[Result], repositories: Path) -> Iterator[str]:
@@ -243,7 +248,7 @@ def table(results: list[Result], repositories: Path) -> Iterator[str]:
     broken = [result for result in results if result.outcome == "fails by itself"]
     judged = [result for result in results if result not in blocked and result not in broken]
     good = [result for result in judged if result.has_verdict]
-    times = sorted(result.seconds for result in good)
+    times = sorted(result.seconds for result in good if result.seconds)
     yield "# Public scripts, rehearsed"
     yield ""
     yield (
@@ -284,7 +289,7 @@ def row(result: Result) -> str:
         f"`{script.script} {script.args}`".replace(" `", "`"),
         script.device,
         "".join((result.text, *name_help(script))),
-        f"{result.seconds:.1f}",
+        f"{result.seconds:.1f}" if result.seconds else "",
         result.sanity,
         compare(result),
     ]
