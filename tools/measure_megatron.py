@@ -7,6 +7,10 @@ golden values of NVIDIA/Megatron-LM at one commit; `--megatron`: a checkout of t
 run, on the last rank alone; data and tokenizer are Megatron's mock ones with the same padded vocabulary, and nothing is
 loaded or saved. Rows with `--transformer-impl local` are taken: others need Transformer Engine. Writes a table in Markdown
 to standard output.
+
+The tests ran with the kernels of NVIDIA's Apex. Its softmax kernels are modules in C++ that Megatron imports; modules with
+the same names stand in for them here, with one result forward and none backward, as those kernels have. Norms and the
+optimizer are torch's, which Megatron takes where Apex is missing.
 """
 
 from __future__ import annotations
@@ -29,6 +33,13 @@ LEFT_OUT = (
 )  # fmt: skip
 """Options of the tests that read or write files."""
 GPT2_VOCABULARY = 50257
+SOFTMAX = """
+import torch
+def get_batch_per_block(queries, keys, batch, heads): return 4
+def forward(scores, *others): return torch.softmax(scores, -1)
+def backward(gradient, result, scale): return gradient.mul_(1.0)
+"""
+KERNELS = ("scaled_softmax_cuda", "scaled_masked_softmax_cuda", "scaled_upper_triang_masked_softmax_cuda")
 DEFAULT_RANKS = 8
 MiB = 1 << 20
 CARDS = {"a100": "a100-80", "h100": "h100", "gb200": "b200", "gb300": "b200", "b200": "b200"}
@@ -55,6 +66,9 @@ def rehearse(row: Mapping[str, Any], checkout: Path, steps: int) -> tuple[int, s
     settings = {name: str(value) for name, value in (row["env"] or {}).items()}
     with tempfile.TemporaryDirectory() as folder:
         report = os.path.join(folder, "run.json")
+        for name in KERNELS:
+            Path(folder, f"{name}.py").write_text(SOFTMAX)
+        settings["PYTHONPATH"] = os.pathsep.join(filter(None, (folder, os.environ.get("PYTHONPATH"))))
         command = make_command(row["args"], row["card"], ranks, steps, report)
         found = subprocess.run(
             command, cwd=checkout, env={**os.environ, **settings}, capture_output=True, text=True, check=False

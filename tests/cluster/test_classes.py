@@ -10,8 +10,9 @@ import torch.distributed as dist
 
 from understudy.cli import main
 from understudy.cluster.classes import choose_checked, choose_representatives, infer_mesh, split
+from understudy.cluster.communication import Schedule, find_schedule
 from understudy.report.cluster_rehearsal import ClusterRehearsal
-from understudy.simulation.network import Group, MeshRecord
+from understudy.simulation.network import CollectiveRecord, Group, MeshRecord
 
 pytestmark = pytest.mark.skipif(
     not dist.is_available() or not hasattr(os, "fork"),
@@ -81,6 +82,22 @@ def test_a_class_is_split_at_a_rank_that_differs() -> None:
     chosen = {0: [], 1: [2, 3, 4, 5, 6], 7: []}
     split(chosen, 5)
     assert chosen == {0: [], 1: [2, 3], 5: [4, 6], 7: []}
+
+
+def send(peer: int, dtype: str = "float32", step: int = 0) -> CollectiveRecord:
+    return CollectiveRecord("send", "0", 4, dtype, "train.py:1", step=step, peer=peer)
+
+
+def test_the_schedule_of_a_pipeline() -> None:
+    logs = {
+        0: [send(1, "uint8"), *[send(1)] * 8],
+        1: [*[send(2)] * 8, *[send(0)] * 8],
+        2: [*[send(3)] * 8, *[send(1)] * 8],
+        3: [send(2)] * 8,
+    }
+    assert find_schedule(logs) == Schedule(4, 8, 3 / 11)
+    assert find_schedule({rank: [send((rank + 1) % 4)] for rank in range(4)}) is None  # a ring
+    assert find_schedule({0: [], 1: []}) is None
 
 
 LATE = """

@@ -97,6 +97,15 @@ if rank == 1: dist.send(x, 0); dist.recv(x, 0)
         "point-to-point: rank 0: send to rank 1 at script.py:6; rank 1: send to rank 0 at script.py:7: each waits for the "
         "other; use batch_isend_irecv, or reverse the order on one rank",
     ),
+    "order of groups": (
+        """
+first, second = dist.new_group([0, 1], group_desc="first"), dist.new_group([0, 1], group_desc="second")
+if rank < 2:
+    for group in ((first, second), (second, first))[rank]: dist.all_reduce(x, group=group)
+""",
+        "deadlock: rank 0 in all_reduce of group first at script.py:8, waiting for rank 1; rank 1 in all_reduce of group second "
+        "at script.py:8, waiting for rank 0: ranks call the collectives of these groups in another order",
+    ),
     "groups": (
         """
 group = dist.new_group([0, 1]) if rank < 2 else None
@@ -127,11 +136,21 @@ state = torch.zeros(1 << 28, device="cuda:0")
         "memory: ranks 1-2 hold 1.0 GiB each on cuda:0, script.py:6, and a context of 0.7 GiB each; in all 5.1 of 79.1 GiB: "
         "call torch.cuda.set_device(local_rank) first, and load with map_location",
     ),
+    "order of groups, without waiting": (
+        """
+first, second = dist.new_group([0, 1]), dist.new_group([0, 1])
+if rank < 2:
+    works = [dist.all_reduce(x, group=group, async_op=True) for group in ((first, second), (second, first))[rank]]
+    for work in works: work.wait()
+""",
+        "",
+    ),
     "a group without this rank": (
         """
+import warnings; warnings.simplefilter("ignore")  # torch warns, too
 group = dist.new_group([0, 1]); dist.all_reduce(x, group=group)
 """,
-        "groups: rank 2: all_reduce at script.py:6 on a group without this rank does nothing",
+        "groups: rank 2: all_reduce at script.py:7 on a group without this rank does nothing",
     ),
     "a mesh that does not cover the world": (
         """

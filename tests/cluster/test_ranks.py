@@ -40,6 +40,8 @@ parts = torch.tensor([10 * rank + i for i in range(3)], device="cuda"); mine = t
 dist.all_to_all_single(mine, parts); assert mine.tolist() == [rank, 10 + rank, 20 + rank], mine.tolist()
 part = torch.zeros(1, dtype=torch.long, device="cuda")
 dist.reduce_scatter_tensor(part, torch.arange(3, device="cuda")); assert part.tolist() == [3 * rank]
+pieces = [torch.tensor([rank * i], device="cuda") for i in (1, 2)]; dist.all_reduce_coalesced(pieces)
+assert [piece.item() for piece in pieces] == [3, 6]
 names = [None] * world; dist.all_gather_object(names, f"rank {rank}"); assert names == ["rank 0", "rank 1", "rank 2"]
 box = [None]; dist.scatter_object_list(box, ["a", "b", "c"] if rank == 2 else None, src=2); assert box == ["abc"[rank]]
 if rank == 0: dist.send(torch.tensor([5], device="cuda"), 1); dist.send_object_list([{"x": torch.ones(3)}], 2)
@@ -206,6 +208,8 @@ def test_one_rank_in_this_process() -> None:
 
 def run(*words: str) -> Any:
     environment = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE")}
+    os.makedirs("temporary", exist_ok=True)
+    environment["TMPDIR"] = os.path.abspath("temporary")
     return subprocess.Popen(
         [sys.executable, "-m", "understudy.cli", "run", "--device", "h100", *words],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True,
@@ -261,6 +265,8 @@ def test_nothing_is_left_after_an_interrupt(folder: Path, kind: signal.Signals) 
         while children_of(process.pid) and time.monotonic() < deadline:
             time.sleep(0.1)
         assert not children_of(process.pid)
+        if kind is signal.SIGINT:
+            assert not os.listdir("temporary")
     finally:
         for pid in children_of(process.pid):
             os.kill(pid, signal.SIGKILL)

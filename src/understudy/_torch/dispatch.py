@@ -8,7 +8,8 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from importlib.machinery import PathFinder
-from typing import Any
+from itertools import count
+from typing import Any, cast
 
 import torch
 import torch._ops as _ops
@@ -526,6 +527,18 @@ def simulated_facts(tensor: object) -> Any:
 
 make_fake_store = call_on_demand("torch.testing._internal.distributed.fake_pg", "FakeStore")
 """The store of torch's fake process group, which it registers with its import."""
+
+
+def make_finished_work() -> Any:
+    """What a collective returns that is done, as operators hold it."""
+    from torch._C._distributed_c10d import FakeWork  # why: builds without torch.distributed do not have it
+
+    work = FakeWork()
+    work.seq_id = next(_work_numbers)
+    return cast(Any, work).boxed()
+
+
+_work_numbers = count(1)
 
 
 def set_bucket_hook(reducer: Any, state: object, hook: Callable[..., object]) -> None:

@@ -49,6 +49,11 @@ def tracks_own_views(op: OpOverload) -> bool:
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "ADInplaceOrView"))
 
 
+def has_kernel(op: OpOverload, key: str) -> bool:
+    """Whether a kernel is registered for just this dispatch key."""
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key))
+
+
 def has_autocast_kernel(op: OpOverload, device_type: str) -> bool:
     """Whether autocast casts the arguments of the whole operator. Other devices are cast as CUDA's are."""
     key = "AutocastCPU" if device_type == "cpu" else "AutocastCUDA"

@@ -37,6 +37,43 @@ class CommunicationRow:
     seconds: float = 0.0
 
 
+@dataclass(frozen=True)
+class Schedule:
+    """A pipeline: its stages, microbatches of a step, and the part of a step that a stage waits (1F1B and GPipe), if all
+    stages take equally long."""
+
+    stages: int
+    microbatches: int
+    bubble: float
+
+
+def find_schedule(logs: Mapping[int, Sequence[CollectiveRecord]]) -> Schedule | None:
+    """Of messages in floating point that go along a chain of ranks; None for rings, and without messages."""
+    neighbours: dict[int, set[int]] = {}
+    sent: dict[tuple[int, int, int], int] = {}
+    for rank, log in logs.items():
+        for record in log:
+            if record.kind == "send" and record.peer is not None and "float" in record.dtype:
+                neighbours.setdefault(rank, set()).add(record.peer)
+                neighbours.setdefault(record.peer, set()).add(rank)
+                key = (rank, record.peer, record.step)
+                sent[key] = sent.get(key, 0) + 1
+    first = min((rank for rank, others in neighbours.items() if len(others) == 1), default=None)
+    if first is None:
+        return None
+    chain, following = [first], next(iter(neighbours[first]))
+    while following is not None and following not in chain:
+        chain.append(following)
+        following = next((rank for rank in sorted(neighbours[following]) if rank not in chain), None)
+    if len(neighbours[chain[-1]]) != 1 or any(len(neighbours[rank]) > 2 for rank in chain):
+        return None
+    counts = [count for (rank, peer, _), count in sent.items() if (rank, peer) == (chain[0], chain[1])]
+    stages, microbatches = len(chain), max(counts, default=0)
+    if not microbatches:
+        return None
+    return Schedule(stages, microbatches, (stages - 1) / (microbatches + stages - 1))
+
+
 def wire_bytes(kind: str, nbytes: int, size: int) -> int:
     """What one of `size` ranks sends for a message of `nbytes`."""
     if size < 2 or kind == "barrier":

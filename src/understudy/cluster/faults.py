@@ -104,7 +104,60 @@ def find_faults(
         if len(members) > 1:
             found += _compare_collectives(name_group(group), group, members)
             found += _compare_messages(group, members)
+    if not any(fault.is_error for fault in found):
+        found += find_order_deadlock(histories, name_group)
     return [*found, *_find_outsiders(histories), *find_uncovered(histories), *_compare_loaders(histories)]
+
+
+def find_order_deadlock(histories: Sequence[History], name_group: Callable[[Group], str]) -> list[Fault]:
+    """Groups whose collectives match one by one, and that ranks use in another order. A blocking collective holds back all
+    that follows it, in every group; one with `async_op=True` nothing."""
+    if not all(history.is_whole for history in histories):
+        return []
+    calls = {history.rank: _number_collectives(history) for history in histories}
+    groups = {history.rank: history.groups for history in histories}
+    positions = dict.fromkeys(calls, 0)
+    arrived: dict[tuple[tuple[int, ...], str, int], set[int]] = {}
+
+    def find_missing(rank: int, record: CollectiveRecord, number: int) -> set[int]:
+        members = groups[rank][record.group].ranks
+        here = arrived.setdefault((members, record.group, number), set())
+        here.add(rank)
+        return {member for member in members if member in calls} - here
+
+    has_moved = True
+    while has_moved:
+        has_moved = False
+        for rank, log in calls.items():
+            while positions[rank] < len(log):
+                record, number = log[positions[rank]]
+                if find_missing(rank, record, number) and record.is_blocking:
+                    break
+                positions[rank] += 1
+                has_moved = True
+    waiting = {rank: log[positions[rank]] for rank, log in calls.items() if positions[rank] < len(log)}
+    if not waiting:
+        return []
+    sides: dict[str, list[int]] = {}
+    for rank, (record, number) in waiting.items():
+        group = name_group(groups[rank][record.group])
+        missing = write_ranks(sorted(find_missing(rank, record, number)))
+        text = f"in {record.kind} of group {group} at {_short(record.line)}, waiting for {missing}"
+        sides.setdefault(text, []).append(rank)
+    shown = "; ".join(f"{write_ranks(ranks)} {text}" for text, ranks in sides.items())
+    why = "ranks call the collectives of these groups in another order"
+    return [Fault("deadlock", f"{shown}: {why}", sorted(waiting))]
+
+
+def _number_collectives(history: History) -> list[tuple[CollectiveRecord, int]]:
+    """Without messages, each with its number in its group."""
+    counts: dict[str, int] = {}
+    found = []
+    for record in history.log:
+        if record.kind not in ("send", "recv"):
+            counts[record.group] = counts.get(record.group, 0) + 1
+            found.append((record, counts[record.group]))
+    return found
 
 
 def _find_outsiders(histories: Sequence[History]) -> list[Fault]:

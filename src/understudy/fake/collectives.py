@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @handler(*(name for name in collective.names if name.startswith("c10d::")))
 def run_collective(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
-    """The process group is called with meta tensors, for the `Work` that it returns. Schemas of these operators list no
+    """The operator is called with meta tensors, for the `Work` that it returns. Schemas of these operators list no
     writes."""
     metas: dict[int, torch.Tensor] = {}
 
@@ -30,8 +30,11 @@ def run_collective(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> A
         return metas.setdefault(id(fake), meta)
 
     with _torch.PastDispatch():
-        meta_args, meta_kwargs = map_structure(make_meta, FakeTensor, (tuple(args), dict(kwargs)))
-        result = func(*meta_args, **meta_kwargs)
+        if _torch.has_kernel(func, "Meta"):
+            meta_args, meta_kwargs = map_structure(make_meta, FakeTensor, (tuple(args), dict(kwargs)))
+            result = func(*meta_args, **meta_kwargs)
+        else:  # torch has none for collectives of several tensors, which return their `Work` alone
+            result = _torch.make_finished_work()
     values = None if mode.network is None else mode.network.exchange_values(func, args, kwargs)
     replace_contents(find_filled(func, args, kwargs, result), values)
     if not isinstance(result, tuple):

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from understudy.cluster.communication import CommunicationRow
+from understudy.cluster.communication import CommunicationRow, Schedule
 from understudy.cluster.faults import Fault
 from understudy.cluster.nccl import Communicator
 from understudy.report.rehearsal import (
@@ -101,6 +101,7 @@ class ClusterRehearsal:
     per_node: int
     rows: list[RankRow]
     mesh: ClusterMesh | None = None
+    schedule: Schedule | None = None
     communication: list[CommunicationRow] = field(default_factory=list)
     communicators: list[Communicator] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)

@@ -29,7 +29,7 @@ from understudy.cluster.classes import (
     infer_mesh,
     split,
 )
-from understudy.cluster.communication import coordinates_of, make_rows, name_group
+from understudy.cluster.communication import coordinates_of, find_schedule, make_rows, name_group
 from understudy.cluster.faults import Fault, History, find_faults, find_uncovered, write_ranks
 from understudy.cluster.layout import CLASSES, Interconnect, Layout, LayoutError, parse_ranks
 from understudy.cluster.nccl import Communicator, NcclSettings, find_communicators
@@ -343,6 +343,7 @@ def _summarise(
     cluster = ClusterRehearsal(
         verdict=_decide(rows, faults), headline="", device=device, nodes=layout.nodes, per_node=layout.per_node,
         rows=rows, mesh=_describe_mesh(meshes, layout.world_size), communication=communication,
+        schedule=find_schedule({rank: result["log"] for rank, result in results.items()}),
         communicators=communicators, faults=faults, assumptions=_merge_notes(known),
     )  # fmt: skip
     _add_cards(cluster)

@@ -24,7 +24,9 @@ def write_cluster(cluster: ClusterRehearsal, width: int = WIDTH) -> str:
         _write_ranks(cluster, width),
         *(_write_communication(cluster, when, width) for when in (SETUP, STEPS)),
         _write_communicators(cluster, width),
-        "\n".join(line for line in (_write_balance(cluster), _write_host(cluster)) if line),
+        "\n".join(
+            line for line in (_write_balance(cluster), _write_schedule(cluster), _write_host(cluster)) if line
+        ),
     ]
     return "\n\n".join(section for section in sections if section)
 
@@ -142,6 +144,16 @@ def _write_communicators(cluster: ClusterRehearsal, width: int) -> str:
     heads = ("communicator", "peers of messages", "memory")
     title = f"NCCL on rank {rank}, outside of the allocator (published figures, an estimate)"
     return write_table(title, heads, table[:MOST_COLLECTIVES], width)
+
+
+def _write_schedule(cluster: ClusterRehearsal) -> str:
+    schedule = cluster.schedule
+    if schedule is None:
+        return ""
+    return (
+        f"Pipeline: {schedule.stages} stages, {schedule.microbatches} microbatches in a step; a stage waits "
+        f"{schedule.bubble:.0%} of it (1F1B or GPipe, stages of equal time)"
+    )
 
 
 def _write_host(cluster: ClusterRehearsal) -> str:

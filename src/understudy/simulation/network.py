@@ -82,6 +82,8 @@ class CollectiveRecord:
     tag: int = 0
     batch: int = 0
     """The number of the `batch_isend_irecv` that it is a part of; 0 for none."""
+    is_blocking: bool = False
+    """Whether what follows on the current stream waits for it."""
 
 
 class CreatedGroup(NamedTuple):
@@ -252,7 +254,18 @@ class Network(Listener):
         step, phase, _ = (0, "", "") if places is None else places.describe()
         self.log.append(
             CollectiveRecord(
-                kind, group.name, nbytes, dtype, user_line(), step, phase, peer, is_async, tag, self.batch
+                kind,
+                group.name,
+                nbytes,
+                dtype,
+                user_line(),
+                step,
+                phase,
+                peer,
+                is_async,
+                tag,
+                self.batch,
+                is_blocking=not (is_async or is_functional),
             )
         )
 
