@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from understudy.simulation.catalogue import find_card
-from understudy.timing.collectives import Link, collective_seconds, find_link, find_network
+from understudy.timing.collectives import Link, collective_seconds, find_link, find_network, group_seconds
 
 LINK = Link("test", 100e9, {"other": 1.0}, latency=1e-6, fixed=0.0)
 GB = 10**9
@@ -55,3 +55,16 @@ def test_newer_links_are_faster() -> None:
         for name in ("l40s", "v100-32", "a100-80", "h100", "b200")
     ]
     assert times == sorted(times, reverse=True)
+
+
+def test_given_bandwidths_replace_those_of_the_catalogue() -> None:
+    card, size = find_card("h100"), 1 << 32
+    inside, across = tuple(range(8)), tuple(range(16))
+    usual = group_seconds("all_reduce", inside, size, card, 8)
+    assert group_seconds("all_reduce", inside, size, card, 8, within=225e9) == pytest.approx(
+        2 * usual, rel=0.01
+    )
+    slow, slower = (
+        group_seconds("all_reduce", across, size, card, 8, between=speed) for speed in (5e9, 2.5e9)
+    )
+    assert slower == pytest.approx(2 * slow, rel=0.05)

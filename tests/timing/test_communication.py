@@ -128,3 +128,42 @@ def test_sharded_layers_gather_beside_the_layer_before() -> None:
     assert len(sent) >= 3 * 6 - 1  # gathered twice, reduced once
     exposed = time.bound_by.get(COMMUNICATION, 0.0) * time.seconds_per_step
     assert exposed < 0.3 * sum(sent) * 1e-6
+
+
+def test_collectives_follow_the_stream_of_their_own_card() -> None:
+    """A rank computes on the card of its number: what it reduces is there once that card has computed it."""
+
+    def compute_on(card: int) -> TimeEstimate:
+        def run() -> None:
+            torch.cuda.set_device(card)
+            compute_and_reduce(False)
+
+        return time_of(run)
+
+    first, second = compute_on(0), compute_on(3)
+    assert second.seconds_per_step == pytest.approx(first.seconds_per_step)
+    assert second.bound_by[COMMUNICATION] == pytest.approx(first.bound_by[COMMUNICATION])
+
+
+def test_what_is_waited_for_early_is_exposed() -> None:
+    def reduce_and_wait(waits_first: bool) -> TimeEstimate:
+        def run() -> None:
+            model = nn.Linear(SIZE, SIZE).cuda().bfloat16()
+            x = torch.empty(8192, SIZE, device="cuda", dtype=torch.bfloat16)
+            gradient = torch.empty(1 << 28, device="cuda")
+            with torch.no_grad():
+                model(x)
+                work = dist.all_reduce(gradient, async_op=True)
+                if waits_first:
+                    work.wait()
+                for _ in range(40):
+                    x = torch.mm(x, model.weight)
+                if not waits_first:
+                    work.wait()
+
+        return time_of(run)
+
+    early, late = reduce_and_wait(True), reduce_and_wait(False)
+    assert COMMUNICATION not in late.bound_by
+    exposed = early.bound_by[COMMUNICATION] * early.seconds_per_step
+    assert early.seconds_per_step - late.seconds_per_step == pytest.approx(exposed, rel=0.05)

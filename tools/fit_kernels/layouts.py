@@ -7,7 +7,7 @@ fewer: once a pipeline is full, each further pass takes as long as the one befor
 
 vTrain      Megatron-DeepSpeed of 2022 in float16, with its own fused kernels; here bfloat16, attention in plain operators,
             FSDP2 without sharding in the place of its data parallelism, sequence parallelism beside tensor parallelism. Its
-            Python between calls is in the host: "heavy"
+            Python between calls is in the host: "heavy"; torch's tensor parallelism has as much of its own, in more calls
 nanotron    its own modules; here FSDP2 for ZeRO, torch's tensor parallelism and pipelines
 """
 
@@ -75,7 +75,7 @@ def read_vtrain(truth: Path) -> list[Layout]:
                 pp,
                 passes,
                 float(row["iteration time (ms)"]) * 1e-3,
-                "heavy",
+                "heavy" if tp == 1 else None,
             )
         )
     return found

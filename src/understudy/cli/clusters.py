@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from understudy.cli.commands import INTERRUPTED
+from understudy.cli.time_options import add_cost, is_too_slow
 from understudy.cluster.launchers import parse_launch
 from understudy.cluster.layout import (
     ALL,
@@ -137,10 +138,12 @@ def run_on_ranks(
     from understudy.report.cluster_rehearsal import ClusterRehearsal
 
     cluster = ClusterRehearsal.from_json(result.data)
+    add_cost(options, cluster, layout.world_size)
     with redirect_stdout(sys.stderr if options.json == "-" else sys.stdout):
         _print(cluster, options)
     _write(cluster, options)
-    return choose_exit_code(cluster, options.strict)
+    is_slow = is_too_slow(options, cluster)
+    return choose_exit_code(cluster, options.strict) or (DOES_NOT_FIT if is_slow else 0)
 
 
 def _write(cluster: ClusterRehearsal, options: argparse.Namespace) -> None:

@@ -13,6 +13,7 @@ from understudy.timing.curves import list_hosts
 from understudy.timing.step_time import run_cost
 
 if TYPE_CHECKING:
+    from understudy.report.cluster_rehearsal import ClusterRehearsal
     from understudy.report.rehearsal import Rehearsal
 
 
@@ -88,7 +89,7 @@ def check_time_options(options: argparse.Namespace) -> None:
         raise TimeOptionError("--cost needs --total-steps or --total-tokens")
 
 
-def add_cost(options: argparse.Namespace, rehearsal: Rehearsal, cards: int) -> None:
+def add_cost(options: argparse.Namespace, rehearsal: Rehearsal | ClusterRehearsal, cards: int) -> None:
     """Add the cost of the whole run, if its length is known."""
     time, steps = rehearsal.time, options.total_steps
     if time is not None and options.total_tokens is not None:
@@ -99,7 +100,7 @@ def add_cost(options: argparse.Namespace, rehearsal: Rehearsal, cards: int) -> N
         rehearsal.time = replace(time, cost=run_cost(time, steps, cards, options.cost))
 
 
-def is_too_slow(options: argparse.Namespace, rehearsal: Rehearsal) -> bool:
+def is_too_slow(options: argparse.Namespace, rehearsal: Rehearsal | ClusterRehearsal) -> bool:
     """Whether a step exceeds --max-step-time. A limit that can't be checked is not passed in silence."""
     limit, time = options.max_step_time, rehearsal.time
     if limit is None:

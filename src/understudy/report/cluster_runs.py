@@ -216,6 +216,8 @@ def _run_rank(
 ) -> dict[str, Any]:  # fmt: skip
     recorder = Recorder(card, options.rehearsal)
     recorder.count = layout.per_node
+    if options.interconnect is not None:
+        recorder.bandwidths = options.interconnect.within_node, options.interconnect.between_nodes
     with _hide_output(options.is_quiet or not is_shown) as said, recorder:
         if isinstance(program, Script):
             if entry:
@@ -348,7 +350,8 @@ def _summarise(
     )  # fmt: skip
     _add_cards(cluster)
     if not faults and cluster.verdict not in (FAILED, NO_VERDICT):
-        cluster.time = estimate_time(cluster, {rank: result["time_log"] for rank, result in results.items()})
+        logs = {rank: result["time_log"] for rank, result in results.items()}
+        cluster.time = estimate_time(cluster, logs, options.interconnect)
     cluster.headline = _write_headline(cluster)
     return cluster
 

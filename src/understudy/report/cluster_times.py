@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from understudy.cluster.layout import Interconnect
 from understudy.report.cluster_rehearsal import ClusterRehearsal
 from understudy.simulation.catalogue import find_card
 from understudy.timing.collectives import group_seconds
@@ -22,7 +23,9 @@ MODEL_DIMENSIONS = re.compile(r"(tp|tensor|pp|pipe|pipeline|stage|cp|context|sp|
 """Names of dimensions along which ranks share their inputs."""
 
 
-def estimate_time(cluster: ClusterRehearsal, logs: Mapping[int, RankLog | None]) -> TimeEstimate | None:
+def estimate_time(
+    cluster: ClusterRehearsal, logs: Mapping[int, RankLog | None], interconnect: Interconnect | None = None
+) -> TimeEstimate | None:
     """None where a rank that was run has no estimate of its own."""
     ranks = {}
     for row in cluster.rows:
@@ -33,10 +36,13 @@ def estimate_time(cluster: ClusterRehearsal, logs: Mapping[int, RankLog | None])
         ranks[row.rank] = RankTime(log, time, row.steps, 1 + len(row.stands_for))
     if not ranks:
         return None
-    card = find_card(cluster.device.key)
+    card, given = find_card(cluster.device.key), interconnect or Interconnect()
 
     def seconds_of(collective: Collective) -> float:
-        return group_seconds(collective.kind, collective.ranks, collective.nbytes, card, cluster.per_node)
+        return group_seconds(
+            collective.kind, collective.ranks, collective.nbytes, card, cluster.per_node, given.within_node,
+            given.between_nodes,
+        )  # fmt: skip
 
     return estimate_cluster(ranks, seconds_of, _count_data_ranks(cluster, ranks))
 

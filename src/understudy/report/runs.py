@@ -76,6 +76,8 @@ class Recorder:
     def __init__(self, device: str | Card | None = None, options: RehearsalOptions | None = None) -> None:
         self.options = options or RehearsalOptions()
         self.card, self.count = _find_card(device)
+        self.bandwidths = (0.0, 0.0)
+        """Of its node and of the network between nodes, instead of the catalogue's; 0 for the latter."""
         self.facts = RunFacts()
         self._run: Any = None
         self.machine: Machine | None = None
@@ -109,7 +111,8 @@ class Recorder:
         if self.card is None or not can_estimate(self.card):
             return None
         per_node = self.count if self.count > 1 else int(os.environ.get("LOCAL_WORLD_SIZE") or CARDS_OF_NODE)
-        return RunClock(find_curve(self.card, self.options.host), per_node, has_log=CLUSTER.peers is not None)
+        has_log = CLUSTER.peers is not None
+        return RunClock(find_curve(self.card, self.options.host), per_node, has_log, *self.bandwidths)
 
     @contextmanager
     def _make_machine(self) -> Iterator[None]:

@@ -79,9 +79,17 @@ class CallTime(NamedTuple):
 
 class RunClock:
     """The timeline of one run on cards of one kind. `has_log`: what other ranks wait for is kept, to be replayed with
-    them."""
+    them. `within`, `between`: as of `group_seconds`."""
 
-    def __init__(self, curve: Curve, per_node: int = 1, has_log: bool = False) -> None:
+    def __init__(
+        self,
+        curve: Curve,
+        per_node: int = 1,
+        has_log: bool = False,
+        within: float = 0.0,
+        between: float = 0.0,
+    ) -> None:
+        self.within, self.between = within, between
         self.curve = curve
         self.per_node = per_node
         """Cards of a node, by which ranks are numbered."""
@@ -226,8 +234,9 @@ class RunClock:
     def seconds_of(self, collective: Collective) -> float:
         """Of a collective, once all of its ranks have come."""
         return group_seconds(
-            collective.kind, collective.ranks, collective.nbytes, self.curve.card, self.per_node
-        )
+            collective.kind, collective.ranks, collective.nbytes, self.curve.card, self.per_node, self.within,
+            self.between,
+        )  # fmt: skip
 
     def _wait_for(self, stream: tuple[int, int], end: float, number: int) -> None:
         self.timeline.wait(stream, end)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, log2
 from types import MappingProxyType
 
@@ -58,12 +58,24 @@ def find_link(card: Card) -> Link:
     return Link(name, one_way, found["efficiency"], found["latency"], found["fixed"])
 
 
-def group_seconds(kind: str, ranks: Sequence[int], nbytes: float, card: Card, per_node: int) -> float:
-    """Of a collective of these ranks, which are numbered node by node; the network is the usual one of the card."""
+def group_seconds(
+    kind: str,
+    ranks: Sequence[int],
+    nbytes: float,
+    card: Card,
+    per_node: int,
+    within: float = 0.0,
+    between: float = 0.0,
+) -> float:
+    """Of a collective of these ranks, which are numbered node by node. `within`, `between`: bytes that a rank sends in a
+    second to its node and to others; 0 for those of the catalogue and of the network that the card usually has."""
     nodes = Counter(rank // per_node for rank in ranks)
     inside = max(nodes.values(), default=1)
-    network = find_network(usual_network(card)) if len(nodes) > 1 else None
-    return collective_seconds(kind, len(ranks), nbytes, find_link(card), inside, network)
+    link = find_link(card)
+    link = replace(link, bandwidth=within) if within else link
+    gigabits = between * 8e-9 or usual_network(card)
+    network = find_network(gigabits) if len(nodes) > 1 else None
+    return collective_seconds(kind, len(ranks), nbytes, link, inside, network)
 
 
 def usual_network(card: Card) -> float:
