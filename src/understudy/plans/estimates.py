@@ -58,7 +58,7 @@ class Estimates:
         """Parameters, gradients and optimizer state that the average rank holds; of candidates that differ in more than
         their shape, nothing is known."""
         bounds = [
-            _sharded_bytes(result, other.shape, candidate.shape)
+            _least_bytes(result, other.shape, candidate.shape)
             for other, result in self.results.items()
             if result.is_measured and _differs_in_shape_only(candidate, other)
         ]
@@ -246,17 +246,21 @@ def _shards(shape: Shape) -> tuple[int, int, int]:
 
 
 def _sharded_bytes(result: Result, a: Shape, c: Shape) -> int:
-    if a.zero is None and (a.dp, a.ranks) != (c.dp, c.ranks):
-        # How a script shards what it is not asked about is not known: at most over all ranks.
-        return 0 if a.ranks != c.ranks else _whole(result, a) // max(1, c.ranks)
+    """What is expected: stage by stage."""
     sizes = result.parameters, result.gradients, result.optimizer_state
     return sum(
         int(size * before / after) for size, before, after in zip(sizes, _shards(a), _shards(c), strict=True)
     )
 
 
-def _whole(result: Result, shape: Shape) -> int:
-    return (result.parameters + result.gradients + result.optimizer_state) * shape.tp * shape.pp
+def _least_bytes(result: Result, a: Shape, c: Shape) -> int:
+    """A lower bound. Which sizes a stage of ZeRO shards differs between programs (a copy in another precision is a parameter
+    in one, and optimizer state in the other), and of a program that does not say, whether it shards at all."""
+    whole = (result.parameters + result.gradients + result.optimizer_state) * a.tp * a.pp
+    least = whole / (c.tp * c.pp)
+    if a.zero is None or c.zero is None or c.zero > a.zero:
+        return 0 if (a.zero is None and a.ranks != c.ranks) else int(least / c.dp)
+    return int(least * (min(1.0, a.dp / c.dp) if a.zero else 1.0))
 
 
 def _work(shape: Shape) -> float:
