@@ -45,7 +45,8 @@ class Estimates:
 
     def learn(self, candidate: Candidate, result: Result) -> None:
         seconds, nbytes = self.predict_seconds(candidate), self.predict_bytes(candidate)
-        if result.is_measured:
+        # What a value does that is new is in no prediction: it says nothing about their error.
+        if result.is_measured and not self._count_new_values(candidate):
             if seconds and result.seconds:
                 self.time_errors.append(math.log(result.seconds / seconds))
             if nbytes and result.reserved_bytes:
