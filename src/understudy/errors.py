@@ -15,6 +15,8 @@
     ├── UnsupportedMutationAliasingException (RuntimeError)  a write or alias that is not supported
     ├── MixedTensorsError (RuntimeError, AssertionError)  a real tensor, or a fake of another mode, among fakes
     │   └── UnknownSubclassError (TypeError)      a real tensor of an unknown subclass
+    ├── MetaDeviceError (RuntimeError, AssertionError)  a meta tensor in a mode that refuses them
+    ├── ContradictoryOptions (ValueError, AssertionError)  options that exclude each other
     ├── UntrackedValueError (RuntimeError)        a value without a node in the graph
     ├── SymbolMismatch (ValueError, AssertionError)   inputs that give a symbol two values
     ├── ConstraintViolationError (RuntimeError, ValueError)  a run that violates a constraint on a dimension
@@ -31,6 +33,7 @@ line of the user's code, and a hint, once.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -73,8 +76,14 @@ class UnderstudyError(Exception):
         if func is None and not isinstance(reason, str):
             # torch's exceptions of these names take the operator as their only argument.
             func, reason = reason, str(reason)
-        super().__init__(reason)
+        if WITHOUT_TORCH_BASE:
+            adopt_torch_bases()
+        Exception.__init__(self, reason)  # torch's classes of these names have constructors of their own
         self._facts = _Facts(str(reason), func, context or Context())
+
+    # Some of torch's classes of these names are dataclasses, which can't be hashed.
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
 
     @property
     def reason(self) -> str:
@@ -163,6 +172,16 @@ class UnknownSubclassError(MixedTensorsError, TypeError):
     """As above, for an unknown subclass: a `TypeError` too, because that is how dispatch fails in torch."""
 
 
+class MetaDeviceError(UnderstudyError, RuntimeError, AssertionError):
+    """A tensor on the meta device, in a mode that refuses them. An `AssertionError` too, because that is what torch's mode
+    raises."""
+
+
+class ContradictoryOptions(UnderstudyError, ValueError, AssertionError):
+    """Two options of which one asks for what the other forbids. An `AssertionError` too, because that is what torch's mode
+    raises."""
+
+
 class UntrackedValueError(UnderstudyError, RuntimeError):
     """A value without a node in the graph that is being recorded."""
 
@@ -197,6 +216,37 @@ class ModeOrderError(UnderstudyError, RuntimeError):
 
 class NotProvidedError(UnderstudyError, NotImplementedError):
     """A name of a torch mechanism that understudy does not have was used."""
+
+
+# --- torch's classes of the same names ----------------------------------------------------------------------------------
+
+FAKE_TENSOR, SYMBOLIC_SHAPES = "torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes"
+WITHOUT_TORCH_BASE: dict[type[UnderstudyError], tuple[str, str]] = {
+    DataDependentOutputException: (FAKE_TENSOR, "DataDependentOutputException"),
+    DynamicOutputShapeException: (FAKE_TENSOR, "DynamicOutputShapeException"),
+    FakeTensorDeviceMismatchError: (FAKE_TENSOR, "FakeTensorDeviceMismatchError"),
+    MetadataMismatchError: (FAKE_TENSOR, "MetadataMismatchError"),
+    UnsupportedFakeTensorException: (FAKE_TENSOR, "UnsupportedFakeTensorException"),
+    UnsupportedMutationAliasingException: (FAKE_TENSOR, "UnsupportedMutationAliasingException"),
+    UnsupportedOperatorException: (FAKE_TENSOR, "UnsupportedOperatorException"),
+    ConstraintViolationError: (SYMBOLIC_SHAPES, "ConstraintViolationError"),
+    GuardOnDataDependentSymNode: (SYMBOLIC_SHAPES, "GuardOnDataDependentSymNode"),
+    GuardsFrozen: (SYMBOLIC_SHAPES, "_ShapeEnvGuardError"),
+    PendingUnbackedSymbolNotFound: (SYMBOLIC_SHAPES, "PendingUnbackedSymbolNotFound"),
+}
+"""Exceptions that code around torch catches under the names of torch's own classes, and where these are; without those
+whose module was found loaded."""
+
+
+def adopt_torch_bases() -> None:
+    """Make torch's classes of the same names bases of ours, as far as they are loaded: `except` asks for real bases. Code
+    that names one of them has loaded its module; nobody else has to."""
+    for ours, (module, name) in list(WITHOUT_TORCH_BASE.items()):
+        theirs = getattr(sys.modules.get(module), name, None)
+        if theirs is not None:
+            del WITHOUT_TORCH_BASE[ours]
+            others = (base for base in ours.__bases__ if not issubclass(theirs, base))
+            ours.__bases__ = (*others, theirs)
 
 
 class NotProvided(type):

@@ -4,6 +4,7 @@ A program that imports from there changes one line. A name for a mechanism that 
 and says what to use instead when it is used.
 """
 
+from understudy._torch.switches import FakeTensorConfig as FakeTensorConfig
 from understudy.errors import (
     DataDependentOutputException as DataDependentOutputException,
     DynamicOutputShapeException as DynamicOutputShapeException,
@@ -22,6 +23,10 @@ from understudy.fake.tensor import (
     SymNumberMemoDescriptor as SymNumberMemoDescriptor,
 )
 from understudy.fake.torch_api import (
+    _check_for_subclass as _check_for_subclass,
+    _check_for_subclass_arg as _check_for_subclass_arg,
+    _find_like_constructors,
+    _find_operators_with_positional_device,
     _is_indexed_device_type as _is_indexed_device_type,
     _is_plain_tensor as _is_plain_tensor,
     _is_tensor_constructor as _is_tensor_constructor,
@@ -36,6 +41,7 @@ from understudy.fake.torch_api import (
     extract_tensor_metadata as extract_tensor_metadata,
     get_plain_tensors as get_plain_tensors,
     get_schema_info as get_schema_info,
+    in_kernel_invocation_manager as in_kernel_invocation_manager,
     init_gpu_context as init_gpu_context,
     is_fake as is_fake,
     is_fake_tensor as is_fake_tensor,
@@ -53,6 +59,13 @@ from understudy.fake.torch_api import (
 from understudy.infer.cache import DispatchCacheInfo as DispatchCacheInfo
 from understudy.torch_names import INSTEAD as _INSTEAD, module_getattr as _module_getattr
 
-__getattr__ = _module_getattr(__name__, {"CONSTANT_NUMEL_LIMIT": 1})
+__getattr__ = _module_getattr(
+    __name__,
+    {"CONSTANT_NUMEL_LIMIT": 1},
+    {
+        "_like_tensor_constructors": _find_like_constructors,
+        "_device_not_kwarg_ops": _find_operators_with_positional_device,
+    },
+)
 __all__ = [name for name in dir() if not name.startswith("_")]
 __all__ += [name for name in _INSTEAD["fake_tensor"] if not name.startswith("_")]

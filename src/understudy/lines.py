@@ -8,8 +8,10 @@ import functools
 import linecache
 import os
 import sys
+import traceback
 from collections.abc import Iterator
 from types import FrameType, TracebackType
+from typing import Any
 
 import torch
 
@@ -232,3 +234,34 @@ def is_own_file(file: str) -> bool:
         or file == "<frozen runpy>"
         or file.endswith(os.sep + "runpy.py")
     )
+
+
+# --- where an object was made -----------------------------------------------------------------------------------------
+
+MOST_FRAMES = 48
+"""Of a deeper stack, only the innermost frames are kept."""
+KeptFrames = tuple[tuple[Any, int], ...]
+"""Code and instruction of each frame, innermost first. Line numbers are found when the stack is shown: that is slow."""
+
+
+def keep_frames(depth: int) -> KeptFrames:
+    """The frames of this thread, from `depth` functions above the caller."""
+    kept = []
+    frame: FrameType | None = sys._getframe(depth + 1)
+    while frame is not None and len(kept) < MOST_FRAMES:
+        kept.append((frame.f_code, frame.f_lasti))
+        frame = frame.f_back
+    return tuple(kept)
+
+
+def format_frames(kept: KeptFrames) -> str:
+    """As Python shows a stack, the innermost frame last."""
+    entries = []
+    for code, instruction in reversed(kept):
+        line = code.co_firstlineno
+        for start, number in dis.findlinestarts(code):
+            if start > instruction:
+                break
+            line = number if number is not None else line
+        entries.append(traceback.FrameSummary(code.co_filename, line, code.co_name))
+    return "".join(traceback.format_list(entries))

@@ -6,6 +6,7 @@ and says what to use instead when it is used.
 
 from understudy.errors import (
     ConstraintViolationError as ConstraintViolationError,
+    GuardsFrozen as _GuardsFrozen,
     GuardOnDataDependentSymNode as GuardOnDataDependentSymNode,
     PendingUnbackedSymbolNotFound as PendingUnbackedSymbolNotFound,
 )
@@ -48,6 +49,7 @@ from understudy.shapes.torch_api.names import (
     canonicalize_bool_expr as canonicalize_bool_expr,
     cast_symbool_to_symint_guardless as cast_symbool_to_symint_guardless,
     check_consistent as check_consistent,
+    _constrain_range_for_size as _constrain_range_for_size,
     constrain_range as constrain_range,
     constrain_unify as constrain_unify,
     create_contiguous as create_contiguous,
@@ -78,7 +80,7 @@ from understudy.shapes.torch_api.names import (
 )
 from understudy.torch_names import INSTEAD as _INSTEAD, module_getattr as _module_getattr
 
-ShapeEnvSettings, RuntimeAssert = _Settings, _Guard
+ShapeEnvSettings, RuntimeAssert, _ShapeEnvGuardError = _Settings, _Guard, _GuardsFrozen
 
 __getattr__ = _module_getattr(__name__)
 __all__ = [

@@ -106,22 +106,16 @@ _GROUPS: dict[str, dict[str, str]] = {
         CACHE: "_DispatchCacheKey _DispatchCacheEntryOutputInfo _DispatchCacheValidEntry _DispatchCacheBypassEntry "
         "_BypassDispatchCache _validate_symbolic_output_for_caching _set_cache_key_for_shape_env _set_cache_key "
         "_CacheKeyState _PySymInputStub _SymIntOutputStub",
-        HANDLERS: "_device_handler _DISPATCH_META_HANDLERS _DISPATCH_HANDLE_DIRECTLY _device_not_kwarg_ops "
-        "_like_tensor_constructors op_implementations_checks get_fast_op_impls",
+        HANDLERS: "_device_handler _DISPATCH_META_HANDLERS _DISPATCH_HANDLE_DIRECTLY "
+        "op_implementations_checks get_fast_op_impls",
         CONVERSION: "_infer_fake_from_real_tensor MetaConverter",
         CHECKS: "assert_eq assert_metadata_eq",
-        "Tensor subclasses are passed to their own __torch_dispatch__; use is_traceable_wrapper_subclass.": ""
-        "_check_for_subclass _check_for_subclass_arg",
-        "There is no debug switch: every error names the line of your program. Use make_fx for the graph of a run.": ""
-        "FakeTensorConfig",
         "Nested calls of the mode are not counted. To see every operator, put a TorchDispatchMode of yours inside it.": ""
         "IncrementRecursionCount RECURSION_COUNT",
         "Plans of the cache have no constants. Use FakeTensorMode.cache_info() and FakeTensorMode.cache_clear().": ""
         "SingletonConstant",
         "Keys of the cache are not handed out. Use FakeTensorMode.cache_clear(), or disable_fake_tensor_cache(mode).": ""
         "evict_fake_tensor_cache_key",
-        "Stand-ins never pose as meta tensors. Call the operator inside the mode, or define its result with "
-        "understudy.rule or torch.library.register_fake.": "in_kernel_invocation_manager",
         "Use mode.from_tensor(real) for the stand-in of a result, and torch.library.register_fake or "
         "understudy.rule to define the result of the operator.": "inferred_fake_kernel_from_real_out",
         "FakeTensor(...) refuses keywords that it does not know.": "_FakeTensorConstructorIgnoredState "
@@ -159,7 +153,7 @@ _GROUPS: dict[str, dict[str, str]] = {
         "_free_unbacked_symbols_with_path _remove_effect_token_unbacked_bindings",
         "Use guard_or_false, guard_or_true, statically_known_true.": "_guard_or _static_eval_sym_bool "
         "_sym_node_hint_disproves",
-        RANGES: "_advise_is_size _advise_is_bounded _constrain_range_for_size",
+        RANGES: "_advise_is_size _advise_is_bounded ",
         "Use StatelessSymbolicContext, StatefulSymbolicContext or dims(...).": "_assert_symbol_context _is_dim_dynamic "
         "_is_int",
         "A ShapeEnv solves conditions when they come up. Read env.guards, env.specialisations and env.var_to_range.": ""
@@ -175,7 +169,7 @@ _GROUPS: dict[str, dict[str, str]] = {
         "Use env.format_guards(), and env.check(*inputs) for the guards that inputs do not meet.": ""
         "DynamicDimConstraintPrinter",
         "Use functools.lru_cache and its cache_info().": "lru_cache log_lru_cache_stats",
-        GUARDS: "_ShapeGuardPrinter _ShapeGuardCppPrinter _ShapeGuardsHelper _CppShapeGuardsHelper _ShapeEnvGuardError",
+        GUARDS: "_ShapeGuardPrinter _ShapeGuardCppPrinter _ShapeGuardsHelper _CppShapeGuardsHelper",
         SUPPRESSION: "_ignore_fresh_unbacked_symbols_tls _ignore_fresh_unbacked_symbols_set "
         "_ignore_fresh_unbacked_symbols_tls_context _suppress_guards",
         "Errors name the line of your program and the torch._check(...) to add.": "_FrameLocalResult _find_user_code_frame "
@@ -193,13 +187,20 @@ INSTEAD: dict[str, dict[str, str]] = {
 """Module → name → what to use instead."""
 
 
-def module_getattr(module: str, constants: dict[str, object] | None = None) -> Callable[[str], Any]:
-    """The `__getattr__` of a module that has the name of one of torch's."""
+def module_getattr(
+    module: str,
+    constants: dict[str, object] | None = None,
+    computed: dict[str, Callable[[], object]] | None = None,
+) -> Callable[[str], Any]:
+    """The `__getattr__` of a module that has the name of one of torch's. `computed`: values that are found when they are
+    named."""
     short = module.rpartition(".")[2]
 
     def __getattr__(name: str) -> Any:
         if constants is not None and name in constants:
             return constants[name]
+        if computed is not None and name in computed:
+            return computed[name]()
         if name in OURS:
             home, attribute = OURS[name]
             return getattr(importlib.import_module(home), attribute)
@@ -213,8 +214,23 @@ def module_getattr(module: str, constants: dict[str, object] | None = None) -> C
     return __getattr__
 
 
+SWITCHES: dict[str, str] = {
+    "fake_tensor_propagate_real_tensors": "as in torch; also FakeTensorMode(propagate_real_tensors=True)",
+    "fake_tensor_allow_meta": "as in torch",
+    "fake_tensor_allow_unsafe_data_ptr_access": "no effect: data_ptr() of a stand-in always raises, with what to do",
+    "fake_tensor_crossref": "read by torch's AOTAutograd, not by a mode",
+    "fake_tensor_prefer_device_type": "not supported: tensors on two devices are an error that names both; move one of them",
+    "fake_tensor_cache_enabled": "as in torch",
+    "fake_tensor_cache_crosscheck_enabled": "as FakeTensorMode(crosscheck=True)",
+    "fake_tensor_disable_inference_mode": "read by torch's compiler, not by a mode",
+    "generate_fake_kernels_from_real_mismatches": "as in torch",
+}
+"""The flags of `torch._functorch.config` and `torch._dynamo.config` about fake tensors, and what they do here. They are
+read when a mode is made."""
+
+
 def write_page() -> str:
-    """The table of `INSTEAD`, as the page docs/differences.md."""
+    """The tables of `INSTEAD` and `SWITCHES`, as the page docs/differences.md."""
     lines = [
         "# What differs from torch's modules",
         "",
@@ -229,6 +245,18 @@ def write_page() -> str:
         lines += ["", f"## understudy.{module}", "", "| names of torch's module | instead |", "|---|---|"]
         for advice, names in groups.items():
             lines.append(f"| {', '.join(f'`{name}`' for name in names.split())} | {advice} |")
+    lines += [
+        "",
+        "## Switches",
+        "",
+        "Flags of `torch._functorch.config` and `torch._dynamo.config`. They are read when a mode",
+    ]
+    lines += ["is made, as are the environment variables that set them, and `TORCH_FAKE_TENSOR_DEBUG`.", ""]
+    lines += [
+        "| switch | here |",
+        "|---|---|",
+        *(f"| `{name}` | {text} |" for name, text in SWITCHES.items()),
+    ]
     return "\n".join(lines) + "\n"
 
 

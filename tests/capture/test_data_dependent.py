@@ -118,7 +118,7 @@ def test_the_node_says_which_symbols_it_makes() -> None:
     assert str(path) == ".size()[0]"
     assert str(node.meta["val"].shape[0]) == "u0"
 
-    graph = captured(items, torch.tensor(4))
+    graph = captured(items, torch.tensor([4]))
     (node,) = graph.graph.find_nodes(op="call_function", target=torch.ops.aten._local_scalar_dense.default)
     assert [str(path) for path in node.meta["unbacked_bindings"].values()] == [""]
     assert isinstance(node.meta["val"], torch.SymInt)
@@ -159,7 +159,15 @@ def test_dead_reads_that_are_checked_stay() -> None:
         torch._check(n >= 0)
         return torch.zeros(3)
 
-    assert "_local_scalar_dense.default" in targets(captured(f, torch.tensor(3)))
+    assert "_local_scalar_dense.default" in targets(captured(f, torch.tensor([3])))
+
+
+def test_the_number_in_an_input_is_a_guard_of_the_graph() -> None:
+    gm = captured(lambda x, t: x * t.item() if t.item() > 3 else x, torch.ones(2), torch.tensor(5))
+    assert targets(gm) == ["_local_scalar_dense.default", "mul.Tensor"]
+    assert torch.equal(gm(torch.ones(2), torch.tensor(7)), torch.full((2,), 7.0))
+    assert gm.shape_env.evaluate_guards(torch.ones(2), torch.tensor(7))
+    assert not gm.shape_env.evaluate_guards(torch.ones(2), torch.tensor(3))
 
 
 # --- promises ---------------------------------------------------------------------------------------------------------------

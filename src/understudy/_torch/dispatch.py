@@ -587,3 +587,11 @@ def unsharded_gradients(module: torch.nn.Module) -> list[Tensor]:
         )
     ]
     return [gradient for gradient in found if gradient is not None]
+
+
+@contextmanager
+def with_meta_kernels() -> Iterator[None]:
+    """Inside, the kernels of the meta device run on stand-ins, without a dispatch to Python."""
+    with torch._C._DisableTorchDispatch(), torch._C._PreserveDispatchKeyGuard():
+        torch._C._set_meta_in_tls_dispatch_include(True)
+        yield

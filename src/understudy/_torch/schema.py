@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import torch
@@ -251,3 +251,25 @@ def contains_tensors(type_: Any) -> bool:
     """Whether a type of a schema is a tensor, or a container of tensors."""
     is_tensor = type_.isSubtypeOf(torch._C.TensorType.get())
     return bool(is_tensor) or any(contains_tensors(part) for part in type_.containedTypes())
+
+
+def is_tensor_type(kind: Any) -> bool:
+    """Whether a type of a schema is that of one tensor."""
+    return kind is torch._C.TensorType.get()
+
+
+def aten_operators() -> Iterator[OpOverload]:
+    """All operators of the namespace `aten`."""
+    for schema in torch._C._jit_get_all_schemas():
+        namespace, _, name = schema.name.partition("::")
+        if namespace == "aten":
+            yield getattr(getattr(torch.ops.aten, name), schema.overload_name or "default")
+
+
+def takes_positional_device(op: OpOverload) -> bool:
+    """Whether an operator on tensors takes a device in a place, not only by name."""
+    device = torch._C.OptionalType(torch._C.DeviceObjType.get())
+    arguments = op._schema.arguments
+    return any(
+        not argument.kwarg_only and argument.type.isSubtypeOf(device) for argument in arguments
+    ) and any(contains_tensors(part.type) for part in (*arguments, *op._schema.returns))

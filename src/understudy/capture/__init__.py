@@ -3,6 +3,7 @@
 make_fx              make_fx: options, the run, names of inputs, errors
 recorder             ProxyTorchDispatchMode: every operator call becomes a node
 tracer               PythonKeyTracer: the recorded graph, and the node of each value
+trackers             the values that a tracer knows, as mappings
 constants            parameters, buffers, constants and tensors from outside, as attributes of the graph module
 borrowed_modules     the modules that the traced function refers to: their tensors during the trace
 constant_values      the values of constants, by which a program may decide

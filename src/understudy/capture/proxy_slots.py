@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch.fx import Proxy
 
 from understudy import _torch
-from understudy.capture.tracer import SYMBOLIC, ProxyTensor, PythonKeyTracer
+from understudy.capture.tracer import SYMBOLIC, PythonKeyTracer
+from understudy.capture.trackers import ProxyTensor, Thunk
 from understudy.errors import UntrackedValueError
 from understudy.graph.node_values import as_val, set_val
 from understudy.shapes.bindings import compute_unbacked_bindings
@@ -22,23 +23,6 @@ py_sym_types = SYMBOLIC
 """The classes of symbolic numbers."""
 PySymType = torch.SymInt | torch.SymFloat | torch.SymBool
 """The same for annotations."""
-
-
-class Thunk(Generic[T]):
-    """A value that is computed once, on first access."""
-
-    __slots__ = ("_compute", "_value")
-
-    def __init__(self, compute: Callable[[], T]) -> None:
-        self._compute: Callable[[], T] | None = compute
-        self._value: Any = None
-
-    def force(self) -> T:
-        if self._compute is not None:
-            self._value = self._compute()
-            self._compute = None
-        value: T = self._value
-        return value
 
 
 def thunkify(tracer: PythonKeyTracer, f: Callable[..., T], *args: object, **kwargs: object) -> Thunk[T]:
@@ -76,9 +60,7 @@ def _slot(obj: object, tracer: PythonKeyTracer) -> Any:
     if isinstance(obj, torch.Tensor):
         return tracer.tensor_tracker.get(obj)
     if isinstance(obj, SYMBOLIC):
-        if not tracer.has_symbol(obj):
-            return None
-        return Thunk(lambda: tracer.proxy(tracer.argument_of_symbol(obj)))
+        return tracer.symnode_tracker.get(obj)
     return tracer.script_object_tracker.get(obj)
 
 
@@ -96,7 +78,7 @@ def set_proxy_slot(obj: object, tracer: PythonKeyTracer, proxy: Any) -> None:
         if proxy.constant is not None:
             tracer.known_values[obj] = proxy.constant
     elif isinstance(obj, SYMBOLIC):
-        tracer.symbols.bind_later(obj, lambda: proxy.force().node)
+        tracer.symnode_tracker[obj] = proxy
     else:
         tracer.script_object_tracker[obj] = proxy
 

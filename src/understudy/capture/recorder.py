@@ -323,7 +323,7 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
         node_args, node_kwargs = self._as_arguments(route, args, kwargs)
         specs = [fake._spec for fake in tensors if type(fake) is FakeTensor] if route.record.has_out else None
         result = self._result(fake_mode, func, types, args, kwargs)
-        if result is NotImplemented or (route.record.is_data_dependent and is_determined(result)):
+        if result is NotImplemented or (route.record.is_data_dependent and self._is_known_number(result)):
             return result
         if specs is not None:
             self._read_before_resizes(tensors, specs)
@@ -333,6 +333,11 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
         self.track(result, node)
         self._of_parts(node)
         return result
+
+    def _is_known_number(self, value: object) -> bool:
+        """Whether a number that was read from a tensor needs no node: it is determined, and the graph can compute it. The
+        number in a tensor that is an input is neither data-dependent nor among the sizes of the inputs."""
+        return is_determined(value) and (type(value) in PLAIN or self.tracer.knows_symbol(value))
 
     def _read_before_resizes(self, tensors: Any, specs: Any) -> None:
         """Read the sizes of an `out=` tensor before the call that resized it."""

@@ -16,6 +16,7 @@ from torch.utils.weak import WeakIdKeyDictionary, WeakTensorKeyDictionary
 
 from understudy import _torch
 from understudy.capture.constants import Constants
+from understudy.capture.trackers import SymbolTracker, TensorTracker
 from understudy.errors import Context, UnsupportedOperatorException
 from understudy.fake.tensor import FakeTensor
 from understudy.graph.node_values import NodeMeta, set_val
@@ -163,6 +164,17 @@ class PythonKeyTracer(torch.fx.Tracer):
                 return node
         return None if self._others is None else self._others.get(tensor)
 
+    def forget(self, tensor: torch.Tensor) -> None:
+        """Drop the node of a tensor: it becomes a constant where it is used again."""
+        if type(tensor) is FakeTensor and tensor._node is not None and tensor._node.graph is self.graph:
+            tensor._node = None
+        if self._others is not None:
+            self._others.pop(tensor, None)
+
+    def tensors_apart(self) -> Iterator[torch.Tensor]:
+        """The tensors that do not refer to their nodes themselves."""
+        return iter(()) if self._others is None else iter(list(self._others))
+
     def node_of_tensor(self, tensor: torch.Tensor) -> Node:
         """The node of this tensor; if it has none, it becomes a constant of the module."""
         # `find_node`, without a call for each use of a parameter
@@ -265,6 +277,11 @@ class PythonKeyTracer(torch.fx.Tracer):
         """Tensor → proxy, as a mapping, for code that uses torch's tracer."""
         return TensorTracker(self)
 
+    @property
+    def symnode_tracker(self) -> SymbolTracker:
+        """Symbolic number → proxy, likewise."""
+        return SymbolTracker(self)
+
 
 HOOKS = ("create_node", "create_proxy", "create_arg")
 """Methods that make nodes, which subclasses override."""
@@ -292,29 +309,6 @@ class HookedAppender:
     def read(self, target: str) -> Node:
         node: Node = self._tracer.create_proxy("get_attr", target, (), {}).node
         return node
-
-
-class TensorTracker:
-    """`tensor in tracker`, `tracker[tensor]`: the proxies of tensors."""
-
-    def __init__(self, tracer: PythonKeyTracer) -> None:
-        self._tracer = tracer
-
-    def __contains__(self, tensor: torch.Tensor) -> bool:
-        return self._tracer.find_node(tensor) is not None
-
-    def __getitem__(self, tensor: torch.Tensor) -> Any:
-        node = self._tracer.find_node(tensor)
-        if node is None:
-            raise KeyError(tensor)
-        return ProxyTensor(self._tracer.proxy(node), self._tracer.known_values.get(tensor))
-
-    def get(self, tensor: torch.Tensor, default: object = None) -> Any:
-        node = self._tracer.find_node(tensor)
-        return default if node is None else self[tensor]
-
-    def __setitem__(self, tensor: torch.Tensor, value: Any) -> None:
-        self._tracer.remember(tensor, value.proxy.node)
 
 
 class RecordAllCalls(_torch.FunctionMode):
@@ -366,16 +360,6 @@ FUNCTIONS_WITHOUT_TENSORS = (
 )
 """As they are named in the code of a graph."""
 CHANGES_OF_STATE = (_torch.set_grad_enabled, _torch.enter_autocast, _torch.exit_autocast)
-
-
-class ProxyTensor:
-    """The slot of a tensor: its proxy, and its value if that is determined."""
-
-    __slots__ = ("constant", "proxy")
-
-    def __init__(self, proxy: Proxy, constant: torch.Tensor | None) -> None:
-        self.proxy = proxy
-        self.constant = constant
 
 
 class OpenGraphs:

@@ -151,7 +151,9 @@ class Recording:
             prefer_deferred_runtime_asserts_over_guards=defers_asserts,
             trace_asserts=True,
         )
-        return FakeTensorMode(shape_env=env, allow_non_fake_inputs=True, allow_fallback_kernels=True)
+        return FakeTensorMode(
+            shape_env=env, allow_non_fake_inputs=True, allow_fallback_kernels=True, export=True
+        )
 
     def _make_fakes(self) -> list[Any]:
         """A stand-in for each tensor, a symbol for each dynamic number; other leaves unchanged."""

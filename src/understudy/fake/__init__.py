@@ -3,6 +3,8 @@
 tensor          FakeTensor
 mode            FakeTensorMode: key → plan → tensors
 misses          cache misses: handlers, shared plans, inference
+hooks           the slow path of modes whose calls someone wants to see: overridden methods, switches
+real_tensors    real tensors beside stand-ins: each operator also runs on them
 services        the base of FakeTensorMode: values, copies and conversion of stand-ins
 convert         from real tensors to fakes; dynamic sizes become symbols
 realise         tensors from outcomes: all fakes are made here

@@ -6,17 +6,24 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
 from understudy import _torch
-from understudy.errors import MixedTensorsError, UnsupportedFakeTensorException
+from understudy.errors import (
+    ArgumentError,
+    MixedTensorsError,
+    NotProvidedError,
+    UnsupportedFakeTensorException,
+)
+from understudy.fake.hooks import look_at
 from understudy.fake.inputs import handler, real_handler
 from understudy.fake.native import canonical
 from understudy.fake.realise import convert_sparse, make_new, make_view
 from understudy.fake.tensor import FakeTensor
 from understudy.fake.values.determined import MOST_COMPUTED, copy_storage
+from understudy.fake.values.input_numbers import make_symbol_of_number
 from understudy.shapes.input_dims import name_of, symbolic_sizes
 from understudy.spec import TensorSpec
 from understudy.spec.error_context import with_line
@@ -55,11 +62,6 @@ class _ConversionRequest:
 
 def _is_static(mode: FakeTensorMode, t: torch.Tensor, wanted: bool | None, context: object) -> bool:
     """Whether its sizes stay numbers; those of a parameter do, unless a context says otherwise."""
-    if mode.shape_env is None and isinstance(context, (tuple, list, dict)):
-        raise ValueError(
-            f"from_tensor: symbolic_context={context!r:.80} requires a mode with a ShapeEnv: "
-            "FakeTensorMode(shape_env=ShapeEnv())"
-        )
     static = mode.static_shapes if wanted is None else wanted
     return static or mode.shape_env is None or (isinstance(t, torch.nn.Parameter) and not context)
 
@@ -69,9 +71,17 @@ SWEEP_FIRST_AT = 64
 
 
 class FakeTensorConverter:
-    """Remembers, weakly, which stand-in each real tensor has, and which storage each real storage has."""
+    """Remembers, weakly, which stand-in each real tensor has, and which storage each real storage has.
 
-    def __init__(self) -> None:
+    `copy_data`: each stand-in also gets a copy of the real tensor, as `real_tensor`. `export`: numbers are not read from
+    tensors that are inputs.
+
+    A subclass may override `from_real_tensor`, and `set_tensor_memo`, which is called for each new pair.
+    """
+
+    def __init__(self, *, copy_data: bool = False, export: bool = False) -> None:
+        self.copy_data, self.export = copy_data, export
+        self._copies: dict[int, tuple[Any, Any]] = {}
         self._fakes: dict[Any, tuple[weakref.ref[torch.Tensor], weakref.ref[FakeTensor]]] = {}
         self._kept: dict[int, FakeTensor] = {}
         self._storages: dict[int, tuple[Any, Any]] = {}
@@ -95,6 +105,48 @@ class FakeTensorConverter:
         return self
 
     @property
+    def describer(self) -> FakeTensorConverter:
+        """Where torch's tools look for the identities of tensors: in torch, it is a part of the converter."""
+        return self
+
+    def describe_tensor(self, t: torch.Tensor, *, recurse: bool = True, trace: bool = False) -> NoReturn:
+        """As in torch; raises, with what to use instead."""
+        raise NotProvidedError(
+            "understudy has no descriptions of tensors beside stand-ins. Use mode.from_tensor(t), or "
+            "understudy.extract_tensor_metadata(t)"
+        )
+
+    def get_tensor_id(self, t: torch.Tensor) -> int:
+        """The key of a tensor in `tensor_memo`."""
+        return id(t)
+
+    def _get_memo(self, t: torch.Tensor) -> FakeTensor | None:
+        return self.recall(t)
+
+    def set_tensor_memo(self, t: torch.Tensor, v: FakeTensor) -> None:
+        """Make `v` the stand-in of a real tensor."""
+        self._remember(t, v, id(t))
+
+    @property
+    def constant_storage_mapping(self) -> NoReturn:
+        raise NotProvidedError(
+            "understudy has no FakeTensorConverter.constant_storage_mapping: a stand-in whose value is determined refers to "
+            "the record of its storage, which all its aliases share. Read tensor.constant; a write to any alias ends it"
+        )
+
+    def add_constant_storage_mapping(self, fake_tensor: FakeTensor) -> None:
+        """As in torch; raises, with what to use instead."""
+        _ = self.constant_storage_mapping
+
+    def invalidate_constant_aliases(self, tensor: torch.Tensor) -> None:
+        """As in torch; raises, with what to use instead."""
+        _ = self.constant_storage_mapping
+
+    def clear_non_cpu_constants(self) -> None:
+        """Does nothing: values of stand-ins on other devices are on the CPU, and take no memory there until they are
+        read."""
+
+    @property
     def remembered_storages(self) -> int:
         return len(self._storages)
 
@@ -102,13 +154,22 @@ class FakeTensorConverter:
         self, fake_mode: FakeTensorMode, t: torch.Tensor, make_constant: bool = False, shape_env: object = None, *,
         static_shapes: bool | None = None, source: object = None, symbolic_context: object = None, trace: bool = True,
     ) -> FakeTensor:  # fmt: skip
+        """The stand-in for a real tensor. Its sizes are symbols if `shape_env` is given, the one of the mode;
+        `static_shapes`, if given, decides instead."""
         pair = self._fakes.get(id(t))
         if pair is not None and pair[0]() is t and (found := pair[1]()) is not None:
             return found
+        if shape_env is not None and shape_env is not fake_mode.shape_env:
+            raise ArgumentError(
+                "from_real_tensor: expected the ShapeEnv of the mode, got another one; give it to the mode, as "
+                "FakeTensorMode(shape_env=...)"
+            )
+        if static_shapes is None:
+            static_shapes = shape_env is None
         if static_shapes and not make_constant and type(t) in PLAIN_TYPES and not _torch.has_transforms():
             storage = _find_whole_storage(t)
             if storage is not None:
-                return self._convert_whole(fake_mode, t, storage)
+                return self._finish(fake_mode, t, self._convert_whole(fake_mode, t, storage))
         if not isinstance(t, torch.Tensor):
             raise TypeError(
                 f"from_tensor: expected a tensor, got {t!r:.80} of type {type(t).__name__}. "
@@ -132,17 +193,45 @@ class FakeTensorConverter:
         if is_static and not make_constant and type(t) in PLAIN_TYPES:
             storage = _find_whole_storage(t)
             if storage is not None:
-                return self._convert_whole(fake_mode, t, storage)
+                return self._finish(fake_mode, t, self._convert_whole(fake_mode, t, storage))
         wanted = _ConversionRequest(static_shapes, source, symbolic_context)
         if t.is_inference() or torch.is_inference_mode_enabled() or _torch.has_modes():
             with _torch.no_modes(), _torch.inference_mode(t.is_inference()):
                 fake = self._convert(fake_mode, t, wanted)
         else:  # entering these costs as much as the conversion
             fake = self._convert(fake_mode, t, wanted)
-        self._remember(t, fake, id(t))
+        self.set_tensor_memo(t, fake)
         if make_constant:
             self.read_values(fake_mode, t, fake)
+        return self._finish(fake_mode, t, fake, source, static_shapes)
+
+    def _finish(
+        self, mode: FakeTensorMode, t: torch.Tensor, fake: FakeTensor, source: object = None,
+        static_shapes: bool | None = None,
+    ) -> FakeTensor:  # fmt: skip
+        """Do what options and switches ask for with a new stand-in."""
+        if mode.is_hooked and type(fake) is FakeTensor:
+            look_at(mode, fake, "FakeTensorMode.from_tensor")
+        if self.copy_data and type(fake) is FakeTensor and type(t) is not FakeTensor:
+            fake.real_tensor = self._copy(t)
+        if source is not None and not self.export and not _is_static(mode, t, static_shapes, None):
+            make_symbol_of_number(mode, t, fake, source)
         return fake
+
+    def _copy(self, t: torch.Tensor) -> torch.Tensor:
+        """A copy of a real tensor; views of one storage have one copy of it."""
+        with _torch.no_modes(), _torch.inference_mode(False), _torch.grad_mode(False):
+            if t.layout is not torch.strided or t.device.type == "meta" or t.is_conj() or t.is_neg():
+                return t.detach().clone()
+            storage = t.untyped_storage()
+            pair = self._copies.get(storage._cdata)
+            if pair is None or any(map(_torch.is_expired, pair)):
+                copied = storage.clone()
+                self._copies[storage._cdata] = (_torch.weak_storage(storage), _torch.weak_storage(copied))
+            else:
+                copied = _torch.strong_storage(pair[1])
+            empty = torch.empty(0, dtype=t.dtype, device=t.device)
+            return empty.set_(copied, t.storage_offset(), t.shape, t.stride())
 
     @staticmethod
     def read_values(fake_mode: FakeTensorMode, t: torch.Tensor, fake: FakeTensor) -> None:
@@ -220,11 +309,13 @@ class FakeTensorConverter:
         if t.requires_grad:
             fake.requires_grad_()
             _share_hooks(t, fake)
+            if t.grad_dtype != t.dtype:
+                fake.grad_dtype = t.grad_dtype
         if type(t) is torch.nn.Parameter:
             fake._is_param = True
         if t.__dict__:
             fake.copy_attributes(t)
-        self._remember(t, fake, id(t))
+        self.set_tensor_memo(t, fake)
         return fake
 
     def _convert(self, mode: FakeTensorMode, t: torch.Tensor, wanted: _ConversionRequest) -> FakeTensor:
@@ -287,8 +378,10 @@ class FakeTensorConverter:
             fake.copy_attributes(t)
         if t.is_leaf and t.requires_grad:
             _share_hooks(t, fake)
+            if fake.is_leaf and t.grad_dtype != t.dtype:
+                fake.grad_dtype = t.grad_dtype
         if t.is_leaf and t.grad is not None:
-            fake.grad = self.from_real_tensor(mode, t.grad)
+            fake.grad = self.from_real_tensor(mode, t.grad, static_shapes=mode.static_shapes)
         return fake
 
     def _make_autograd_view(self, mode: FakeTensorMode, t: torch.Tensor, fake: FakeTensor) -> FakeTensor:

@@ -222,7 +222,7 @@ def _make_real_tensor_error(
         )
     else:
         hint = (
-            "Please convert all Tensors of this call with mode.from_tensor(...), make them inside the mode, or let the "
+            "Please convert all Tensors to FakeTensors first: mode.from_tensor(...); or make them in the mode, or let the "
             "mode convert: FakeTensorMode(allow_non_fake_inputs=True)"
         )
     context = Context(str(func), shown, user_line(), hint)

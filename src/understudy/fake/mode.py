@@ -10,11 +10,13 @@ import torch
 
 from understudy import _torch
 from understudy._torch import Device
+from understudy.errors import NotProvidedError
 from understudy.fake import collectives as _collectives  # noqa: F401  (registers them)
 from understudy.fake import kernels as _kernels  # noqa: F401  (registers them)
 from understudy.fake import patches as _patches  # noqa: F401  (registers them)
-from understudy.fake import tensor_calls
+from understudy.fake import real_tensors, tensor_calls
 from understudy.fake.convert import FakeTensorConverter
+from understudy.fake.hooks import dispatch_hooked, needs_look_at_results, refuse_key
 from understudy.fake.inputs import accept_inputs
 from understudy.fake.kernels import autocast
 from understudy.fake.misses import answer_miss
@@ -48,6 +50,7 @@ from understudy.infer.plan import (
     run_effects,
 )
 from understudy.infer.shared import SharedPlans
+from understudy.lines import format_frames, keep_frames
 from understudy.patching import ANY_MODE, SYMBOLS, combine
 from understudy.shapes.env import ShapeEnv
 from understudy.shapes.node import SymNode
@@ -79,14 +82,21 @@ class FakeTensorMode(ModeServices):
     operator, run on zeros in this process.
     `answers`: the result of data-dependent reads: "error", "symbol", "plausible", "worst", or a policy
     of one's own (`fake/values/answers.py`).
+    `propagate_real_tensors`: each operator also runs on the real tensors that the stand-ins were made from
+    (`fake/real_tensors.py`).
+
+    torch's switches for its own mode (`torch._functorch.config.fake_tensor_*`, `torch._dynamo.config.fake_tensor_cache_*`)
+    are read when a mode is made. A subclass may override `dispatch` or `_dispatch_impl`, which then see every call.
     """
 
     _mode_key = _torch.FAKE
     supports_higher_order_operators = True
-    # Read by torch's tools. This mode never runs kernels on meta tensors, and keeps no real tensors beside fakes.
     in_kernel_invocation = False
+    """Whether this mode's stand-ins pose as meta tensors: see `in_kernel_invocation_manager`."""
     propagate_real_tensors = False
     allow_meta = True
+    is_hooked = False
+    """Whether all calls take the slow path, where something looks at them: see `fake/hooks.py`."""
     network: Any = None
     """What exchanges the values of collectives with other processes."""
     is_observed = False
@@ -102,6 +112,7 @@ class FakeTensorMode(ModeServices):
         export: bool = False,
         crosscheck: bool | str = False,
         answers: str | AnswerPolicy = "error",
+        propagate_real_tensors: bool | None = None,
     ) -> None:
         if shape_env is not None and not isinstance(shape_env, ShapeEnv):
             kind = f"{type(shape_env).__module__}.{type(shape_env).__name__}"
@@ -112,14 +123,25 @@ class FakeTensorMode(ModeServices):
             shape_env, static_shapes = ShapeEnv(), static_shapes is None or static_shapes
         if crosscheck:
             check_option(crosscheck)
+        switch = _torch.switch
+        if propagate_real_tensors is None:
+            propagate_real_tensors = switch("fake_tensor_propagate_real_tensors")
+        # Only what differs from the default: with more than 30 attributes in its dict, reading them is slow.
+        if propagate_real_tensors:
+            self.propagate_real_tensors = True
+        if not switch("fake_tensor_allow_meta"):
+            self.allow_meta = False
+        if propagate_real_tensors or has_hooks(type(self)) or needs_look_at_results(self):
+            self.is_hooked = True
         policy = None if answers == "error" else make_policy(answers)
         self.answers = None if policy is None else Answers(policy)
         self.allow_fallback_kernels = allow_fallback_kernels
         self.allow_non_fake_inputs = allow_non_fake_inputs
         self.shape_env: Any = shape_env
         self.static_shapes = shape_env is None if static_shapes is None else static_shapes
-        self.export, self.crosscheck = export, crosscheck
-        self.cache_enabled = True
+        self.export = export
+        self._crosscheck = crosscheck or switch("fake_tensor_cache_crosscheck_enabled")
+        self.cache_enabled = switch("fake_tensor_cache_enabled") and not self.propagate_real_tensors
         self.epoch = 0
         self.uncounted_writes = 0
         # Hooks of active traces: the last one receives each converted real constant, its stand-in, and its values.
@@ -132,8 +154,11 @@ class FakeTensorMode(ModeServices):
         self._cache = cache if shape_env is None else Cache(counters=cache)
         # With plain sizes, almost all plans are in the cache of the process.
         self._uses_process_cache = shape_env is None or self.static_shapes
-        self._find_plan = cache.plans.get if self._uses_process_cache else self._cache.plans.get
-        self.fake_tensor_converter = FakeTensorConverter()
+        self._recall_plan = cache.plans.get if self._uses_process_cache else self._cache.plans.get
+        # A hooked mode finds no plan on the hot path: each call goes to `_dispatch_unusual`.
+        self._find_plan: Any = refuse_key if self.is_hooked else self._recall_plan
+        self.fake_tensor_converter = FakeTensorConverter(copy_data=self.propagate_real_tensors, export=export)
+        self._made_at = keep_frames(1)
         self.patch_scopes = PLAIN_SCOPES if shape_env is None else SYMBOLIC_SCOPES
         if shape_env is not None and not FakeTensor._has_symbolic_indexing:
             enable_symbolic_indexing()
@@ -145,6 +170,26 @@ class FakeTensorMode(ModeServices):
     def _shared(self) -> SharedPlans:
         """The plans that environments share."""
         return SharedPlans(self.shape_env, cache)
+
+    avoid_device_init = True
+    """Named by torch's mode: no device is initialised for a stand-in, whatever is there."""
+
+    @property
+    def _allow_unsafe_data_ptr_access(self) -> bool:
+        return False
+
+    @_allow_unsafe_data_ptr_access.setter
+    def _allow_unsafe_data_ptr_access(self, allow: bool) -> None:
+        if allow:
+            raise NotProvidedError(
+                "stand-ins have no data, and understudy hands out no pointers to it. Call the code that needs them in a "
+                "custom operator with a function for stand-ins: torch.library.register_fake"
+            )
+
+    @property
+    def stack(self) -> str:
+        """Where this mode was made."""
+        return format_frames(self._made_at)
 
     # --- entering and leaving ------------------------------------------------------------------------------
 
@@ -273,10 +318,25 @@ class FakeTensorMode(ModeServices):
             ranges.store_ranges(bounds, written or flat_exact(FakeTensor, (result,), {}), bool(written))
         return result
 
-    def _dispatch_unusual(self, func: object, types: object, args: Any, kwargs: Any) -> Any:
+    def _dispatch_unusual(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """Dispatch higher-order operators and calls with other subclasses, real tensors, fakes of other modes, or
-        symbols."""
-        kwargs = kwargs or {}
+        symbols; all calls of a hooked mode."""
+        if self.is_hooked:
+            return dispatch_hooked(self, func, types, args, kwargs or {})
+        return self._dispatch_any(func, types, args, kwargs or {})
+
+    def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """One operator call. A subclass that overrides this is given every call; it may call this one to answer it."""
+        return self._dispatch_impl(func, types, args, kwargs or {})
+
+    def _dispatch_impl(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """As `dispatch`, which calls it: a hook under the name that torch's own mode has for it."""
+        if self.propagate_real_tensors:
+            return real_tensors.dispatch(self, func, types, args, kwargs)
+        return self._dispatch_any(func, types, args, kwargs)
+
+    def _dispatch_any(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """Answer any call."""
         if isinstance(func, _torch.HigherOrderOperator):
             return tensor_calls.by_higher_order(self, func, args, kwargs)
         accepted = accept_inputs(self, func, types, args, kwargs)
@@ -288,7 +348,7 @@ class FakeTensorMode(ModeServices):
         key: Any = None
         try:
             key, has_determined = self._make_key(func, args, kwargs)
-            plan = self._find_plan(key)
+            plan = self._recall_plan(key)
         except (UnusualArgument, TypeError):
             plan, has_determined = (
                 None,
@@ -317,10 +377,26 @@ class FakeTensorMode(ModeServices):
     @cache_enabled.setter
     def cache_enabled(self, enabled: bool) -> None:
         self._cache_enabled = enabled
-        self._can_replay = enabled and not self.crosscheck
+        self._can_replay = enabled and not self._crosscheck
         self.can_skip_dispatch = (
-            self._can_replay and type(self).__torch_dispatch__ is FakeTensorMode.__torch_dispatch__
+            self._can_replay
+            and not self.is_hooked
+            and type(self).__torch_dispatch__ is FakeTensorMode.__torch_dispatch__
         )
+
+    @property
+    def crosscheck(self) -> bool | str:
+        return self._crosscheck
+
+    @crosscheck.setter
+    def crosscheck(self, wanted: bool | str) -> None:
+        if wanted:
+            check_option(wanted)
+        self._crosscheck = wanted
+        self.cache_enabled = self._cache_enabled
+
+    cache_crosscheck_enabled = crosscheck
+    """The name of torch's mode for `crosscheck`."""
 
     @classmethod
     def cache_info(cls) -> DispatchCacheInfo:
@@ -329,6 +405,16 @@ class FakeTensorMode(ModeServices):
     @classmethod
     def cache_clear(cls) -> None:
         cache.clear()
+
+
+HOOKS = ("dispatch", "_dispatch_impl")
+"""Methods that a subclass may override to see every call."""
+
+
+@functools.cache
+def has_hooks(kind: type[FakeTensorMode]) -> bool:
+    """Whether a class of modes overrides one of these."""
+    return any(getattr(kind, name) is not getattr(FakeTensorMode, name) for name in HOOKS)
 
 
 def _is_undetermined(value: object) -> bool:

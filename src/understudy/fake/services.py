@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from understudy import _torch
-from understudy.errors import UnderstudyError
+from understudy.errors import ContradictoryOptions, UnderstudyError
 from understudy.fake import copying, tensor_calls
 from understudy.fake.realise import adopt, make_new
 from understudy.fake.tensor import FakeTensor
@@ -41,10 +41,14 @@ class ModeServices(_torch.TorchDispatchMode):
 
     if TYPE_CHECKING:
         shape_env: Any
+        static_shapes: bool
         allow_fallback_kernels: bool
         allow_non_fake_inputs: bool
         export: bool
         crosscheck: bool | str
+        propagate_real_tensors: bool
+        allow_meta: bool
+        is_hooked: bool
         fake_tensor_converter: Any
         _device_facts: Hashable | None
         _facts_number: int
@@ -188,6 +192,16 @@ class ModeServices(_torch.TorchDispatchMode):
         symbolic_context: object = None, trace: bool = True,
     ) -> FakeTensor:  # fmt: skip
         """The stand-in for a real tensor: the same one for as long as both live."""
+        if static_shapes is None:
+            static_shapes = self.static_shapes
+        if static_shapes and symbolic_context is not None:
+            raise ContradictoryOptions(
+                f"from_tensor: symbolic_context={symbolic_context!r:.80} makes symbols of sizes, and this mode has no "
+                "ShapeEnv to own them: FakeTensorMode(shape_env=ShapeEnv())"
+                if self.shape_env is None
+                else "from_tensor: expected static_shapes=False with a symbolic_context, got True (call or mode); "
+                "leave out one of the two"
+            )
         return self.fake_tensor_converter.from_real_tensor(
             self,
             tensor,

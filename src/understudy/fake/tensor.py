@@ -14,7 +14,7 @@ from understudy import _torch
 from understudy._torch.tensors import RaggedNode
 from understudy.errors import NoDataError
 from understudy.fake import initial_values
-from understudy.fake.native import native
+from understudy.fake.native import canonical, native
 from understudy.fake.values.determined import is_counted_apart, record_for_alias, storage_of
 from understudy.patching import ENGINE, STORAGES
 from understudy.spec import TensorSpec
@@ -126,16 +126,28 @@ class FakeTensor(torch.Tensor):
 
     @staticmethod
     def __new__(
-        cls: type[FakeTensor], fake_mode: FakeTensorMode, elem: torch.Tensor, device: Any,
-        constant: torch.Tensor | None = None, real_tensor: torch.Tensor | None = None, *,
-        requires_grad: bool | None = None, **ignored: object,
+        cls: type[FakeTensor], fake_mode_or_elem: Any = None, elem: torch.Tensor | None = None, device: Any = None,
+        constant: torch.Tensor | None = None, real_tensor: torch.Tensor | None = None, pytype: Any = None,
+        dispatch_keys: Any = None, *, fake_mode: FakeTensorMode | None = None, fake_device: Any = None,
+        _fake_device: Any = None, requires_grad: bool | None = None, _is_param: bool = False, **state: object,
     ) -> FakeTensor:  # fmt: skip
-        fake = fake_mode.fake_tensor_converter.make_on_device(fake_mode, elem, device)
+        """`FakeTensor(mode, elem, device)`, or from the attributes of another: `FakeTensor(elem, **vars(fake))`."""
+        mode, elem = mode_and_tensor(fake_mode_or_elem, fake_mode, elem)
+        if unknown := sorted(state.keys() - STATE):
+            raise TypeError(
+                f"FakeTensor: expected the keywords of torch's class, got an unexpected keyword argument {unknown[0]!r}"
+            )
+        fake: FakeTensor = mode.fake_tensor_converter.make_on_device(
+            mode, elem, only_device(device=device, fake_device=fake_device, _fake_device=_fake_device)
+        )
         if requires_grad is not None:
             fake.requires_grad_(requires_grad)
         if constant is not None:
-            fake_mode.remember_literal(fake, constant)
-        fake.real_tensor = real_tensor
+            mode.remember_literal(fake, constant)
+        given = {"real_tensor": real_tensor, "pytype": pytype, "dispatch_keys": dispatch_keys}
+        vars(fake).update({name: value for name, value in given.items() if value is not None})
+        if _is_param:
+            fake._is_param = True
         return fake
 
     @classmethod
@@ -214,11 +226,13 @@ class FakeTensor(torch.Tensor):
     def device(self) -> torch.device:  # type: ignore[override]
         if has_torch_function_unary(self):
             return handle_torch_function(FakeTensor.device.__get__, (self,), self)
-        return self._spec.device
+        return META if self.fake_mode.in_kernel_invocation else self._spec.device
 
     @property
     def fake_device(self) -> torch.device:
         return self._spec.device
+
+    _fake_device = property(lambda self: self._spec.device)
 
     @fake_device.setter
     def fake_device(self, device: torch.device | str) -> None:
@@ -324,6 +338,8 @@ class FakeTensor(torch.Tensor):
         alias = _torch.native_data.__get__(self)
         if type(alias) is FakeTensor:
             alias._determined, alias._range = record_for_alias(self), None
+            if self.real_tensor is not None:
+                alias.real_tensor = self.real_tensor.detach()
         return alias
 
     @data.setter
@@ -498,6 +514,50 @@ class FakeTensor(torch.Tensor):
                 self, format_spec
             )  # as on real tensors: only a single number has formats
         return format(self.item(), format_spec)
+
+
+META = torch.device("meta")
+STATE = frozenset(
+    ("nonzero_memo", "item_memo", "unique_memo", "unique_consecutive_memo", "nested_int_memo", "_debug_trace")
+).union(
+    f"_{name}_memo{end}"
+    for name in ("nonzero", "item", "unique", "unique_consecutive", "nested_int")
+    for end in ("", "_vc", "_epoch")
+)  # fmt: skip
+"""Attributes of a stand-in that belong to it alone: a new one is not given them."""
+
+
+def mode_and_tensor(first: Any, mode: Any, elem: Any) -> Any:
+    """The mode and the tensor among the arguments of `FakeTensor`, which are given in one of two orders."""
+    if isinstance(first, torch.Tensor):
+        if elem is not None:
+            raise TypeError(
+                "FakeTensor: expected (fake_mode, elem, ...) or (elem, fake_mode=..., ...), got two tensors"
+            )
+        elem = first
+    elif first is not None:
+        if mode is not None and mode is not first:
+            raise TypeError("FakeTensor: expected one fake_mode, got conflicting fake_mode values")
+        mode = first
+    for name, value in (("fake_mode", mode), ("elem", elem)):
+        if value is None:
+            raise TypeError(f"FakeTensor: missing required argument: {name!r}")
+    if not hasattr(mode, "fake_tensor_converter"):
+        raise TypeError(
+            f"FakeTensor: expected a FakeTensorMode or Tensor as the first argument, got {type(mode)}"
+        )
+    return mode, elem
+
+
+def only_device(**given: Any) -> torch.device:
+    """The device that is given under one or more of several names."""
+    devices = {name: canonical(torch.device(value)) for name, value in given.items() if value is not None}
+    if not devices:
+        raise TypeError("FakeTensor: missing required argument: 'device' (or 'fake_device')")
+    if len(set(devices.values())) > 1:
+        shown = ", ".join(f"{name}={device}" for name, device in devices.items())
+        raise ValueError(f"FakeTensor: expected one device, got conflicting device values: {shown}")
+    return next(iter(devices.values()))
 
 
 def _return_true() -> bool:

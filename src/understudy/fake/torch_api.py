@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -218,6 +219,18 @@ def run_fallback_kernel(
     return realise(fake_mode, outcomes, flat(FakeTensor, args, kwargs))
 
 
+@contextmanager
+def in_kernel_invocation_manager(fake_mode: FakeTensorMode) -> Iterator[None]:
+    """Inside, stand-ins of the mode are what they are to C++: tensors on the meta device, which torch's meta kernels take
+    and return."""
+    before, fake_mode.in_kernel_invocation = fake_mode.in_kernel_invocation, True
+    try:
+        with _torch.with_meta_kernels():
+            yield
+    finally:
+        fake_mode.in_kernel_invocation = before
+
+
 def init_gpu_context(device: torch.device) -> None:
     """Does nothing: a backward pass on stand-ins needs no context of the device."""
 
@@ -262,7 +275,34 @@ def _is_tensor_constructor(func: _torch.OpOverload) -> bool:
     """Whether the operator takes no tensor and returns one."""
     schema = func._schema
     takes_tensors = any(_torch.contains_tensors(argument.type) for argument in schema.arguments)
-    return not takes_tensors and len(schema.returns) == 1 and _torch.contains_tensors(schema.returns[0].type)
+    return not takes_tensors and len(schema.returns) == 1 and _torch.is_tensor_type(schema.returns[0].type)
+
+
+def _check_for_subclass_arg(x: object) -> bool:
+    """Whether a value is a tensor of a class with a `__torch_dispatch__` of its own."""
+    return isinstance(x, torch.Tensor) and type(x) is not FakeTensor and _torch.uses_python_dispatch(type(x))
+
+
+def _check_for_subclass(flat_args: Sequence[object]) -> bool:
+    """Whether one of several values is such a tensor."""
+    return any(map(_check_for_subclass_arg, flat_args))
+
+
+@functools.cache
+def _find_like_constructors() -> dict[_torch.OpOverload, bool]:
+    """The operators that make a tensor like another one."""
+    return ordered_set(*(op for op in _torch.aten_operators() if _is_like_constructor(op)))
+
+
+def _is_like_constructor(op: _torch.OpOverload) -> bool:
+    name = op.overloadpacket.__name__
+    return name.endswith("_like") or name.startswith("new_")
+
+
+@functools.cache
+def _find_operators_with_positional_device() -> dict[_torch.OpOverload, bool]:
+    """The operators on tensors that take a device in a place, not only by name."""
+    return ordered_set(*(op for op in _torch.aten_operators() if _torch.takes_positional_device(op)))
 
 
 def stride_incorrect_op(op: _torch.OpOverload) -> bool:

@@ -134,6 +134,15 @@ class SymbolNodes(Writer[Any]):
     def has(self, symbolic: Any) -> bool:
         return any(symbolic.node in known for known in (self._nodes, self._sources, self._promised))
 
+    def known(self) -> list[SymNode]:
+        """The numbers that have a node, or a place to read them from."""
+        return list(dict.fromkeys((*self._sources, *self._promised, *self._nodes)))
+
+    def forget(self, symbolic: Any) -> None:
+        """Drop the nodes of a number."""
+        for known in (self._nodes, self._sources, self._promised):
+            known.pop(symbolic.node, None)
+
     def can_compute(self, symbolic: Any) -> bool:
         """Whether there is a node for a number, or one can be made from existing nodes."""
         number = symbolic.node

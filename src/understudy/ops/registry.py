@@ -316,6 +316,8 @@ class OpFacts:
     """It writes by indices, which may be on any device: eager moves them. The written values come last."""
     kernel_row: Slot[KernelRow] = Slot()
     """The dtypes that its CPU kernel refuses (`ops/kernel_tables`)."""
+    accepts_meta: Slot[str] = Slot()
+    """Why its other tensors may be on the meta device."""
     takes_no_cpu_scalar: Slot[str] = Slot(of_packets=True)
     """Why a 0-d CPU tensor may not be mixed with tensors of other devices."""
     casting: Slot[Casting] = Slot()

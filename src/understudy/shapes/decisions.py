@@ -151,7 +151,11 @@ class Decisions:
             if asserted is not None:
                 self.expect(condition if asserted else self.numbers.negate_condition(condition))
                 return asserted
-            raise self.make_error(condition)
+            real = self.get_real_value(condition) if self.env.real_values else None
+            if real is None:
+                raise self.make_error(condition)
+            self.expect(condition if real else self.numbers.negate_condition(condition))
+            return bool(real)
         self._assume(condition if answer else self.numbers.negate_condition(condition))
         return bool(answer)
 
@@ -179,13 +183,18 @@ class Decisions:
         elif not isinstance(value, FloatExpr):
             return self.decide(value)
         number = self.get_hint(value)
+        has_hint = number is not None
+        if not has_hint and self.env.real_values:
+            number = self.get_real_value(value)
         if number is None:
             raise self.make_error(value)
         kind = int if isinstance(value, Expr) else float
         equal = self.numbers.build_condition(
             "==", self.numbers.node(value, kind), self.numbers.node(number, kind)
         )
-        if self.find_truth(equal) is None:
+        if not has_hint:
+            self.expect(equal)
+        elif self.find_truth(equal) is None:
             self._assume(equal, is_specialisation=True)
         return number
 
@@ -340,6 +349,13 @@ class Decisions:
         if any(symbol not in self.hints for symbol in value.symbols):
             return None
         return evaluate(value, self.hints)
+
+    def get_real_value(self, value: Operand) -> Any:
+        """The value for the hints, and for the real values of unbacked symbols; None if one of these is not known."""
+        if isinstance(value, NUMBERS):
+            return value
+        known = {**self.hints, **self.env.real_values}
+        return evaluate(value, known) if all(symbol in known for symbol in value.symbols) else None
 
     def simplify(self, value: Operand) -> Operand:
         if isinstance(value, Expr):

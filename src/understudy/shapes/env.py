@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -22,9 +22,6 @@ from understudy.shapes.node import Size, SymNode
 from understudy.shapes.symbols import Symbols
 from understudy.shapes.sympy_reader import is_sympy
 from understudy.shapes.torch_api.environment import TorchFacade
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True)
@@ -106,6 +103,9 @@ class ShapeEnv:
         self.inputs = InputSizes()
         self.unbacked: dict[Expr, SymbolOrigin] = {}
         """For each unbacked symbol: its origin."""
+        self.real_values: dict[Expr, Any] = {}
+        """The values of unbacked symbols for the real tensors of a run. They decide where nothing else does, and what they
+        decide is a promise, as by `torch._check`."""
         self.definitions: dict[Expr, FloatExpr] = {}
         """The definitions of symbols that are computed from others."""
         self.choices: dict[Expr, FloatExpr] = {}

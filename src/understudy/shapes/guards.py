@@ -115,6 +115,8 @@ class InputSize:
         """The same for another name of the input."""
         if self.what == "number":
             return source
+        if self.what == "item":
+            return f"{source}.item()"
         return f"{source}.storage_offset()" if self.what == "offset" else f"{source}.{self.what}({self.dim})"
 
     def is_ephemeral(self) -> bool:
@@ -126,6 +128,8 @@ class InputSize:
         given = inputs[self.position]
         if self.what == "number":
             return given
+        if self.what == "item":
+            return given.item()
         if self.what == "offset":
             return given.storage_offset()
         return given.size(self.dim) if self.what == "size" else given.stride(self.dim)
@@ -158,6 +162,10 @@ class InputSizes:
             for dim, size in enumerate(sizes):
                 self.sizes.append(InputSize(name, position, dim, what, size))
         self.sizes.append(InputSize(name, position, 0, "offset", offset))
+
+    def add_item(self, name: str, number: Scalar) -> None:
+        """Add what is read from the tensor that was added last."""
+        self.sizes.append(InputSize(name, len(self.names) - 1, 0, "item", number))
 
     def add_number(self, name: str, number: Scalar) -> None:
         self.sizes.append(InputSize(name, len(self.names), 0, "number", number))

@@ -218,7 +218,7 @@ class SizeSource:
     """The name of the input, if it is a variable."""
 
     def __str__(self) -> str:
-        return f"{self.input}.{self.what}({self.dim})"
+        return f"{self.input}.item()" if self.what == "item" else f"{self.input}.{self.what}({self.dim})"
 
     @property
     def symbol_name(self) -> str:

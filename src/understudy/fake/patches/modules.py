@@ -192,6 +192,16 @@ def refuse_pointers(original: Function, self: Any) -> Any:
         ) from None  # fmt: skip
 
 
+@patch_call("torch.storage._StorageBase.__repr__", "torch.storage.TypedStorage.__str__", during=STORAGES)
+def show_without_data(original: Function, self: Any) -> Any:
+    """As storages on the meta device are shown: their elements can't be read."""
+    storage = getattr(self, "_untyped_storage", self)
+    if not hasattr(storage, "is_of_fake"):
+        return original(self)
+    dtype = "" if storage is self else f"dtype={self.dtype}, "
+    return f"...\n[{torch.typename(self)}({dtype}device={storage.device}) of size {len(self)}]"
+
+
 @patch_call("torch.nn.modules.lazy.LazyModuleMixin.__init__", during=ANY_MODE)
 def refuse_lazy_modules(original: Function, self: object, *args: object, **kwargs: object) -> Any:
     """Their parameters are of a subclass without sizes, which stand-ins do not support."""

@@ -43,6 +43,9 @@ reads_by_index.mark("index", "_unsafe_index")
 writes_by_index = OpFacts.writes_by_index
 writes_by_index.mark("index_put", "index_put_", "_index_put_impl_", "_unsafe_index_put")
 
+accepts_meta = OpFacts.accepts_meta
+accepts_meta.register("its result is on the device of the first tensor", "add_.Tensor", "embedding")
+
 takes_no_cpu_scalar = OpFacts.takes_no_cpu_scalar
 takes_no_cpu_scalar.register("its kernel takes none", "nextafter")
 
@@ -68,6 +71,8 @@ def device_of(call: Call) -> torch.device | None:
                 continue
             if _may_mix(call):
                 return device
+            if record_of(call.op).accepts_meta is not None and "meta" in (spec.device.type, device.type):
+                continue
             raise _mismatch(call, deciding, position)
         deciding, device = position, spec.device
     if deciding > 0 and device != inputs[0].device and _is_elementwise_in_place(call):

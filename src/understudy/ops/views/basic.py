@@ -271,9 +271,13 @@ def restride_spec(spec: TensorSpec, size: Sizes, stride: Sizes, offset: Size | N
         raise ArgumentError(
             f"as_strided: {len(size)} sizes {list(size)} and {len(stride)} strides {list(stride)}"
         )
-    if any(s < 0 for s in size) or any(s < 0 for s in stride) or (offset is not None and offset < 0):
+    if any(s < 0 for s in stride):
         raise ArgumentError(
-            f"as_strided: sizes {list(size)}, strides {list(stride)} and offset {offset} must not be negative"
+            f"as_strided: Negative strides are not supported at the moment, got strides: {list(stride)}"
+        )
+    if any(s < 0 for s in size) or (offset is not None and offset < 0):
+        raise ArgumentError(
+            f"as_strided: sizes and offset must not be negative, got {list(size)} and {offset}"
         )
     return spec.as_view(size, stride, offset)
 

@@ -185,6 +185,13 @@ def constrain_range(a: int | torch.SymInt, *, min: int | None, max: int | None =
         raise ValueError(f"{a} is not in the range from {min} to {max}")
 
 
+def _constrain_range_for_size(a: torch.SymInt, min: int | None = None, max: int | None = None) -> None:
+    """As `constrain_range`, for a size, which is at least 0."""
+    if isinstance(a, (torch.SymFloat, torch.SymBool)):
+        raise ValueError(f"expected a size, got the {type(a).__name__} {a}")
+    constrain_range(a, min=0 if min is None or min < 0 else min, max=max)
+
+
 def constrain_unify(a: object, b: object) -> None:
     """The two numbers are equal. For unbacked symbols, that is a promise; raises if the hints differ."""
     same = a == b
