@@ -50,7 +50,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "unset_fake_temporarily",
     ),
     "understudy.infer.cache": ("DispatchCacheInfo",),
-    # what is known of tensors and operators
+    # specs of tensors, rules of operators
     "understudy.spec.tensor_spec": ("TensorSpec",),
     "understudy.spec.call": ("New", "Same", "Value", "View"),
     "understudy.infer.engine": ("mark_pure", "rule"),

@@ -36,7 +36,7 @@ from understudy.patching import ANY_MODE, ENGINE, switch
 
 
 def hide_from_compiler(function: object) -> None:
-    """Exclude this function and what it calls from compilation, even if a compiled function calls it."""
+    """Exclude this function and its callees from compilation, even if a compiled function calls it."""
     eval_frame = torch._C._dynamo.eval_frame
     skip = eval_frame._FrameAction.SKIP
     eval_frame.set_code_exec_strategy(function.__code__, eval_frame._FrameExecStrategy(skip, skip))
@@ -270,7 +270,7 @@ def can_skip_dispatch_for(mode: object) -> bool:
 def _has_only_device_contexts() -> bool:
     """`with torch.device(...)` is a function mode that only affects factories."""
     count = count_function_modes()
-    if count <= 1:  # asked for every new parameter: a generator would take longer than the question
+    if count <= 1:  # called for every new parameter: a generator would be slower
         return count == 0 or type(_function_mode_at(0)) is DeviceContext
     return all(type(_function_mode_at(position)) is DeviceContext for position in range(count))
 

@@ -22,7 +22,7 @@ unwrap_for_grad, count_autograd_nodes = torch._C._functorch._unwrap_for_grad, to
 wrap_for_grad: Callable[[Tensor, int], Any] = torch._C._functorch._wrap_for_grad
 with_batch_dimension = torch._C._functorch._add_batch_dim
 running_node: Callable[[], Any] = torch._C._current_autograd_node
-"""The autograd node that is running, None if there is none."""
+"""Return the running autograd node, or None."""
 number_of_node: Callable[[Any], int] = operator.methodcaller("_sequence_nr")
 """The sequence number of an autograd node: the order in which the forward made it."""
 BACKWARD = torch.autograd.graph._engine_run_backward.__code__

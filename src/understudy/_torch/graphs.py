@@ -25,8 +25,8 @@ _known_to_scripts: list[object] = []
 
 
 def compile_as(replacement: object, original: object) -> None:
-    """Let TorchScript compile calls of this function as those of the built-in one whose place it takes. TorchScript knows
-    functions by their identity, so it is kept alive."""
+    """Let TorchScript compile calls of this function like calls of the built-in that it replaces. TorchScript
+    identifies functions by id, so the function is kept alive."""
     table = torch.jit._builtins._get_builtin_table()
     if id(original) in table:
         table[id(replacement)] = table[id(original)]

@@ -188,7 +188,7 @@ def is_recorded_above_autograd() -> bool:
 
 
 def active_recorder() -> Any:
-    """The active recorder of this thread, below or above autograd; None if there is none."""
+    """Return the active recorder of this thread, below or above autograd, or None."""
     below = torch._C._get_dispatch_mode(PROXY)
     if below is None and is_recorded_above_autograd():
         return _ops._get_dispatch_mode_pre_dispatch(PROXY)

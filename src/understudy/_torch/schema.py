@@ -45,7 +45,7 @@ def is_decomposed_by_autograd(op: object) -> bool:
 
 
 def tracks_own_views(op: OpOverload) -> bool:
-    """Whether C++ tracks what this operator itself views or writes, not only what the operators inside it do."""
+    """Whether C++ tracks views and writes of this operator itself, not only those of the operators inside it."""
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "ADInplaceOrView"))
 
 
@@ -196,7 +196,7 @@ def argument_names(op: OpOverload) -> tuple[str, ...]:
 
 
 def is_mutable(op: OpOverload) -> bool:
-    """Whether the schema says that it writes to an argument."""
+    """Whether the schema declares a write to an argument."""
     return bool(op._schema.is_mutable)
 
 

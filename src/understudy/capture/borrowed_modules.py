@@ -122,7 +122,7 @@ class BorrowedModules:
         self._constant_values = constant_values
         self._borrowed: BorrowedState | None = None
         self._buffers: list[tuple[dict[str, Any], dict[str, Any]]] = []
-        """If the program really runs: the buffers of modules, and what they were before."""
+        """If the program runs on real tensors: the buffers of modules, and their previous values."""
 
     def borrow(self, modules: list[Named], constants: Constants) -> None:
         if self._mode is not None:
@@ -155,7 +155,7 @@ class BorrowedModules:
         return [(name, value, value) for name, value in items if isinstance(value, torch.Tensor)]
 
     def record_assigned(self) -> None:
-        """Write into buffers what the program has assigned to them: `self.mean = 0.9 * self.mean + 0.1 * x.mean(0)`."""
+        """Write assigned values into buffers: `self.mean = 0.9 * self.mean + 0.1 * x.mean(0)`."""
         assigned = [
             (buffer, value)
             for now, before in self._buffers

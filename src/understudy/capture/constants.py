@@ -79,7 +79,7 @@ class AttributePaths:
         self._occupied: tuple[int, set[str]] = 0, set()
 
     def choose(self, path: str) -> str:
-        """The path itself, if it is made of identifiers and still free; else a similar one."""
+        """Return the path, if it consists of identifiers and is free; else a similar one."""
         chosen = path if is_plain_path(path) else self._make_safe(path)
         if chosen in self._originals:
             numbered = (f"{chosen}_{number}" for number in itertools.count(1))
@@ -171,13 +171,13 @@ class Constants:
         return id(tensor) in self._known and self._known[id(tensor)][0] is tensor
 
     def real_of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensor that nodes read for this one: itself, or what it stands for."""
+        """Return the tensor that nodes read for this one: itself, or the original of a stand-in."""
         if self.knows(tensor):
             return self._known[id(tensor)][1]
         return tensor if self.outer is None else self.outer.real_of(tensor)
 
     def existing(self, tensor: torch.Tensor) -> Node | None:
-        """The `get_attr` node of a tensor, None if there is none yet."""
+        """Return the `get_attr` node of a tensor, or None."""
         return self._nodes.get(id(tensor)) if self.knows(tensor) else None
 
     def node_of(self, tensor: torch.Tensor) -> Node:
@@ -350,7 +350,7 @@ def attach(root: torch.nn.Module, name: str, tensor: object) -> None:
 
 
 def _parent(known: dict[str, torch.nn.Module], path: str) -> torch.nn.Module:
-    """The module at this path, made if there is none. `known`: modules found before, by path."""
+    """Return the module at this path, created if it is missing. `known`: modules found before, by path."""
     found = known.get(path)
     if found is None:
         outer_path, _, name = path.rpartition(".")

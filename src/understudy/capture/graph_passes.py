@@ -313,7 +313,7 @@ def node_of_output(tracer: PythonKeyTracer, value: object) -> Any:
 
 
 def _is_wrapper(tracer: PythonKeyTracer, tensor: torch.Tensor) -> bool:
-    """Whether it is a wrapper of which only the inner tensors have nodes."""
+    """Whether the value is a wrapper whose inner tensors alone have nodes."""
     kind = type(tensor)
     is_own = _torch.uses_python_dispatch(kind) and not _torch.is_functional_wrapper(kind)
     return is_own and tracer.find_node(tensor) is None and bool(_has_computed_parts(tracer, tensor))

@@ -32,7 +32,7 @@ class CachePlace(NamedTuple):
     name: str
     cache: Any
     is_plain: bool
-    """Whether it stands there by itself, and not in a staticmethod or property."""
+    """Whether the member is the cached function itself, not a staticmethod or property."""
 
 
 def call_with_sizes(cache: Any) -> Callable[..., object]:

@@ -67,7 +67,7 @@ class Route:
         is_unrecorded = record.unrecorded is not None
         if (
             record.reads_value is not None
-        ):  # its result is a decision: what it reads is in the graph, not itself
+        ):  # its result is a Python bool: the graph contains its inputs, not the call
             keeps_composites = False
         self.breaks_up = not keeps_composites and not is_unrecorded and _torch.is_decomposed_by_autograd(op)
         self.breaks_up_in_autocast = not keeps_composites and record.caller_in_kernel is not None
@@ -376,8 +376,8 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
             self._parts = None
 
     def record_below_autograd(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Record what a call becomes below autograd, where something else answers it first: a transform of torch.func, a
-        subclass of the program's, a dispatch mode of the program's."""
+        """Record the operators of a call below autograd, if something else handles it first: a transform of
+        torch.func, a subclass or a dispatch mode of the program."""
         with self.below_autograd(), _torch.NoFunctionModes():
             return func(*args, **kwargs)
 

@@ -304,7 +304,7 @@ class StepCapture(Capture):
         return stand_in
 
     def _note_entry(self, parameter: str, key: str, stand_in: Any, value: torch.Tensor) -> None:
-        """Register the stand-in of a state tensor, and what is known of its value."""
+        """Register the stand-in of a state tensor, and its known values."""
         self._stand_in_of_entry[parameter, key] = stand_in
         if self._fixed_step and value.numel() == 1:
             self.stand_ins.remember_literal(stand_in, value.clone())
@@ -370,7 +370,7 @@ class StepCapture(Capture):
         return f"the first step of {name} is not like the others ({why}): take one step with the optimizer, then capture"
 
     def whole_state(self) -> State:
-        """The optimizer's state before the step: what it had, and what it made."""
+        """The optimizer's state before the step: existing entries, and new ones."""
         return {
             name: {**self._given.get(name, {}), **self.made.get(name, {})}
             for name in {**self._given, **self.made}

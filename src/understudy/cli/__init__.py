@@ -59,7 +59,7 @@ COMMANDS = (
     ("devices", "List the cards that can be simulated.", "devices"),
     ("patches", "List the functions of torch that are patched, when and why.", "patches"),
 )
-"""Name, summary, and the module that has the command: it is imported when it is asked for, so that --help is quick."""
+"""Name, summary and module of each command. Modules are imported on demand, so that --help is quick."""
 
 
 EXAMPLES = """\
@@ -107,7 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _allow_every_character() -> None:
-    """Reports have signs and names of users; what the locale has no code for is shown as a question mark."""
+    """Print a question mark for characters that the locale can't encode."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
             stream.reconfigure(errors="replace")

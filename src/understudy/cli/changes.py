@@ -34,7 +34,7 @@ class Edit:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """`rank` is what it costs besides time: 0 nothing, 1 more work, 2 other numbers, 3 another way of training."""
+    """`rank` is the cost besides time: 0 nothing, 1 more work, 2 other numbers, 3 another way of training."""
 
     name: str
     line: str
@@ -391,7 +391,7 @@ def _is_named(name: str, wanted: str) -> bool:
 
 
 def set_constant(files: Files, name: str, value: int) -> dict[str, str] | None:
-    """The files with all numbers of this name set; None if there is none."""
+    """Return the files with all numbers of this name set; None without such a number."""
     edits = []
     for file, text in files.items():
         source = _Source(file, text, ast.parse(text))

@@ -1,4 +1,4 @@
-"""A script on several ranks: options of `understudy run`, the command `understudy torchrun`, and what they print."""
+"""A script on several ranks: options of `understudy run`, the command `understudy torchrun`, and their output."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def parse_interconnect(text: str | None, card: Card | None) -> Interconnect | No
 def run_on_ranks(
     options: argparse.Namespace, layout: Layout, card: Card | None, wanted: SandboxOptions, entry: bytes = b""
 ) -> int:
-    """Rehearse the program on all ranks, print and write what was measured; returns the exit code."""
+    """Rehearse the program on all ranks, print and write the results. Return the exit code."""
     result = run_sandboxed(lambda sandbox: _run_inside(options, layout, card, entry, sandbox), wanted)
     if result.data is None:
         if result.exit_code in (INTERRUPTED, -signal.SIGINT):

@@ -75,7 +75,7 @@ def answer_completion(
 
 
 def install_completion(shell: str, home: Path) -> str:
-    """Install the completion, and return a text that says what was done."""
+    """Install the completion, and return a message."""
     if shell == "fish":
         path = home / ".config" / "fish" / "completions" / "understudy.fish"
         text, is_there = SCRIPTS["fish"], False

@@ -119,7 +119,7 @@ def _parse_columns(text: str | None) -> tuple[str, ...]:
 def _show_model(
     options: argparse.Namespace, target: ModelTarget, given: list[InputSpec], columns: Sequence[str]
 ) -> int:
-    # why: what is wrong with the words is said before torch is imported
+    # why: report invalid arguments before torch is imported
     import torch
 
     from understudy.cli.layer_table import fold_layers, measure_layers  # why: as above
@@ -262,7 +262,7 @@ def check_model(options: argparse.Namespace) -> int:
 
 
 def _check_model(options: argparse.Namespace, target: ModelTarget, given: list[InputSpec]) -> int:
-    # why: what is wrong with the words is said before torch is imported
+    # why: report invalid arguments before torch is imported
     import torch
 
     from understudy.cli.layer_table import describe_tensor  # why: as above
@@ -382,7 +382,7 @@ def show_graph(options: argparse.Namespace) -> int:
 
 
 def _show_graph(options: argparse.Namespace, target: ModelTarget, given: list[InputSpec]) -> int:
-    # why: what is wrong with the words is said before torch is imported
+    # why: report invalid arguments before torch is imported
     import torch
 
     from understudy.capture.make_fx import make_fx  # why: as above

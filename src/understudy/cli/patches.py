@@ -1,4 +1,4 @@
-"""understudy patches: what is changed of torch, when and why."""
+"""understudy patches: the functions of torch that are replaced, when and why."""
 
 from __future__ import annotations
 

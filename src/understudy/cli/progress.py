@@ -1,4 +1,4 @@
-"""A line on a terminal that says how far a script is, beside what the script itself writes there.
+"""A line on a terminal that shows the progress of a script, without disturbing the script's own output.
 
 The line is on the terminal only while the script's last line is complete, and is gone before the script writes more: a
 program that shows a bar of its own (tqdm), or asks for input, has the terminal for itself.

@@ -56,7 +56,7 @@ class Variant:
     launcher: tuple[str, ...] = ()
     """Words before the script: `accelerate launch --use_fsdp`."""
     sources: Mapping[str, str] = field(default_factory=dict, hash=False)
-    """The script and what it imports, by path, for machines that have no such files."""
+    """The script and its imports, by path, for machines without these files."""
     keeps_reads: bool = False
     """Whether the outcome names the files that the run has read."""
     seconds: float = SECONDS
@@ -67,7 +67,7 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The rehearsal, or what the script said when it failed."""
+    """The rehearsal, or the error output of the script."""
 
     rehearsal: Rehearsal | None
     error: str = ""
@@ -77,7 +77,7 @@ class Outcome:
     """Of a script on several ranks; `rehearsal` is that of its worst rank."""
     reads: Sequence[str] = ()
     parsers: Sequence[Mapping[str, Any]] = ()
-    """The options that the script's parser shows, if they were asked for."""
+    """The options of the script's parser, if requested."""
     was_killed: bool = False
     """Whether a signal ended the rehearsal, or its worker."""
 
@@ -87,7 +87,7 @@ class Outcome:
 
     @property
     def reserved_bytes(self) -> int:
-        """At the peak. Where the run does not fit, what it would reserve on a card without a limit."""
+        """Reserved bytes at the peak. If the run does not fit: those on a card without a limit."""
         assert self.rehearsal is not None
         return self.rehearsal.peak.reserved_bytes
 
@@ -145,7 +145,7 @@ def _run_in_fork(
     words: list[str], environment: Mapping[str, str], output: Path, seconds: float
 ) -> int | None:
     """The exit code of `understudy` with these words; None after too long a time."""
-    import torch  # why: what a rehearsal imports, once for all of this worker's
+    import torch  # why: import the modules of rehearsals once for this worker
 
     import understudy.report.runs  # why: as above
     import understudy.simulation.scripts  # noqa: F401  # why: as above

@@ -204,7 +204,7 @@ def _check_options(options: argparse.Namespace, devices: list[tuple[Card | None,
 
 
 def _check_output(option: str, path: str) -> None:
-    """A run may take minutes: what can't be written is said before it."""
+    """Check outputs before a run of minutes: fail early if a file can't be written."""
     folder = os.path.dirname(os.path.abspath(path))
     if not os.path.isdir(folder):
         raise UsageError(f"{option} {path!r}: the folder does not exist")
@@ -358,7 +358,7 @@ def _print_report(rehearsal: Rehearsal, is_quiet: bool) -> None:
 def _run_on_all(
     options: argparse.Namespace, devices: list[tuple[Card | None, int]], sandbox: SandboxOptions
 ) -> int:
-    """One process for each card: what a script leaves behind in its modules belongs to one run."""
+    """Use one process for each card, so that state in modules of the script is separate."""
     rows: list[dict[str, Any]] = []
     codes: list[int] = []
     import understudy.report.runs  # noqa: F401  # why: once, for all processes

@@ -62,7 +62,7 @@ def get_terminal_width() -> int | None:
 
 
 def shorten(text: str, width: int, keep_end: bool = False) -> str:
-    """At most `width` characters; the end of a path says more than its beginning."""
+    """Return at most `width` characters: the end of a path, its most specific part."""
     if len(text) <= width:
         return text
     return "…" + text[len(text) - width + 1 :] if keep_end else text[: width - 1] + "…"

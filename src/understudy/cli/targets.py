@@ -134,7 +134,7 @@ class ModelTarget:
 
 
 def parse_target(text: str) -> ModelTarget:
-    """Says what is missing without importing the program."""
+    """Check for missing names without importing the program."""
     if text.endswith(".json") or os.path.isdir(text):
         path = os.path.join(text, "config.json") if os.path.isdir(text) else text
         _read_config(path)

@@ -1,4 +1,4 @@
-"""Options of `understudy run` about time: limits, the host, and what a whole run costs."""
+"""Options of `understudy run` about time: limits, the host, and the cost of a whole run."""
 
 from __future__ import annotations
 

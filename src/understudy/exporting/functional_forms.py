@@ -37,11 +37,11 @@ def _derive(op: OpOverload) -> Form | None:
 
 
 functional_form: Slot[Form] = declare("functional_form", Slot(derive=lambda record: _derive(record.op)))
-"""The same without writes, but for copies into what it writes to."""
+"""The call without writes, except copies into its written arguments."""
 
 
 def find_functional(op: OpOverload) -> OpOverload | None:
-    """The overload with the same arguments that writes nothing; None if there is none."""
+    """Return the overload with the same arguments that writes nothing, or None."""
     written = {name for _, name in _torch.written_arguments(op)}
     out_names = {a.name for a in op._schema.arguments if a.kwarg_only and a.name in written}
     wanted = [(a.name, str(a.type)) for a in op._schema.arguments if a.name not in out_names]

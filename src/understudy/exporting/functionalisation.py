@@ -267,7 +267,7 @@ class _Functionalisation:
         self._targets: dict[Node, Node] = {}
         """For each copy: the node whose tensor it writes to, and returns."""
         self._shared: dict[int, list[Node]] = {}
-        """Storages with several bases, none of which is a view of another: they can't be written to."""
+        """Storages with several unrelated bases: they can't be written to."""
 
     def run(self) -> dict[Node, Node]:
         for node in list(self._graph.nodes):

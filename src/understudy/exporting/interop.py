@@ -120,7 +120,7 @@ class TorchSymbols:
 
     def _set_range(self, number: Any, env: Any, symbol: Any) -> None:
         low, high = symbol.low, symbol.high
-        if env.is_unbacked(symbol):  # no input to check: what was promised of it is its range
+        if env.is_unbacked(symbol):  # no input to check: promises about it are its range
             low, high = env.facts.interval(symbol)
         bounds = ValueRanges(0 if low is None else low, int_oo if high is None else high)
         if number.node.expr in self._env.var_to_range:

@@ -1,4 +1,4 @@
-"""Operators of torch.distributed on stand-ins: what a collective fills has no determined values afterwards."""
+"""Operators of torch.distributed on stand-ins: tensors that a collective fills lose their determined values."""
 
 from __future__ import annotations
 

@@ -187,7 +187,7 @@ class FakeTensorConverter:
         if _torch.has_transforms():
             with (
                 _torch.no_transforms()
-            ):  # what is done to the stand-in is not part of the transformed function
+            ):  # operations on the stand-in are not part of the transformed function
                 return self.from_real_tensor(fake_mode, t, make_constant, **options)
         is_static = _is_static(fake_mode, t, static_shapes, symbolic_context)
         if is_static and not make_constant and type(t) in PLAIN_TYPES:

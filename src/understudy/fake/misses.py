@@ -81,7 +81,7 @@ def answer_miss(
 
 
 def answer_by_handler(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:
-    """The answer of a handler that needs tensors, not only their specs; NotImplemented if there is none."""
+    """Return the answer of a handler that needs tensors, not only their specs, or NotImplemented."""
     record = RECORDS.get(id(func))
     if record is None:
         answer = tensor_calls.by_higher_order(mode, func, args, kwargs)

@@ -194,7 +194,7 @@ def _make_view_without_dispatch(base: FakeTensor, spec: TensorSpec) -> FakeTenso
 def realise(mode: FakeTensorMode, outcomes: Any, inputs: list[FakeTensor]) -> Any:
     """The tensors of these outcomes, in the same lists and tuples."""
     kind = type(outcomes)
-    if kind is New:  # asked by type before the patterns, each of which costs an isinstance
+    if kind is New:  # compare types first: each pattern costs an isinstance
         return make_new(mode, outcomes.spec)
     if kind is tuple:
         return tuple([realise(mode, part, inputs) for part in outcomes])

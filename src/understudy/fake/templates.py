@@ -82,7 +82,7 @@ def make_symbolic(
 ) -> FakeTensor:
     """A stand-in with symbolic sizes, on the storage of `base` or on a new one. `expects_operators`: whether C++ is
     likely to ask for its layout."""
-    if is_function_mode_active():  # where C++ calls operators by itself, as backward passes do
+    if is_function_mode_active():  # if C++ calls operators directly, as in backward passes
         with _torch.NoFunctionModes():  # it would be given stand-ins that are half made
             return make_symbolic(spec, base, expects_operators)
     prepared: TemplatePool = spec.prepared or TemplatePool(spec)

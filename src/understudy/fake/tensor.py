@@ -397,7 +397,7 @@ class FakeTensor(torch.Tensor):
             return least.item(), most.item()
 
     def recall_size(self, question: object) -> Any:
-        """The memoised data-dependent size of an operator's result on this tensor; None if there is none."""
+        """Return the memoised data-dependent size of an operator's result on this tensor, or None."""
         return recall(self, (self._size_memos or {}).get(question))
 
     def remember_size(self, question: tuple[object, ...], size: int | torch.SymInt) -> None:

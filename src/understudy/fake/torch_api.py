@@ -175,7 +175,7 @@ def disable_fake_tensor_cache(fake_mode: FakeTensorMode) -> Iterator[None]:
 
 
 def dump_cache_stats() -> None:
-    """Log what `FakeTensorMode.cache_info()` says, at level INFO."""
+    """Log `FakeTensorMode.cache_info()`, at level INFO."""
     info = FakeTensorMode.cache_info()
     log.info("cache of stand-in calls: %d hits, %d misses, %d plans", info.hits, info.misses, info.size)
     for reason, count in sorted(info.bypasses.items(), key=lambda item: -item[1]):
@@ -186,12 +186,12 @@ def dump_cache_stats() -> None:
 
 
 def get_schema_info(func: Any) -> Any:
-    """What torch knows of an operator's schema: `is_mutable()`, `has_argument(name)`, `may_alias(a, b)`, …"""
+    """Schema queries as in torch: `is_mutable()`, `has_argument(name)`, `may_alias(a, b)`, …"""
     return _torch.schema_info(func)
 
 
 def should_allow_numbers_as_tensors(func: Any) -> bool:
-    """Whether an operator takes Python numbers where its schema says tensor."""
+    """Whether an operator accepts Python numbers for tensor arguments of its schema."""
     return _torch.allows_numbers_as_tensors(func)
 
 

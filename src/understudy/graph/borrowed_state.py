@@ -77,7 +77,7 @@ NO_TENSORS = frozenset({bool, int, float, str, dict, set, list, tuple, type(None
 
 PLAIN = frozenset({bool, int, float, str, type(None)})
 CONTAINERS = frozenset({dict, list, set, OrderedDict})
-"""Types in which programs store what they have computed."""
+"""Types in which programs store results."""
 Predicate = Callable[[Any], bool]
 DEEPEST = 3
 """How many levels of nested containers are searched."""
@@ -238,7 +238,7 @@ Assigned = list[tuple[torch.Tensor, torch.Tensor]]
 
 
 def write_assigned(assigned: Assigned) -> None:
-    """Write what was assigned to buffers into the buffers: a graph has no other names for them."""
+    """Write values that were assigned to buffers into the buffers: a graph has no other names for them."""
     written = {_torch.storage_id(buffer) for buffer, _ in assigned}
     values = [value.clone() if _torch.storage_id(value) in written else value for _, value in assigned]
     for (buffer, _), value in zip(assigned, values, strict=True):

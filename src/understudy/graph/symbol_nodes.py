@@ -92,7 +92,7 @@ class SymbolNodes(Writer[Any]):
         return self._foreign.find_number(symbolic)
 
     def node_of_torch_number(self, symbolic: object) -> Any:
-        """The node for a symbolic number of torch's own; the number itself if there is none."""
+        """Return the node of a symbolic number of torch, or the number itself."""
         node = (
             None
             if self._foreign is None or not is_torch_number(symbolic)

@@ -1,4 +1,4 @@
-"""infer: the plan of a call, from the cache or from the first source that knows the operator. Works on specs, not tensors.
+"""infer: the plan of a call, from the cache or from the first source with an answer. Works on specs, not tensors.
 
 engine   infer: the sources, in the order in which they are asked
 cache    the dispatch cache

@@ -46,8 +46,8 @@ NOT_RAISED_BY_EAGER = (
 
 
 def compare_with_eager(call: Call, answer: Outcomes | Exception) -> None:
-    """Raise `MetadataMismatchError` if the real operator returns something else, or refuses what is accepted here, or
-    accepts what is refused here. `answer`: the outcomes, or the error that was raised."""
+    """Raise `MetadataMismatchError` if the real operator returns something else, or if only one side raises an error.
+    `answer`: the outcomes, or the error that was raised."""
     if isinstance(answer, NOT_RAISED_BY_EAGER) or not can_run_eager(call):
         return
     try:

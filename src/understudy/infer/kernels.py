@@ -1,4 +1,5 @@
-"""Torch's own kernels as sources: the meta kernel, and the real kernel on zeros for operators that nothing else knows."""
+"""Torch's own kernels as sources: the meta kernel, and the real kernel on zeros for operators without another
+source."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ class VersionBumps:
 
 
 def _one_after_another(outcomes: Changed, inputs: Sequence[Any]) -> Iterator[Same]:
-    """A list of tensors to write to may hold one twice: what is resized for one result is so before the next."""
+    """A list of written tensors may hold one twice: it is resized for one result before the next is computed."""
     changed: dict[int, TensorSpec] = {}
     for outcome in outcomes.inputs:
         tensor = inputs[outcome.of]
@@ -272,7 +272,7 @@ def is_symbolic_call(call: Call) -> bool:
 
 
 def is_cast_inside(call: Call) -> bool:
-    """Whether this is a composite operator of which autocast casts the parts, and not the whole."""
+    """Whether autocast casts the parts of this composite operator, not its arguments."""
     is_cast_whole = any(_torch.has_autocast_kernel(call.op, spec.device.type) for spec in call.inputs)
     return record_of(call.op).is_decomposed and not is_cast_whole
 
@@ -418,7 +418,8 @@ class Plan:
             self.kind = FIRST_ITSELF
 
     def tracks_values(self, has_undetermined: bool) -> bool:
-        """Whether a call with determined inputs changes what is known of values. `has_undetermined`: it also has others."""
+        """Whether a call with determined inputs changes known values. `has_undetermined`: it also has other
+        inputs."""
         return self.kind != FIRST_VIEWED and bool(self.written or not has_undetermined)
 
     def count_unread(self) -> int:
@@ -440,7 +441,7 @@ class Plan:
 def _is_trackable(call: Call, outcomes: Outcomes, made: list[TensorSpec]) -> bool:
     """Whether the results are few enough for their determined values to be tracked. `made`: the specs in the outcomes."""
     for spec in (*call.inputs, *made):
-        # A sparse tensor shares memory with the tensors that it is made of: what is written to them is not followed.
+        # A sparse tensor shares memory with its parts: writes to the parts are not tracked.
         if spec.is_symbolic or spec.sparse is not None:
             return False
     if type(outcomes) is New:

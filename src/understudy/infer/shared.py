@@ -76,7 +76,7 @@ class SharedPlans:
         return SharedQuestion(tuple(parts), patterns.marks(), patterns.count_atoms())
 
     def find_answer(self, question: SharedQuestion, localise: Callable[[Any], Any]) -> Any:
-        """The shared answer in the symbols of this environment; None if there is none."""
+        """Return the shared answer in the symbols of this environment, or None."""
         shared = self._cache.shared.get(question.key)
         if shared is None:
             return None

@@ -1,4 +1,4 @@
-"""meta: MetaTracer and symbolic_trace, a torch-level trace in which every value knows its metadata.
+"""meta: MetaTracer and symbolic_trace, a torch-level trace in which every value has metadata.
 
 tracer      MetaTracer, symbolic_trace
 recorder    FunctionRecorder: calls of torch functions become nodes

@@ -140,7 +140,7 @@ class NodeArguments:
             node = self._tracer.symbols.node_of(value.node)
         return self._tracer.node_in_graph(node)
 
-    # --- what is in the root -----------------------------------------------------------------------------------
+    # --- objects of the root -----------------------------------------------------------------------------------
 
     def _tensor(self, tensor: torch.Tensor) -> Node:
         name = self.name_of(tensor)

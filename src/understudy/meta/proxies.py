@@ -27,7 +27,7 @@ class _Unknown:
 
 
 UNKNOWN = _Unknown()
-"""The metadata of a value of which nothing is known."""
+"""The metadata of an unknown value."""
 read_own: Any = object.__getattribute__
 
 

@@ -1,4 +1,4 @@
-"""MetaTracer: a torch-level symbolic trace in which every value knows its metadata.
+"""MetaTracer: a torch-level symbolic trace in which every value has metadata.
 
 The program runs once on stand-ins, which carry their node. Torch functions are recorded by a function mode
 (`FunctionRecorder`), modules where they are called.

@@ -1,4 +1,4 @@
-"""Operators that draw random numbers: what is filled, what eager refuses, and between which numbers values lie."""
+"""Operators that draw random numbers: their results, their argument checks, and the ranges of values."""
 
 from __future__ import annotations
 

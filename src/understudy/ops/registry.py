@@ -188,7 +188,7 @@ class OpFacts:
 
     @cached_property
     def is_mutable(self) -> bool:
-        """Whether the schema says that it writes to an argument."""
+        """Whether the schema declares a write to an argument."""
         return _torch.is_mutable(self.op)
 
     @cached_property

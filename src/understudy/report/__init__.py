@@ -1,4 +1,4 @@
-"""report: what a rehearsal has measured, and how it is shown.
+"""report: measurements of a rehearsal, and their presentation.
 
 rehearsal     `Rehearsal`, the plain data of one run; saved as JSON, checked by rehearsal.schema.json
 measurement   the listener that measures: categories, phases, modules, lines, the peak, work

@@ -1,4 +1,4 @@
-"""Two rehearsals of a cluster side by side: ranks whose memory changed, and what is communicated more or less.
+"""Two rehearsals of a cluster side by side: ranks whose memory changed, and changes of communication.
 
 text = write_cluster_comparison(before, after)
 grown = most_growth(before, after)          bytes of the rank whose reserved memory grew most

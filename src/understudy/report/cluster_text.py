@@ -1,4 +1,4 @@
-"""A rehearsed cluster as text: the verdict, a table of ranks, what was communicated, faults."""
+"""A rehearsed cluster as text: the verdict, a table of ranks, communication, faults."""
 
 from __future__ import annotations
 

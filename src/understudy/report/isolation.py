@@ -1,4 +1,4 @@
-"""What the outside of a sandbox knows of a rehearsal: the files that were written, and what was in force."""
+"""Facts about a rehearsal from outside of its sandbox: written files, and the level of isolation."""
 
 from __future__ import annotations
 

@@ -380,7 +380,7 @@ class Measurement(Listener):
                 record.category = "inputs"
 
     def _count_inputs(self, tensors: list[FakeTensor]) -> None:
-        """Samples are what the first dimension counts; integers of two dimensions are tokens."""
+        """The first dimension counts samples; integers of two dimensions are tokens."""
         self.passes += 1
         step = self.places.step
         shapes = [(tensor._spec.shape, tensor._spec.dtype) for tensor in tensors if tensor.dim()]

@@ -86,7 +86,7 @@ class StepPhase(NamedTuple):
 
 
 class ModulePlace:
-    """One module of the program; what it does is counted here."""
+    """One module of the program, with the totals of its work."""
 
     __slots__ = ("calls", "kind", "macs", "module", "path")
 
@@ -245,7 +245,7 @@ class Places:
             else:
                 line = self._backward_line = self._backward_line or self._search_line(frame)
         record.birthplace = self._birthplace = self.moment, module, line
-        self._located = call  # what is born after the call has no maker
+        self._located = call  # memory born after the call has no operator
 
     def _search_line(self, frame: FrameType | None) -> LinePlace | None:
         """The innermost line of the user's own code, as a code object and a number: text comes later. Where none is running,
@@ -456,7 +456,7 @@ def _read_variables(frame: FrameType) -> dict[str, Any]:
 
 @patch("torch.nn.Module.__call__", during=OBSERVATION)
 def follow_modules(original: Callable[..., object]) -> Callable[..., Any]:
-    """A report says in which module memory is allocated."""
+    """A report attributes memory to modules."""
 
     def __call__(module: torch.nn.Module, *args: object, **kwargs: object) -> Any:
         places = getattr(active_fake_mode(), "places", None)
@@ -473,7 +473,7 @@ def follow_modules(original: Callable[..., object]) -> Callable[..., Any]:
 
 @patch("torch.autograd._engine_run_backward", "torch.autograd.graph._engine_run_backward", during=OBSERVATION)
 def follow_backward(original: Callable[..., object]) -> Callable[..., Any]:
-    """A report says in which phase memory is allocated."""
+    """A report attributes memory to phases."""
 
     def run_backward(*args: object, **kwargs: object) -> Any:
         places = getattr(active_fake_mode(), "places", None)

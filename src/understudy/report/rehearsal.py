@@ -46,7 +46,7 @@ Record = TypeVar("Record")
 
 @dataclass(frozen=True)
 class Device:
-    """The card that was simulated, or the CPU. `limit_bytes` is what the allocator may reserve."""
+    """The card that was simulated, or the CPU. `limit_bytes`: the limit of the allocator."""
 
     key: str
     name: str
@@ -74,7 +74,7 @@ class Contributor:
 class Peak:
     """The moment of the most allocated memory. On a CPU, all four sizes are one.
 
-    `fragmentation_bytes` is what was reserved and in no block, even when most was allocated.
+    `fragmentation_bytes`: reserved memory outside of blocks, when the most was allocated.
     """
 
     allocated_bytes: int = 0
@@ -125,7 +125,8 @@ class ModuleRow:
 
 @dataclass(frozen=True)
 class LineRow:
-    """One line of the user's code: bytes at the peak that it made, and what it made in the whole run."""
+    """One line of the user's code: the bytes it allocated that are alive at the peak, and all bytes it allocated in
+    the run."""
 
     line: str
     source: str
@@ -282,7 +283,7 @@ class Rehearsal:
 
     def to_html(self, title: str = "Rehearsal") -> str:
         """One page that needs nothing else."""
-        from understudy.report.page import make_page  # why: the page is made when it is wanted
+        from understudy.report.page import make_page  # why: import it only when a page is requested
 
         return make_page(self, title).to_html()
 

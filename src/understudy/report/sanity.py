@@ -23,7 +23,7 @@ TOKEN_DTYPES = ("i64", "i32")
 
 @dataclass
 class RunFacts:
-    """Facts that the runner of the program knows and the measurement does not."""
+    """Facts from the runner of the program that the measurement can't see."""
 
     steps: int | None = None
     failure: str = ""

@@ -1,4 +1,4 @@
-"""What the runner of a script knows of it, for the report."""
+"""Facts from the runner of a script, for the report."""
 
 from __future__ import annotations
 

@@ -291,7 +291,7 @@ def _write_headline(
     verdict: str, peak: Peak, device: Device, oom: OutOfMemoryRecord | None, failure: str, budget: int | None,
     unused: Card | None,
 ) -> str:  # fmt: skip
-    """`unused` is a card that was asked for, and on which the program has put nothing."""
+    """`unused` is a requested card without any tensor of the program."""
     used, total = peak.reserved_bytes, device.memory_bytes
     name = device.key.upper() if device.kind != "cpu" else "this machine's CPU"
     name += (

@@ -68,7 +68,7 @@ def write_text(rehearsal: Rehearsal, width: int = WIDTH, has_colour: bool = Fals
 
 
 def write_sanity(sanity: Sanity) -> list[str]:
-    """The line under the verdict: what it rests on; and warnings."""
+    """The line under the verdict: its basis; and warnings."""
     many = sanity.steps > 1
     steps = f"{sanity.steps} optimizer step{'s' if many else ''}"
     if not sanity.optimizers:
@@ -392,7 +392,7 @@ def _measure_first_column(widths: Sequence[int], width: int) -> int:
 
 
 def _shorten(text: str, size: int) -> str:
-    """The end of a path says more than its beginning."""
+    """Keep the end of a path, its most specific part."""
     if len(text) <= size:
         return text
     kept = max(1, size - 1)

@@ -287,7 +287,7 @@ def fx_placeholder_targets(gm: Any) -> list[str]:
 
 
 def is_symbol_binding_fx_node(node: Any) -> Any:
-    """The symbol that a node of a graph binds, None if there is none."""
+    """Return the symbol that a node of a graph binds, or None."""
     value = node.meta.get("val")
     if not isinstance(value, torch.SymInt) or type(value.node) is not SymNode:
         return None

@@ -29,7 +29,7 @@ class Settings:
     """How an environment makes symbols.
 
     `duck_shape`: equal example sizes share a symbol. `specialize_zero_one`: sizes of 0 and 1 stay numbers.
-    `assume_static_by_default`: sizes stay numbers unless a context or a mark says otherwise.
+    `assume_static_by_default`: sizes stay numbers unless a context or a mark requests symbols.
     `allow_scalar_outputs`, `allow_dynamic_output_shape_ops`: data-dependent numbers and sizes become unbacked symbols.
     `prefer_deferred_runtime_asserts_over_guards`: `torch._check` on backed sizes also makes a runtime assert.
     `trace_asserts`: what an `assert` of the program asks about unbacked numbers becomes a runtime assert.
@@ -119,7 +119,7 @@ class ShapeEnv:
         self.computed: dict[tuple[object, ...], Any] = {}
         self.nodes: dict[tuple[type, Operand], SymNode] = {}
         self.frozen = self.runtime_asserts_frozen = False
-        # where nodes of torch's own class keep what they compute, since 2.15
+        # the cache of nodes of torch's own class, since 2.15
         self._symop_cache: dict[Any, Any] = {}
 
     # Most captures have no symbols: the parts are made on first use.

@@ -167,7 +167,7 @@ def larger(a: Size, b: Size) -> Size:
 
 
 def _smaller_if_known(a: Size, b: Size) -> Size | None:
-    """The provably smaller one, None if there is none. For unbacked sizes, facts come from `torch._check`."""
+    """Return the provably smaller one, or None. For unbacked sizes, facts come from `torch._check`."""
     if has_unbacked(a, b):
         env = _env_of(a, b)
         for one, other in ((a, b), (b, a)):
@@ -267,7 +267,7 @@ def fits_in_storage(needed: Size, shape: Sequence[Size], held: Size, held_shape:
 
 
 def fix_sizes(sizes: Sequence[Size]) -> None:
-    """Assume that sizes are what they are at hand."""
+    """Assume, with guards, that sizes equal their hints."""
     for size in sizes:
         int(size)
 

@@ -1,4 +1,4 @@
-"""What the allocator is made of: its settings, its error, its counters, its lists of free blocks.
+"""Parts of the allocator: settings, its error, counters, lists of free blocks.
 
 AllocatorSettings   the string of PYTORCH_CUDA_ALLOC_CONF, parsed
 OutOfMemory         with the facts in MemoryState
@@ -296,7 +296,7 @@ class Counter:
         }
 
     def forget(self) -> None:
-        """Count what is added and removed from here."""
+        """Start counting additions and removals."""
         self.added_before, self.removed_before = self.added, self.removed
 
 

@@ -1,4 +1,4 @@
-"""Batches that data loaders give: the longest ones on request, and whether they are as large as was asked for."""
+"""Batches of data loaders: the longest ones on request, and a check that they have the requested size."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MOST_BATCHES = 1000
 """That are looked at for the longest one."""
 _takes_longest: list[bool] = []
 _wanted_sizes: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-"""The rows that a loader was asked for, by its iterators."""
+"""The requested rows of a loader, by its iterators."""
 
 
 @patch_call("torch.utils.data.DataLoader.__iter__", during=REHEARSAL)
@@ -89,7 +89,7 @@ def take_longest(is_wanted: bool) -> Iterator[None]:
         _takes_longest.pop()
 
 
-# --- as large as asked for ---------------------------------------------------------------------------------------------
+# --- the requested size ---------------------------------------------------------------------------------------------
 
 
 class BatchSizes:
@@ -120,7 +120,7 @@ _sizes: list[BatchSizes] = []
 
 @patch_call("torch.utils.data.dataloader._BaseDataLoaderIter._next_index", during=REHEARSAL)
 def count_rows(original: Function, self: Any) -> Any:
-    """A batch may have fewer rows than was asked for: the report says so."""
+    """The report warns of batches with fewer rows than requested."""
     index = original(self)
     wanted = _wanted_sizes.get(self)
     if _sizes and wanted is not None and isinstance(index, list):

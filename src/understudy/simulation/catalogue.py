@@ -1,4 +1,4 @@
-"""The cards that can be simulated: `devices.toml`, one's own files in the same form, and the machine itself as "cpu".
+"""The cards that can be simulated: `devices.toml`, user files in the same format, and the machine itself as "cpu".
 
 find_card("h100"), find_card("RTX 4090"), find_card("nvidia a100-80GB")    names are matched kindly
 parse_devices("8xa100-80g")                                                the card, and how many of it
@@ -32,7 +32,7 @@ TERA = 10**12
 CATALOGUE_FILE = Path(__file__).with_name("devices.toml")
 
 TYPICAL_CONTEXT = GiB // 2
-"""What is outside of the allocator on a CUDA card of which it is not known: the middle of those of which it is."""
+"""Assumed memory outside of the allocator on CUDA cards without a known figure: the median of the known ones."""
 
 
 class UnknownDeviceError(UnderstudyError, ValueError):
@@ -323,7 +323,7 @@ def _check_fields(table: object, place: str) -> None:
         raise CatalogueError(f"expected kind to be one of {', '.join(KINDS)}, got {table['kind']!r}", place)
 
 
-# calibration: what was measured on the user's own cards
+# calibration: measurements on the user's own cards
 
 
 def calibration_file() -> Path:
@@ -370,7 +370,7 @@ def save_calibration(
     error: float | None = None,
     speed: Mapping[str, float] | None = None,
 ) -> Path:
-    """Keep what was measured on a card; what is None stays as it was. Returns the file."""
+    """Store measurements of a card; None keeps the previous value. Return the file."""
     measured = read_calibration()
     own = measured.setdefault(key, {})
     given = {"context": context, "error": error, "speed": speed}

@@ -277,7 +277,8 @@ class DeviceProperties:
         )
 
 
-# --- the old tensor types, and what is refused ------------------------------------------------------------------------
+# --- legacy tensor types, and unsupported calls
+# ------------------------------------------------------------------------
 
 
 class _LegacyTensorType(type):

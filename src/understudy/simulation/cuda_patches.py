@@ -59,7 +59,7 @@ def get_device_count() -> int:
 
 @answer("torch.cuda.device_count", "torch.cuda.random.device_count")
 def device_count() -> int:
-    """torch asks NVML, which knows the real cards."""
+    """torch calls NVML, which reports the real cards."""
     return machine().device_count
 
 
@@ -186,7 +186,7 @@ def reset_peaks(device: int) -> None:
 
 @driver("_cuda_emptyCache")
 def empty_cache(*args: object) -> None:
-    """Releases what the simulated allocators have cached."""
+    """Releases the cached memory of the simulated allocators."""
     for memory in machine().memory.devices:
         memory.empty_cache()
 

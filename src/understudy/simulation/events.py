@@ -48,7 +48,7 @@ class StreamEvent(NamedTuple):
 
 
 ACCOUNTING = threading.RLock()
-"""Held where listeners get births and deaths of storages, and where a program asks for memory by itself."""
+"""Held while listeners process births and deaths of storages, and while a program requests memory directly."""
 if hasattr(
     os, "register_at_fork"
 ):  # a process that is forked while another thread holds it would wait for ever

@@ -463,7 +463,7 @@ def build_from_configuration(original: Function) -> Any:
 
 @when_imported("transformers.utils.hub", "cached_files")
 def name_missing_files(original: Function) -> Function:
-    """A rehearsal downloads nothing: the error says which small file is wanted, and how to get it."""
+    """A rehearsal downloads nothing: the error names the required small file, and how to get it."""
 
     def cached_files(path_or_repo_id: object, filenames: Any, *args: object, **kwargs: object) -> Any:
         try:
@@ -497,7 +497,7 @@ QUANTISATION_OPTIONS = ("quantization_config", "load_in_4bit", "load_in_8bit")
 
 
 def _build_model(cls: Any, name: object, args: object, config: object, options: dict[str, Any]) -> Any:
-    """A model as `from_pretrained` gives it: in eval mode, of the dtype and on the device that were asked for."""
+    """Build a model as `from_pretrained` does: in eval mode, with the requested dtype and device."""
     # why: it imports this module
     from understudy.simulation.quantised import find_quantisation, quantise_model
 
@@ -570,7 +570,7 @@ def _find_weight_dtype(name: object) -> torch.dtype | None:
 
 
 class WeightsMismatchError(UnderstudyError, RuntimeError):
-    """Weights that do not have the shapes which the configuration says."""
+    """Weights whose shapes differ from the configuration."""
 
 
 def _compare_with_weights(model: Any, name: object, ignores_shapes: bool) -> dict[str, list[Any]]:

@@ -1,4 +1,4 @@
-"""Memory of simulated machines: listeners that give each storage an address, and the error where there is none left.
+"""Memory of simulated machines: listeners that give each storage an address, and the out-of-memory error.
 
     memory = MachineMemory(card, count=8)     # one allocator for each cuda device, a counter for the CPU
     mode.add_listener(memory)
@@ -168,7 +168,7 @@ class DeviceMemory:
                 self._endless.record_stream(self._endless_addresses.get(address, abs(address)), stream)
 
     def _copy_endless(self) -> None:
-        """The capped allocator is about to release what is cached, which the endless one never has to."""
+        """Copy the capped allocator before it releases its cache; the copy without a limit never has to."""
         if self._endless is None:
             self._endless = copy_without_limit(self._capped)
             self.give_back = self._free_twice
@@ -190,7 +190,7 @@ class DeviceMemory:
         return (self._capped,) if self._endless is None else (self._capped, self._endless)
 
     def memory_info(self) -> tuple[int, int]:
-        """As `torch.cuda.mem_get_info`: what is free, and the total."""
+        """Return free and total memory, as `torch.cuda.mem_get_info`."""
         total, outside = self.card.memory, self._capped.outside
         return max(0, total - outside - self.allocator.reserved), total
 

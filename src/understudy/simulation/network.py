@@ -94,7 +94,7 @@ class CreatedGroup(NamedTuple):
 
 
 class Meeting(NamedTuple):
-    """What a process says when it exchanges values: which exchange this is, and where the program is."""
+    """Description of an exchange of values: its identity, and the place in the program."""
 
     group: Group
     key: tuple[Any, ...]

@@ -1,4 +1,4 @@
-"""A rehearsal does no harm: what a program writes goes to a temporary folder, which its later reads see.
+"""Redirect writes of a program to a temporary folder, from which its later reads are served.
 
     with Overlay() as overlay:
         open("model.pt", "wb")          # a file of the overlay; an existing real file is unchanged
@@ -29,13 +29,13 @@ from understudy.simulation.write_log import Write, WriteLog
 
 Function = Callable[..., Any]
 REAL = ("/dev/", "/proc/", "/sys/")
-"""No files: what is written there is not kept."""
+"""Devices, not files: writes to them are not stored."""
 
 
 @dataclass
 class Overlay:
-    """The folder, what was deleted, and the list of writes. Paths are absolute, links resolved in their parents. `parent`:
-    where the folder is made, the temporary one by default."""
+    """The folder, the deleted paths, and the list of writes. Paths are absolute, links resolved in their parents.
+    `parent`: where the folder is made, the temporary one by default."""
 
     parent: str | None = None
     log: WriteLog = field(default_factory=WriteLog)
@@ -170,7 +170,7 @@ class Overlay:
         self.note("mkdir", whole)
         was_deleted = os.path.lexists(whole)
         os.mkdir(self.place(path))
-        if was_deleted:  # a new, empty one: what the real one holds stays deleted
+        if was_deleted:  # a new, empty folder: entries of the real one stay deleted
             self._deleted.update(os.path.join(whole, name) for name in os.listdir(whole))
 
     def find_folder(self, path: Any) -> tuple[Any, str | None]:
@@ -316,7 +316,7 @@ def change_folder(original: Function, path: Any) -> None:
 
 @patch_call("os.getcwd", during=FILE_OVERLAY)
 def current_folder(original: Function) -> str:
-    """As the program knows it: the overlay itself counts on it, too."""
+    """Return the working folder of the program; the overlay itself uses it as well."""
     return (_active[-1].current if _active else None) or original()
 
 

@@ -231,7 +231,7 @@ def _all_of_them(op: object, state: Sequence[int | object]) -> Dims:
 def _each_for_itself(
     batch: VmapLevel, goes_on: Function, body: Function, count: int, in_dims: Dims
 ) -> tuple[Function, Function]:
-    """Condition and body of a loop in which each entry of the batch stops by itself."""
+    """Condition and body of a loop in which each entry of the batch stops separately."""
     all_of_them: Dims = [0] * count
     each_goes_on = batch.over(_as_tuple(goes_on), in_dims, [0])
     round_of_each = batch.over(body, in_dims, all_of_them)

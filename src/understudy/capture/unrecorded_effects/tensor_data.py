@@ -234,7 +234,7 @@ class DeterminedRealValues:
 
 @register_tracer_finder
 def active_tracer() -> Any:
-    """Our active tracer of this thread; None if there is none."""
+    """Return our active tracer of this thread, or None."""
     tracer = getattr(_torch.active_recorder(), "tracer", None)
     return tracer if hasattr(tracer, "append_call") else None
 

@@ -64,7 +64,7 @@ def _call_layer(op: object, otherwise: Function, args: Any, kwargs: Any) -> Any:
         last.append(ends)
         return x
 
-    # Layer by layer, so that the gradient knows the masks of the dropout between layers.
+    # Layer by layer, so that the gradient can use the dropout masks between layers.
     x = recurrent.run_layers(x, num_layers, dropout, train, run)
     ends = [torch.cat(parts, 0) for parts in zip(*last, strict=True)]
     return (x.transpose(0, 1) if batch_first else x, *ends)

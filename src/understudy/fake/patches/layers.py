@@ -137,7 +137,7 @@ PLACES = (
 
 @patch(*PLACES, during=LAYERS)
 def build_layer_by_plan(original: Function) -> Function:
-    """Layers with the same arguments are given the same attributes: what the constructor did the first time is replayed."""
+    """Layers with the same arguments get the same attributes: the first construction is replayed."""
 
     @functools.wraps(original)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:

@@ -333,7 +333,7 @@ def _make_values(mode: FakeTensorMode, fake: FakeTensor, what: str) -> torch.Ten
 
 
 def _integers_with_mean(mean: float, spec: TensorSpec) -> torch.Tensor:
-    """As equal as integers can be that add up to what this mean says: how many tokens each expert has."""
+    """Return nearly equal integers with this mean, such as the numbers of tokens of experts."""
     sums = torch.arange(spec.numel + 1, dtype=torch.float64, device="cpu").mul(mean).round()
     return sums.diff().to(spec.dtype).reshape(spec.numbers.shape)
 
@@ -361,7 +361,7 @@ def answer_size(mode: FakeTensorMode, func: Any, fake: FakeTensor, least: int, m
     return answers.ask(name, fake._spec, range_of(fake), least=least, most=most)
 
 
-# --- what the program decides by a read: checks, and whether a loop goes on ---------------------------------------
+# --- decisions of the program after a read: checks, and conditions of loops ---------------------------------------
 
 _OUR_SOURCE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
 _METHODS = os.path.join("torch", "_tensor.py")

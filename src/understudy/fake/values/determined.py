@@ -1,4 +1,4 @@
-"""Values that follow from the program alone: literals, `arange`, `zeros`, … and what is computed from them.
+"""Values that follow from the program alone: literals, `arange`, `zeros`, … and results computed from them.
 
 Values are computed lazily, when they are read. Each storage with determined contents has one `DeterminedContents`,
 shared by the tensors on it; its `content` is an immutable expression, so a later write can't change an earlier answer:
@@ -148,7 +148,7 @@ class FilledStorage:
 
 
 class NumberStorage(FilledStorage):
-    """The storage of a tensor without dimensions; `value` is exactly what is read from it."""
+    """The storage of a tensor without dimensions; `value` is exactly the number that a read returns."""
 
     __slots__ = ()
 

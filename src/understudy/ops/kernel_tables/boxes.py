@@ -23,7 +23,7 @@ Dtype = torch.dtype
 
 
 def main_dtype(signature: Signature, column: int) -> Symbol:
-    """The dtype in this column; None if there is none."""
+    """Return the dtype in this column, or None."""
     symbol = signature[column] if signature else None
     return symbol[0] if type(symbol) is tuple else symbol if type(symbol) is Dtype else None
 

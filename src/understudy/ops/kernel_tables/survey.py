@@ -39,7 +39,7 @@ CPU_ISA = "AVX512_CORE_FP16"
 SAMPLES = 8
 """Samples of an entry that are recorded."""
 MOST_ENTRIES = 3
-"""Entries in which an operator is asked. All, if strings choose what it computes."""
+"""Entries of an operator that are tried. All of them, if strings select the computation."""
 REPEATED = 2
 """Calls of each pattern of arguments that are repeated."""
 MOST_SECONDS = 90.0
@@ -99,7 +99,7 @@ def survey(names: list[str] | None = None) -> Iterator[tuple[str, KernelAnswers 
 def _survey_entry(
     entry: Any, done: Counter[str], crashed: set[str]
 ) -> Iterator[tuple[str, KernelAnswers | None]]:
-    """Ask in child processes until one of them comes to its end."""
+    """Try in child processes until one of them finishes."""
     context: Any = multiprocessing.get_context("fork")
     while True:
         ours, theirs = context.Pipe()
@@ -144,7 +144,7 @@ def _try_entry(entry: Any, done: Counter[str], crashed: set[str], pipe: Connecti
 
 
 def _modes(arguments: Any) -> list[object]:
-    """Strings and bools among the arguments, which choose what is computed, as `rounding_mode=` and `training=` do."""
+    """Return strings and bools among the arguments, which select the computation, such as `rounding_mode=`."""
     return [leaf for leaf in _torch.tree_leaves(arguments) if isinstance(leaf, (str, bool))]
 
 

@@ -187,8 +187,8 @@ def whole_attention(
     query: TensorSpec, key: TensorSpec, value: TensorSpec, attn_mask: Maybe = None, dropout_p: float = 0.0,
     is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
 ) -> Any:  # fmt: skip
-    """The fused kernel of the CPU takes heads of one shape whose elements lie side by side. It knows no dropout, which is
-    left to the math path: its result is contiguous."""
+    """The fused kernel of the CPU takes heads of one shape whose elements lie side by side. It does not support
+    dropout, which uses the math path with a contiguous result."""
     if query.device.type != "cpu" or query.ndim != 4 or enable_gqa or not all(attention_backends()):
         return NotImplemented
     if is_causal and attn_mask is not None:

@@ -390,7 +390,7 @@ def check_targets_of_chunks(
     x: TensorSpec, linear_weight: TensorSpec, target: TensorSpec, linear_bias: object, weight: TensorSpec | None,
     *options: object,
 ) -> Any:  # fmt: skip
-    """The registered fake knows the rest."""
+    """The registered fake handles the other cases."""
     is_cast = x.device.type == "cpu" and any(
         isinstance(each, torch.dtype) and each is not x.dtype for each in options
     )

@@ -214,7 +214,7 @@ def group_norm_backward(
     for_input, for_weight, for_bias = output_mask
     if weight is None and holds("group_norm_makes_absent_gradients"):
         weight = x.like((C,))
-    # The gradient of the bias is made like the weight; without a weight there is none.
+    # The gradient of the bias is made like the weight, so it needs a weight.
     return (
         _keep_format(x) if for_input else None,
         _gradient_like("group_norm", weight, for_weight),

@@ -168,7 +168,7 @@ has_cuda_kernel.mark("_fused_rms_norm", "mish_backward")
 
 @accelerator_path("mish_backward")
 def mish_backward(grad: Tensor, x: Tensor) -> Any:
-    """One kernel, as above. It is asked for where no gradient of it is wanted."""
+    """One kernel, as above, for calls without gradients."""
     if _torch.inner_device(x).type != "cuda" or torch.is_grad_enabled() or not _is_observed(x):
         return NotImplemented
     with _torch.below_autograd():
@@ -189,7 +189,7 @@ class FusedRMSNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, rstd = ctx.saved_tensors
-        if torch.is_grad_enabled():  # of this gradient, gradients may be asked for
+        if torch.is_grad_enabled():  # this gradient may be differentiated again
             result = _in_steps(x, ctx.normalized_shape, weight, ctx.eps)
             inputs = [tensor for tensor in (x, weight) if tensor is not None and tensor.requires_grad]
             found = iter(torch.autograd.grad(result, inputs, grad, create_graph=True))

@@ -242,10 +242,10 @@ def of_encoder_layer(
     return Scratch((*for_a_while(3 * one, one), *norm, hidden, one, -hidden, *norm), is_exact=False)
 
 
-# --- sorting and what is built on it
+# --- sorting and operators based on it
 
 ONE_TILE = 2304
-"""Pairs of 8 bytes that one block sorts by itself."""
+"""Pairs of 8 bytes that a single block sorts."""
 SORT_TILES = {1: 3456, 2: 5632, 4: 5376, 8: 4608}
 """Pairs that a block sorts at once, by the bytes of a key, with values of 8 bytes: of the policy for Hopper."""
 SEGMENT_TILE = 5760

@@ -62,7 +62,7 @@ def work_of(call: Call, results: Iterable[TensorSpec]) -> Work:
     if formula is not None:
         count = int(formula(made, *call.args, **call.kwargs)) * (4 if made and made[0].is_complex else 1)
         for spec in call.inputs:
-            if spec.sparse is not None:  # only what is stored is multiplied
+            if spec.sparse is not None:  # only stored elements are multiplied
                 count = count * count_values(spec) // max(1, spec.numel)
         return Work(PRODUCTS, count, 0, _bytes_moved(call, made))
     is_move = record.moves
@@ -112,7 +112,7 @@ def _bytes_moved(call: Call, made: Results) -> int:
 
 
 def bytes_stored(spec: TensorSpec) -> int:
-    """Expanded dimensions are read once; of a sparse tensor, what is stored."""
+    """Expanded dimensions are read once; sparse tensors, their stored elements."""
     if spec.sparse is not None:
         return count_bytes(spec)
     sizes = zip(spec.numbers.shape, spec.numbers.stride, strict=True)

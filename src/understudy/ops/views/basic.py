@@ -231,7 +231,7 @@ def narrow(spec: TensorSpec, dim: int, start: Any, length: Any) -> View:
 
 @decomposition("narrow.Tensor")
 def check_length(x: torch.Tensor, dim: int, start: object, length: Any) -> Any:
-    """C++ compares the length with the start, which only data knows."""
+    """C++ compares the length with the start, which is data-dependent."""
     if -x.dim() <= dim < x.dim() and length > x.shape[dim]:
         raise DimensionError(f"narrow: length {length} exceeds dimension {dim} of {list(x.shape)}")
     return NotImplemented

@@ -255,7 +255,7 @@ def _goes_row_major(spec: TensorSpec, shape: Shape) -> bool:
 def decompose_tensor_split(x: Tensor, places: Tensor, dim: int = 0) -> Any:
     """The split points, or the number of pieces, are data-dependent: each becomes a symbol, unless it is determined."""
     if places.dtype is not torch.int64 or places.dim() > 1:
-        return NotImplemented  # C++ says what is wrong
+        return NotImplemented  # C++ raises the error
     if places.dim() == 0:
         return torch.tensor_split(x, int(places.item()), dim)
     return aten.tensor_split.indices(x, [places[i].item() for i in range(int(places.shape[0]))], dim)
@@ -272,7 +272,7 @@ def check_chunks(x: Tensor, chunks: int, dim: int = 0) -> Any:
 @decomposition("unsafe_chunk")
 def decompose_unsafe_chunk(x: Tensor, chunks: int, dim: int = 0) -> Any:
     if chunks <= 0:
-        return NotImplemented  # C++ says what is wrong
+        return NotImplemented  # C++ raises the error
     length = x.shape[wrap_dim(dim, x.dim())]
     size = divide_up(length, chunks)
     if size == 0:

@@ -217,7 +217,7 @@ def set_source(spec: TensorSpec, source: TensorSpec) -> Same:
 @decomposition("fill_diagonal_")
 def decompose_fill_diagonal(x: torch.Tensor, fill_value: float, wrap: bool = False) -> Any:
     if x.dim() < 2:
-        return NotImplemented  # C++ says what is wrong
+        return NotImplemented  # C++ raises the error
     height, width = x.shape[:2]
     if x.dim() > 2 and any(size != height for size in x.shape):
         raise ShapeMismatch(

@@ -1,4 +1,4 @@
-"""A pure algebra of integer expressions, with a prover. Nothing here knows torch.
+"""A pure algebra of integer expressions, with a prover. Independent of torch.
 
 polynomials  tables of terms
 intervals    interval arithmetic

@@ -365,7 +365,7 @@ class Algebra:
             found = self._applied[key] = rewrite(kind, self, args)
         return found
 
-    # -- what a rewrite may ask ----------------------------------------------------------------------
+    # -- queries of rewrites ----------------------------------------------------------------------
 
     def interval(self, size: Integer) -> Interval:
         """The interval from the declared ranges of the symbols."""

@@ -193,7 +193,7 @@ INTEGER_RELATIONS: dict[str, Callable[[Integer, Integer], bool | Condition]] = {
 
 
 def as_integer_condition(relation: str, left: Number, right: Number) -> bool | Condition | None:
-    """The equivalent comparison of integers, None if there is none."""
+    """Return the equivalent comparison of integers, or None."""
     a, b = as_fraction(left), as_fraction(right)
     if a is None or b is None:
         return None

@@ -128,7 +128,7 @@ def truncate(a: int, b: int) -> int:
 
 
 def exact_quotient(terms: Terms, divisor: Terms) -> dict[Monomial, int] | None:
-    """The polynomial q with terms == q * divisor, or None if there is none."""
+    """Return the polynomial q with terms == q * divisor, or None."""
     lead, lead_coefficient = divisor[0]
     rest = dict(terms)
     quotient: dict[Monomial, int] = {}
