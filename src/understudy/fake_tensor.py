@@ -4,7 +4,7 @@ A program that imports from there changes one line. A name for a mechanism that 
 and says what to use instead when it is used.
 """
 
-from understudy._torch.switches import FakeTensorConfig as FakeTensorConfig
+from understudy._torch.modes import FakeTensorConfig as FakeTensorConfig
 from understudy.errors import (
     DataDependentOutputException as DataDependentOutputException,
     DynamicOutputShapeException as DynamicOutputShapeException,

@@ -246,7 +246,7 @@ KeptFrames = tuple[tuple[Any, int], ...]
 
 def keep_frames(depth: int) -> KeptFrames:
     """The frames of this thread, from `depth` functions above the caller."""
-    kept = []
+    kept: list[tuple[Any, int]] = []
     frame: FrameType | None = sys._getframe(depth + 1)
     while frame is not None and len(kept) < MOST_FRAMES:
         kept.append((frame.f_code, frame.f_lasti))

@@ -4,10 +4,9 @@ The rest of the library uses `_torch.name`; the modules group the names by subje
 
     releases     the supported releases of torch
     tensors      tensors without data, storages, wrappers
-    modes        the modes of a thread: entering, leaving, deactivating temporarily
+    modes        the modes of a thread: entering, leaving, deactivating temporarily; torch's switches for them
     dispatch     dispatch keys, and thread-local state of the dispatcher
     schema       schemas, kernels, registered fakes
-    switches     switches of torch's configuration for fake tensors
     features     names of torch that differ between releases
     sample_calls calls of operators on real tensors, from torch's database; for tools of developers
     graphs       graphs and graph modules of torch.fx, exported programs
@@ -40,5 +39,4 @@ from understudy._torch.sample_calls import operators_inside as operators_inside
 from understudy._torch.sample_calls import sample_calls as sample_calls
 from understudy._torch.sample_calls import sampled_operators as sampled_operators
 from understudy._torch.schema import *
-from understudy._torch.switches import *
 from understudy._torch.tensors import *

@@ -1,8 +1,10 @@
-"""The modes of a thread: entering and leaving them safely, and deactivating them temporarily."""
+"""The modes of a thread: entering and leaving them safely, and deactivating them temporarily; torch's switches for them."""
 
 from __future__ import annotations
 
 import functools
+import os
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -376,3 +378,52 @@ class grad_mode:
 
     def __exit__(self, *exception: object) -> None:
         torch._C._set_grad_enabled(self._was_enabled)
+
+
+# --- switches ---------------------------------------------------------------------------------------------------------
+
+# Torch's configuration modules are not imported for this: where nothing else has loaded them, nobody has set a switch, and
+# what counts is the environment variable that they would read.
+
+FUNCTORCH, DYNAMO = "torch._functorch.config", "torch._dynamo.config"
+SWITCHES: dict[str, tuple[str, str, str, Any]] = {
+    "fake_tensor_propagate_real_tensors": (FUNCTORCH, "", "", False),
+    "generate_fake_kernels_from_real_mismatches": (FUNCTORCH, "", "", False),
+    "fake_tensor_allow_unsafe_data_ptr_access": (FUNCTORCH, "", "", True),
+    "fake_tensor_allow_meta": (FUNCTORCH, "FAKE_ALLOW_META", "0", True),
+    "fake_tensor_cache_enabled": (DYNAMO, "TORCH_FAKE_TENSOR_DISPATCH_CACHE", "0", True),
+    "fake_tensor_cache_crosscheck_enabled": (
+        DYNAMO,
+        "TORCH_FAKE_TENSOR_DISPATCH_CACHE_CROSSCHECK",
+        "1",
+        False,
+    ),
+}
+"""Switch → its module, its environment variable, the value of that which turns it over, its default."""
+
+
+def switches(*names: str) -> list[Any]:
+    """The values of these switches."""
+    values = []
+    for name in names:
+        module, variable, other, default = SWITCHES[name]
+        config = sys.modules.get(module)
+        if config is not None:
+            values.append(getattr(config, name, default))
+        else:
+            values.append(default != (os.environ.get(variable) == other) if variable else default)
+    return values
+
+
+def capture_traceback() -> Any:
+    """The stack of the caller, which is formatted when it is shown."""
+    from torch.utils._traceback import CapturedTraceback  # why: only for debugging
+
+    return CapturedTraceback.extract(skip=2)
+
+
+class FakeTensorConfig:
+    """Switches for debugging. `debug`: each stand-in keeps the stack of the line that made it, as `_debug_trace`; initially
+    what the environment variable TORCH_FAKE_TENSOR_DEBUG says."""
+
+    debug = os.environ.get("TORCH_FAKE_TENSOR_DEBUG", "0") == "1"

@@ -337,7 +337,7 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
     def _is_known_number(self, value: object) -> bool:
         """Whether a number that was read from a tensor needs no node: it is determined, and the graph can compute it. The
         number in a tensor that is an input is neither data-dependent nor among the sizes of the inputs."""
-        return is_determined(value) and (type(value) in PLAIN or self.tracer.knows_symbol(value))
+        return is_determined(value) and (type(value) in PLAIN or self.tracer.has_symbol(value))
 
     def _read_before_resizes(self, tensors: Any, specs: Any) -> None:
         """Read the sizes of an `out=` tensor before the call that resized it."""

@@ -93,7 +93,7 @@ class SymbolTracker(MutableMapping[Any, Thunk[Proxy]]):
         self._tracer = tracer
 
     def __contains__(self, number: Any) -> bool:
-        return self._tracer.knows_symbol(number)
+        return self._tracer.has_symbol(number)
 
     def __getitem__(self, number: Any) -> Thunk[Proxy]:
         if number not in self:

@@ -61,7 +61,8 @@ def find_schedule(logs: Mapping[int, Sequence[CollectiveRecord]]) -> Schedule | 
     first = min((rank for rank, others in neighbours.items() if len(others) == 1), default=None)
     if first is None:
         return None
-    chain, following = [first], next(iter(neighbours[first]))
+    chain = [first]
+    following: int | None = next(iter(neighbours[first]))
     while following is not None and following not in chain:
         chain.append(following)
         following = next((rank for rank in sorted(neighbours[following]) if rank not in chain), None)

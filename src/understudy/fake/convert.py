@@ -123,9 +123,17 @@ class FakeTensorConverter:
     def _get_memo(self, t: torch.Tensor) -> FakeTensor | None:
         return self.recall(t)
 
-    def set_tensor_memo(self, t: torch.Tensor, v: FakeTensor) -> None:
-        """Make `v` the stand-in of a real tensor."""
-        self._remember(t, v, id(t))
+    def set_tensor_memo(self, t: torch.Tensor, v: FakeTensor, key: Any = None) -> None:
+        """Make `v` the stand-in of a real tensor; `key` is for one on another device."""
+        memo, key = weakref.ref(self), id(t) if key is None else key
+
+        def drop(_: Any) -> None:
+            converter = memo()
+            if converter is not None:
+                converter._fakes.pop(key, None)
+                converter._kept.pop(key, None)
+
+        self._fakes[key] = (weakref.ref(t, drop), weakref.ref(v, drop))
 
     @property
     def constant_storage_mapping(self) -> NoReturn:
@@ -169,7 +177,7 @@ class FakeTensorConverter:
         if static_shapes and not make_constant and type(t) in PLAIN_TYPES and not _torch.has_transforms():
             storage = _find_whole_storage(t)
             if storage is not None:
-                return self._finish(fake_mode, t, self._convert_whole(fake_mode, t, storage))
+                return self._convert_whole(fake_mode, t, storage)
         if not isinstance(t, torch.Tensor):
             raise TypeError(
                 f"from_tensor: expected a tensor, got {t!r:.80} of type {type(t).__name__}. "
@@ -193,7 +201,7 @@ class FakeTensorConverter:
         if is_static and not make_constant and type(t) in PLAIN_TYPES:
             storage = _find_whole_storage(t)
             if storage is not None:
-                return self._finish(fake_mode, t, self._convert_whole(fake_mode, t, storage))
+                return self._convert_whole(fake_mode, t, storage)
         wanted = _ConversionRequest(static_shapes, source, symbolic_context)
         if t.is_inference() or torch.is_inference_mode_enabled() or _torch.has_modes():
             with _torch.no_modes(), _torch.inference_mode(t.is_inference()):
@@ -203,6 +211,8 @@ class FakeTensorConverter:
         self.set_tensor_memo(t, fake)
         if make_constant:
             self.read_values(fake_mode, t, fake)
+        if source is None and not fake_mode.is_hooked and not self.copy_data:
+            return fake
         return self._finish(fake_mode, t, fake, source, static_shapes)
 
     def _finish(
@@ -255,7 +265,7 @@ class FakeTensorConverter:
         found = self._recall(t, key)
         if found is None:
             found = self.make_on_device(fake_mode, t, key[1])
-            self._remember(t, found, key)
+            FakeTensorConverter.set_tensor_memo(self, t, found, key)
         return found
 
     @staticmethod
@@ -274,17 +284,6 @@ class FakeTensorConverter:
     def _recall(self, t: torch.Tensor, key: object) -> FakeTensor | None:
         pair = self._fakes.get(key)
         return pair[1]() if pair is not None and pair[0]() is t else None
-
-    def _remember(self, t: torch.Tensor, fake: FakeTensor, key: Any) -> None:
-        memo = weakref.ref(self)
-
-        def drop(_: Any) -> None:
-            converter = memo()
-            if converter is not None:
-                converter._fakes.pop(key, None)
-                converter._kept.pop(key, None)
-
-        self._fakes[key] = (weakref.ref(t, drop), weakref.ref(fake, drop))
 
     def keep_alive(self, real: torch.Tensor, fake: FakeTensor) -> None:
         """Keep a stand-in that was written to for as long as the real tensor lives: it has the current metadata."""
@@ -316,7 +315,7 @@ class FakeTensorConverter:
         if t.__dict__:
             fake.copy_attributes(t)
         self.set_tensor_memo(t, fake)
-        return fake
+        return self._finish(mode, t, fake) if mode.is_hooked or self.copy_data else fake
 
     def _convert(self, mode: FakeTensorMode, t: torch.Tensor, wanted: _ConversionRequest) -> FakeTensor:
         refuse_unsupported(t, mode)

@@ -16,7 +16,7 @@ from understudy.fake import kernels as _kernels  # noqa: F401  (registers them)
 from understudy.fake import patches as _patches  # noqa: F401  (registers them)
 from understudy.fake import real_tensors, tensor_calls
 from understudy.fake.convert import FakeTensorConverter
-from understudy.fake.hooks import dispatch_hooked, needs_look_at_results, refuse_key
+from understudy.fake.hooks import dispatch_hooked, refuse_key
 from understudy.fake.inputs import accept_inputs
 from understudy.fake.kernels import autocast
 from understudy.fake.misses import answer_miss
@@ -57,6 +57,11 @@ from understudy.shapes.node import SymNode
 from understudy.spec.call import flat_exact
 from understudy.spec.error_context import refuse_order
 
+READ_SWITCHES = (
+    "fake_tensor_propagate_real_tensors", "fake_tensor_allow_meta", "fake_tensor_cache_crosscheck_enabled",
+    "fake_tensor_cache_enabled",
+)  # fmt: skip
+"""Torch's switches that are read when a mode is made."""
 PLAIN_SCOPES, SYMBOLIC_SCOPES = combine(ANY_MODE), combine(ANY_MODE, SYMBOLS)
 """Which patches of torch a mode needs."""
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -123,15 +128,17 @@ class FakeTensorMode(ModeServices):
             shape_env, static_shapes = ShapeEnv(), static_shapes is None or static_shapes
         if crosscheck:
             check_option(crosscheck)
-        switch = _torch.switch
+        propagates, allows_meta, crosschecks, caches = _torch.switches(*READ_SWITCHES)
         if propagate_real_tensors is None:
-            propagate_real_tensors = switch("fake_tensor_propagate_real_tensors")
+            propagate_real_tensors = propagates
         # Only what differs from the default: with more than 30 attributes in its dict, reading them is slow.
         if propagate_real_tensors:
             self.propagate_real_tensors = True
-        if not switch("fake_tensor_allow_meta"):
+        if not allows_meta:
             self.allow_meta = False
-        if propagate_real_tensors or has_hooks(type(self)) or needs_look_at_results(self):
+        looks_at_results = _torch.FakeTensorConfig.debug or not allows_meta
+        own_class: Any = type(self)
+        if propagate_real_tensors or looks_at_results or has_hooks(own_class):
             self.is_hooked = True
         policy = None if answers == "error" else make_policy(answers)
         self.answers = None if policy is None else Answers(policy)
@@ -140,8 +147,8 @@ class FakeTensorMode(ModeServices):
         self.shape_env: Any = shape_env
         self.static_shapes = shape_env is None if static_shapes is None else static_shapes
         self.export = export
-        self._crosscheck = crosscheck or switch("fake_tensor_cache_crosscheck_enabled")
-        self.cache_enabled = switch("fake_tensor_cache_enabled") and not self.propagate_real_tensors
+        self._crosscheck = crosscheck or crosschecks
+        self.cache_enabled = caches and not self.propagate_real_tensors
         self.epoch = 0
         self.uncounted_writes = 0
         # Hooks of active traces: the last one receives each converted real constant, its stand-in, and its values.

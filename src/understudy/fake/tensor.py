@@ -232,12 +232,12 @@ class FakeTensor(torch.Tensor):
     def fake_device(self) -> torch.device:
         return self._spec.device
 
-    _fake_device = property(lambda self: self._spec.device)
-
     @fake_device.setter
     def fake_device(self, device: torch.device | str) -> None:
         """Moves the tensor, as `x.data = x.data.to(device)` does."""
         self.data = self.fake_mode.fake_tensor_converter.make_on_device(self.fake_mode, self.detach(), device)
+
+    _fake_device = property(lambda self: self._spec.device)
 
     def get_device(self) -> int:
         index = self._spec.device.index
