@@ -15,7 +15,7 @@ from understudy import FakeTensorMode
 from understudy.cli import main
 from understudy.simulation.offline.data_sets import make_data
 from understudy.simulation.offline.pipelines import find_part
-from understudy.simulation.offline.tokenizers import find_text_length
+from understudy.simulation.offline.tokenizers import find_text_length, list_inputs
 
 
 @pytest.fixture
@@ -144,6 +144,11 @@ def test_made_up_tokenizers_cut_texts_to_what_the_model_takes(
     name: str, folder: str | None, length: int
 ) -> None:
     assert find_text_length(name, folder) == length
+
+
+def test_made_up_tokenizers_give_what_the_model_takes() -> None:
+    assert list_inputs("google-bert/bert-base-cased") == ["input_ids", "token_type_ids", "attention_mask"]
+    assert list_inputs("distilbert-base-uncased") == ["input_ids", "attention_mask"]
 
 
 # --- pictures

@@ -193,7 +193,7 @@ def test_data_that_is_not_here_is_named(folder: Path, capsys: pytest.CaptureFixt
         "load_dataset('imdb'): the data set is not on this machine, and a rehearsal downloads nothing"
         in error
     )
-    assert "--online" in error and "made up with --offline-data" in error
+    assert "--online" in error and "generate rows with --offline-data" in error
 
 
 @pytest.mark.parametrize(

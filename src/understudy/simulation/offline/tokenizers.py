@@ -94,6 +94,13 @@ POSITIONS = {
 """By type of model, where the configuration does not say."""
 
 
+def list_inputs(name: str) -> list[str]:
+    """The models for pairs of sentences take a type for each token, too."""
+    model_type = (find_configuration(name) or {}).get("model_type")
+    types = ["token_type_ids"] if model_type in ("bert", "albert", "electra", "deberta", "deberta-v2") else []
+    return ["input_ids", *types, "attention_mask"]
+
+
 def make_tokenizer(name: str, folder: object = None) -> Any:
     """A tokenizer that splits texts at spaces. Its numbers are below 100, which every vocabulary has."""
     tokenizers: Any = importlib.import_module("tokenizers")
@@ -107,6 +114,7 @@ def make_tokenizer(name: str, folder: object = None) -> Any:
     tokenizer: Any = transformers.PreTrainedTokenizerFast(
         tokenizer_object=made,
         model_max_length=find_text_length(name, folder),
+        model_input_names=list_inputs(name),
         name_or_path=name,
         chat_template="{% for m in messages %}{{ m['role'] }} {{ m['content'] }} </s> {% endfor %}",
         **SPECIAL,
