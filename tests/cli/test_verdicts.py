@@ -136,6 +136,13 @@ def test_figures_that_contradict_each_other_are_no_verdict(
     )
 
 
+def test_optimizers_of_a_function_that_has_ended_are_named(rehearse: Any) -> None:
+    body = (MODEL + OPTIMIZER + LOOP.format(size=5)).replace("\n", "\n    ")
+    code, lines, found = rehearse(f"def main():\n    {body}\nmain()\n")
+    assert code == 0 and found["sanity"]["optimizers"] == ["Adam"]
+    assert find_basis(lines).startswith("rests on: 2 optimizer steps; ")
+
+
 def test_batches_that_are_smaller_than_asked_for(rehearse: Any) -> None:
     _, lines, found = rehearse(MODEL + OPTIMIZER + LOOP.format(size=8))
     warning = "a data loader gave batches of 5 rows at most, less than its batch_size 8: too few rows"

@@ -289,7 +289,7 @@ def run_script(
             sizes.warn()
         result.steps, result.longest_text = counter.steps, sizes.longest_text
         result.least = counter.least
-        result.optimizers = sorted({type(optimizer).__name__ for optimizer in counter.counts})
+        result.optimizers = sorted(counter.names)
         result.writes, result.lines = log.entries, log.lines
     return result
 

@@ -35,6 +35,8 @@ class StepCounter:
     def __init__(self, most: int | None) -> None:
         self.most = most
         self.counts: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self.names: set[str] = set()
+        """Classes of the optimizers; those of a function that has ended are gone by the end of the run."""
         self.steps = 0
         self.least: dict[torch.device, int] = {}
         """Bytes that training needs at least, by formula."""
@@ -49,9 +51,11 @@ class StepCounter:
 
     def add(self, optimizer: object) -> None:
         self.counts.setdefault(optimizer, 0)
+        self.names.add(type(optimizer).__name__)
 
     def count(self, optimizer: object, *_: object) -> None:
         self.counts[optimizer] = self.counts.get(optimizer, 0) + 1
+        self.names.add(type(optimizer).__name__)
         if self.counts[optimizer] <= FORMULA_STEPS:
             for device, size in least_bytes([optimizer, *self.counts]).items():
                 self.least[device] = max(size, self.least.get(device, 0))
