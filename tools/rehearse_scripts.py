@@ -280,7 +280,8 @@ def table(results: list[Result], repositories: Path) -> Iterator[str]:
         yield "|---|---|---|---|---|---|"
         for result in results:
             if result.script.repository == repository:
-                yield row(result)
+                folder = f"{repositories.resolve()}/"
+                yield row(result).replace(f"{folder}{repository.replace('/', '+')}/", "").replace(folder, "")
 
 
 def row(result: Result) -> str:
@@ -293,7 +294,7 @@ def row(result: Result) -> str:
         result.sanity,
         compare(result),
     ]
-    return "| " + " | ".join(cell.replace("|", "\\|")[:320] for cell in cells) + " |"
+    return "| " + " | ".join(cell.replace("|", "\\|")[:400] for cell in cells) + " |"
 
 
 def name_help(script: Script) -> Iterator[str]:
