@@ -256,7 +256,7 @@ def _take_recorder() -> Any:
 
 def dispatch_modes() -> list[Any]:
     """The dispatch modes of this thread, outermost first."""
-    return list(_modes._get_current_dispatch_mode_stack())
+    return _modes._get_current_dispatch_mode_stack()
 
 
 class no_modes:
@@ -265,23 +265,18 @@ class no_modes:
     __slots__ = ("_taken",)
 
     def __enter__(self) -> None:
-        above, below = _ops.mode_stack_state_for_pre_dispatch(), dispatch_modes()
-        self._taken = [
-            *below,
-            *(mode for mode in (above.get(0), above.get(1), above._schema_check_mode) if mode),
-        ]
-        _pop_all()
+        above = _ops.mode_stack_state_for_pre_dispatch()
+        self._taken = dispatch_modes()
+        if above.count():
+            self._taken += [mode for mode in (above.get(0), above.get(1), above._schema_check_mode) if mode]
+        while above.count():
+            _ops._pop_mode_from_pre_dispatch()
+        while _count_dispatch_modes():
+            _modes._pop_mode()
 
     def __exit__(self, *exception: object) -> None:
         for mode in self._taken:
             _modes._push_mode(mode)
-
-
-def _pop_all() -> None:
-    while _ops._len_torch_dispatch_stack_pre_dispatch():
-        _ops._pop_mode_from_pre_dispatch()
-    while _count_dispatch_modes():
-        _modes._pop_mode()
 
 
 class without_fake_mode:

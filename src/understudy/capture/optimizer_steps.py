@@ -116,10 +116,13 @@ LEAST_LAZY_BYTES = 1 << 18
 def initial_value(node: Node, read: Callable[[Node], Any]) -> torch.Tensor:
     """The real value of a node that depends only on parameters, constants and metadata. `read`: the value of a `get_attr`
     node. Raises `StateFromInputs` if it depends on gradients or inputs, or is memory that a kernel fills from them."""
-    if _name(node) in UNWRITTEN:
+    name = _name(node)
+    if name in UNWRITTEN:
         raise StateFromInputs(node.name)
+    if name in ZEROS:
+        return lazy_zeros(node.meta["val"])
     value = _evaluate(node, read, {})
-    return value if _name(node) in LIKE else value.clone()
+    return value if name in LIKE else value.clone()
 
 
 def _name(node: Node) -> str:

@@ -190,7 +190,11 @@ class SymbolNodes(Writer[Any]):
             promised = self._promised.pop(number, None)
             if promised is not None:
                 found = promised()
-            elif self.simplifies and isinstance(fixed := number.shape_env.simplify(number.value), int):
+            elif (
+                self.simplifies
+                and type(number.value) is not FloatExpr  # never an integer
+                and isinstance(fixed := number.shape_env.simplify(number.value), int)
+            ):
                 found = fixed  # a guard leaves it no other value
             else:
                 found = self._read(number, source) if source is not None else self._compute(number)

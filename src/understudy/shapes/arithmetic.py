@@ -101,9 +101,10 @@ class Arithmetic:
         """The tree of an operation on these."""
         return self._intern(FloatExpr, operation, arguments)
 
-    def _intern(self, kind: Callable[..., Tree], *parts: object) -> Tree:
+    def _intern(self, kind: Callable[..., Tree], *parts: Any) -> Tree:
+        operands: tuple[Any, ...] = parts[-1] if type(parts[-1]) is tuple else parts
         # The types are part of the key: 1, 1.0 and True are different operands, but equal keys.
-        key = (kind, *parts, *(type(p) for part in parts for p in (part if type(part) is tuple else (part,))))
+        key = (kind, *parts, *map(type, operands))
         found: Tree | None = self._trees.get(key)
         if found is None:
             found = self._trees[key] = kind(*parts)

@@ -148,7 +148,11 @@ def evaluate(value: Operand, values: Mapping[Expr, int]) -> float:
 
 
 def symbols_of(parts: Iterable[Operand]) -> frozenset[Expr]:
-    return frozenset().union(*(getattr(part, "symbols", ()) for part in parts))
+    found: frozenset[Expr] = frozenset()
+    for part in parts:
+        if not isinstance(part, (int, float)):
+            found = found | part.symbols if found else part.symbols
+    return found
 
 
 # --- exactly a quotient of sizes ------------------------------------------------------------------------------
