@@ -6,7 +6,7 @@
 golden values of NVIDIA/Megatron-LM at one commit; `--megatron`: a checkout of that commit. Its own `pretrain_gpt.py` is
 run, on the last rank alone; data and tokenizer are Megatron's mock ones with the same padded vocabulary, and nothing is
 loaded or saved. Rows with `--transformer-impl local` are taken: others need Transformer Engine. Writes a table in Markdown
-to standard output.
+to standard output. The checkout needs its C++ helpers built (`megatron.core.datasets.helpers_cpp`), and triton.
 
 The tests ran with the kernels of NVIDIA's Apex. Its softmax kernels are modules in C++ that Megatron imports; modules with
 the same names stand in for them here, with one result forward and none backward, as those kernels have. Norms and the
