@@ -280,14 +280,18 @@ def test_the_trace_has_the_clocks(tmp_path: Path) -> None:
     write_trace(rehearsal, tmp_path / "trace.json")
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     assert rehearsal.time is not None
-    spans = [event for event in events if event["ph"] == "X" and event["pid"] == 2]
-    assert sum(event["dur"] for event in spans) == pytest.approx(
-        1e6 * 2 * rehearsal.time.card_seconds, rel=0.01
-    )
-    names = {
-        event["args"]["name"] for event in events if event["name"] == "thread_name" and event["pid"] == 2
+    clocks = {
+        event["tid"]: event["args"]["name"]
+        for event in events
+        if event["name"] == "thread_name" and event["pid"] == 2
     }
-    assert "cuda:0" in names
+    spans: dict[str, list[float]] = {name: [] for name in clocks.values()}
+    for event in events:
+        if event["ph"] == "X" and event["pid"] == 2:
+            spans[clocks[event["tid"]]].append(event["dur"])
+    assert sum(spans["cuda:0"]) == pytest.approx(1e6 * 2 * rehearsal.time.card_seconds, rel=0.01)
+    launches = sum(spans["host"])
+    assert 0.5e6 * 2 * rehearsal.time.host_seconds < launches < 1.01e6 * 2 * rehearsal.time.host_seconds
 
 
 def test_the_cost_of_a_run() -> None:

@@ -166,3 +166,12 @@ def test_spans_of_the_host_are_on_its_clock() -> None:
     timeline.work(4, "input", "next batch")
     (span,) = timeline.spans
     assert (span.clock, span.seconds, span.label) == (HOST, 4, "next batch")
+
+
+def test_a_kernel_knows_when_the_host_has_issued_it() -> None:
+    """Two kernels of 10, issued in 1 each: the host is done at 2, the second kernel starts at 11."""
+    timeline = Timeline()
+    for _ in range(2):
+        timeline.launch("cuda:0", 10.0, host=1.0)
+    assert [(span.issued - span.issuing, span.issued) for span in timeline.spans] == [(0.0, 1.0), (1.0, 2.0)]
+    assert [span.start for span in timeline.spans] == [1.0, 11.0]

@@ -144,13 +144,18 @@ def make_trace(windows: Sequence[tuple[float, float, Sequence[Span]]]) -> TimeTr
         if len(chosen) > MOST_SPANS:
             least = sorted((span.seconds for span in chosen), reverse=True)[MOST_SPANS]
             chosen = [span for span in chosen if span.seconds > least]
+        clocks.setdefault(HOST, 0)
         for span in chosen:
             call = getattr(span.label, "time", None)
-            trace.clocks.append(clocks.setdefault(span.clock, len(clocks)))
             name = call.name if call else span.label if isinstance(span.label, str) else span.kind
-            trace.names.append(names.setdefault(name, len(names)))
-            trace.starts.append(round(1e6 * (span.start - start), 3))
-            trace.durations.append(round(1e6 * span.seconds, 3))
+            times = [(span.clock, span.start, span.seconds)]
+            if span.issuing:
+                times.append((HOST, span.issued - span.issuing, span.issuing))
+            for clock, begin, seconds in times:
+                trace.clocks.append(clocks.setdefault(clock, len(clocks)))
+                trace.names.append(names.setdefault(name, len(names)))
+                trace.starts.append(round(1e6 * (begin - start), 3))
+                trace.durations.append(round(1e6 * seconds, 3))
     trace.clock_names.extend(_name_clock(clock) for clock in clocks)
     trace.span_names.extend(names)
     return trace

@@ -33,6 +33,9 @@ class Span(NamedTuple):
     kind: str
     """What the time was spent on; `attribution` groups by it."""
     label: object
+    issued: float = 0.0
+    """Of a kernel: when the host had issued it, and how long that took."""
+    issuing: float = 0.0
 
     @property
     def seconds(self) -> float:
@@ -84,7 +87,7 @@ class Timeline:
         end = start + seconds
         self._free[stream] = end
         queue.append(end)
-        self.spans.append(Span(stream, start, end, kind, label))
+        self.spans.append(Span(stream, start, end, kind, label, issued, host))
         return end
 
     def communicate(
