@@ -156,6 +156,13 @@ def test_a_candidate_that_fails_is_no_answer() -> None:
     assert [c.shape.batch for c in search.best()] == [2, 1]
 
 
+def test_a_script_that_always_fails_is_given_up() -> None:
+    search = make_search(make_space("batch=1..1024"))
+    begun = run(search, lambda candidate: failed("no"), 1)
+    assert len(begun) == 3
+    assert not search.best()
+
+
 def test_goals() -> None:
     space = make_space("nodes=1,2,4", "zero=3", "batch=1..8", per_node=8)
     for goal in ("speed", MEMORY, COST):
@@ -221,11 +228,24 @@ def test_requirements_know_the_cards() -> None:
     assert [c.table["tp"] for c in space.list_candidates()] == [4]
 
 
+def test_requirements_know_what_follows() -> None:
+    """Data parallel ranks that no option names, and accumulation."""
+    texts = ("tp*pp*dp=8", "dp >= 4", "accumulate <= 4")
+    requirements = tuple(parse_requirement(text) for text in texts)
+    space = make_space(
+        "tp=1,2,4", "batch=1,2", requirements=requirements, per_node=8, global_batch=16, derived="accumulate"
+    )
+    found = [
+        (c.table["tp"], c.table["batch"], c.shape.dp, c.table["accumulate"]) for c in space.list_candidates()
+    ]
+    assert found == [(1, 1, 8, 2), (1, 2, 8, 1), (2, 1, 4, 4), (2, 2, 4, 2)]
+
+
 def test_a_name_that_is_not_there() -> None:
     space = make_space("tp=1,2", requirements=(parse_requirement("tp*dq=8"),), fixed={"layers": 2})
     with pytest.raises(
         RequirementError,
-        match=r"--require tp\*dq=8: there is no 'dq' \(choose from cards, layers, nodes, tp\)",
+        match=r"--require tp\*dq=8: there is no 'dq' \(choose from cards, cp, dp, layers, nodes, pp, tp\)",
     ):
         space.list_candidates()
 

@@ -9,6 +9,7 @@ A role is what bounds and predictions know of an option: a name without one is v
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass, replace
 
@@ -71,6 +72,7 @@ def normalise(name: str) -> str:
     return name.lstrip("-").replace("-", "_").replace(".", "_")
 
 
+@functools.cache
 def find_role(name: str) -> str:
     """ "" if the name stands for nothing that is known."""
     return _ROLE_OF.get("".join(c for c in name.lower() if c.isalnum()), "")

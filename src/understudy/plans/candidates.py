@@ -111,7 +111,13 @@ class Space:
         return found
 
     def _check_names(self) -> None:
-        known = {axis.name for axis in self.axes} | set(self.fixed) | set(self._whole({}))
+        known = (
+            {axis.name for axis in self.axes}
+            | set(self.fixed)
+            | set(self._whole({}))
+            | set(_name_sizes(Shape()))
+        )
+        known |= {self.derived} if self.derived is not None else set()
         for requirement in self.requirements:
             unknown = sorted(requirement.names - known)
             if unknown:
@@ -141,7 +147,7 @@ class Space:
                 continue
             if self.derived is not None:
                 table[self.derived] = shape.accumulate
-            every = {**self.fixed, **self._whole(table), **table}
+            every = {**_name_sizes(shape), **self.fixed, **self._whole(table), **table}
             if all(requirement.holds(every) for requirement in self.requirements):
                 yield Candidate(tuple(table.items()), shape)
 
@@ -170,6 +176,11 @@ class Space:
             ranks, per_node, batch, accumulate, _read_count(roles.get(CONTEXT)), dp, tp, pp, cp,
             zero if type(zero) is int else None, roles.get(CHECKPOINT, False) not in OFF,
         )  # fmt: skip
+
+
+def _name_sizes(shape: Shape) -> dict[str, Value]:
+    """Of a layout, whether or not the script has options of these names."""
+    return {DP: shape.dp, TP: shape.tp, PP: shape.pp, CP: shape.cp}
 
 
 def _read_count(value: Value | None) -> int | None:

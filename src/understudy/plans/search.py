@@ -29,6 +29,8 @@ BY_BYTES, BY_MONOTONY, BY_TIME = (
 )
 BY_PREDICTED_BYTES, BY_PREDICTION = "predicted not to fit", "predicted to be behind"
 NOT_REACHED = "not reached"
+GIVE_UP = 3
+"""Failures without a single candidate that ran: it is the script that fails."""
 ALIKE = 1.01
 """Times within it are equal: the one that needs less memory is better."""
 
@@ -76,6 +78,8 @@ class Search:
         if not self.results and self.running:
             return None  # the first one says most of the others
         if self.rehearsed + len(self.running) >= self.limits.most:
+            return None
+        if len(self.results) >= GIVE_UP and not any(result.is_measured for result in self.results.values()):
             return None
         if not self.results and self.first is not None:
             self.running.add(self.first)
