@@ -229,8 +229,21 @@ SWITCHES: dict[str, str] = {
 read when a mode is made."""
 
 
+GRAPHS: dict[str, str] = {
+    "symbolic mode, operators with a kernel in torch's Python dispatcher: `F.interpolate`, `F.dropout`, `F.batch_norm`": ""
+    "what eager runs, as in the other modes; torch's records its Python kernels there: arithmetic on indices, "
+    "`native_dropout`, `_native_batch_norm_legit`. Give `decomposition_table=` for the first",
+    "symbolic mode, `matmul` of batches; slices of everything": "as eager: `_unsafe_view`, where torch's has `view`; a "
+    "slice that takes everything is not recorded",
+    "symbolic mode, sizes in gradients": "may be computed from the sizes of the inputs; torch's reads them from the result",
+    "`pre_dispatch=True`, gradients inside the function": "the inner operators of a composite that its backward pass reads "
+    "are recorded as well",
+}
+"""Where graphs have other operators than those of torch's `make_fx`, after dead code is removed."""
+
+
 def write_page() -> str:
-    """The tables of `INSTEAD` and `SWITCHES`, as the page docs/differences.md."""
+    """The tables of `INSTEAD`, `GRAPHS` and `SWITCHES`, as the page docs/differences.md."""
     lines = [
         "# What differs from torch's modules",
         "",
@@ -245,6 +258,8 @@ def write_page() -> str:
         lines += ["", f"## understudy.{module}", "", "| names of torch's module | instead |", "|---|---|"]
         for advice, names in groups.items():
             lines.append(f"| {', '.join(f'`{name}`' for name in names.split())} | {advice} |")
+    lines += ["", "## Operators in graphs", "", "| where | what `make_fx` records here |", "|---|---|"]
+    lines += [f"| {where} | {what} |" for where, what in GRAPHS.items()]
     lines += [
         "",
         "## Switches",
