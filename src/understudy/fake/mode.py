@@ -419,7 +419,7 @@ HOOKS = ("dispatch", "_dispatch_impl")
 
 
 @functools.cache
-def has_hooks(kind: type[FakeTensorMode]) -> bool:
+def has_hooks(kind: Any) -> bool:
     """Whether a class of modes overrides one of these."""
     return any(getattr(kind, name) is not getattr(FakeTensorMode, name) for name in HOOKS)
 

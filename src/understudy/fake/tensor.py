@@ -237,7 +237,9 @@ class FakeTensor(torch.Tensor):
         """Moves the tensor, as `x.data = x.data.to(device)` does."""
         self.data = self.fake_mode.fake_tensor_converter.make_on_device(self.fake_mode, self.detach(), device)
 
-    _fake_device = property(lambda self: self._spec.device)
+    @property
+    def _fake_device(self) -> torch.device:
+        return self._spec.device
 
     def get_device(self) -> int:
         index = self._spec.device.index
