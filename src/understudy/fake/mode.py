@@ -137,8 +137,7 @@ class FakeTensorMode(ModeServices):
         if not allows_meta:
             self.allow_meta = False
         looks_at_results = _torch.FakeTensorConfig.debug or not allows_meta
-        own_class: Any = type(self)
-        if propagate_real_tensors or looks_at_results or has_hooks(own_class):
+        if propagate_real_tensors or looks_at_results or has_hooks(type(self)):
             self.is_hooked = True
         policy = None if answers == "error" else make_policy(answers)
         self.answers = None if policy is None else Answers(policy)
