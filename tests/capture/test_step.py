@@ -383,7 +383,8 @@ def test_a_first_step_that_computes_something_else_is_refused() -> None:
     model = make_model()
     optimizer = FirstStepDiffers(model.parameters())
     with pytest.raises(
-        ValueError, match=r"the first step of FirstStepDiffers is not like the others \(it runs other operators"
+        ValueError,
+        match=r"the first step of FirstStepDiffers is not like the others \(it runs other operators",
     ):
         capture_step(model, F.cross_entropy, optimizer, *batch(0))
     reference = copy.deepcopy(model)

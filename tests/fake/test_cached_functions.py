@@ -67,5 +67,5 @@ def test_a_real_tensor_that_nobody_keeps_is_refused() -> None:
     with FakeTensorMode():
         with pytest.raises(MixedTensorsError, match="got a real tensor"):
             real + 1
-        with pytest.raises(MixedTensorsError, match="stand-in of another FakeTensorMode"):
+        with pytest.raises(MixedTensorsError, match="expected a stand-in of this FakeTensorMode"):
             fake + 1
