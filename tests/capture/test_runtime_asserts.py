@@ -48,7 +48,7 @@ def asserts(gm: GraphModule) -> int:
 
 
 def traced(f: Any, mode: str = "symbolic") -> GraphModule:
-    return make_fx(f, tracing_mode=mode)(torch.ones(4), torch.tensor(4))
+    return make_fx(f, tracing_mode=mode)(torch.ones(4), torch.tensor([4]))
 
 
 @each_mode
@@ -56,11 +56,11 @@ def traced(f: Any, mode: str = "symbolic") -> GraphModule:
 def test_a_broken_promise_is_an_error(mode: str, runs: Any) -> None:
     gm = traced(first_rows, mode)
     x = torch.randn(4)
-    assert torch.equal(runs(gm)(x, torch.tensor(3)), first_rows(x, torch.tensor(3)))
+    assert torch.equal(runs(gm)(x, torch.tensor([3])), first_rows(x, torch.tensor([3])))
     with pytest.raises(RuntimeError, match=r"not u0 >= 2, which this graph assumes, at .*torch\._check"):
-        runs(gm)(x, torch.tensor(1))
+        runs(gm)(x, torch.tensor([1]))
     with pytest.raises(RuntimeError, match="assumes"):
-        runs(gm)(x, torch.tensor(5))
+        runs(gm)(x, torch.tensor([5]))
 
 
 @each_mode
@@ -68,15 +68,15 @@ def test_it_is_checked_although_the_graph_computes_with_it(mode: str) -> None:
     gm = traced(four_of_them, mode)
     assert torch.equal(gm(torch.tensor([1.0, 1, 0, 1, 1]), None), four_of_them(torch.ones(4), None)) or mode
     with pytest.raises(RuntimeError, match="not u0 == 4"):
-        gm(torch.tensor([1.0, 0, 1, 1]), torch.tensor(4))
+        gm(torch.tensor([1.0, 0, 1, 1]), torch.tensor([4]))
 
 
 @each_mode
 def test_what_an_operator_takes_for_granted_is_checked(mode: str) -> None:
     gm = traced(fits, mode)
-    assert torch.equal(gm(torch.ones(4), torch.tensor(4)), torch.ones(4))
+    assert torch.equal(gm(torch.ones(4), torch.tensor([4])), torch.ones(4))
     with pytest.raises(RuntimeError, match="assumes"):
-        gm(torch.ones(4), torch.tensor(1))  # eager would broadcast
+        gm(torch.ones(4), torch.tensor([1]))  # eager would broadcast
 
 
 def test_nothing_is_checked_before_it_can_be_known_nor_written_after_it_is_broken() -> None:
@@ -87,7 +87,7 @@ def test_nothing_is_checked_before_it_can_be_known_nor_written_after_it_is_broke
 
     gm, x = traced(writes), torch.zeros(4)
     with pytest.raises(RuntimeError, match="not u0 == 3"):
-        gm(x, torch.tensor(2))
+        gm(x, torch.tensor([2]))
     assert torch.equal(x, torch.zeros(4))
 
 
@@ -108,9 +108,9 @@ def test_a_promise_within_a_branch_is_checked_there() -> None:
 
     gm = traced(f)
     assert asserts(gm) == 0 and asserts(gm.true_graph_0) == 2 and asserts(gm.false_graph_0) == 0  # type: ignore[arg-type]
-    assert torch.equal(gm(-torch.ones(4), torch.tensor(1)), torch.tensor(-4.0))
+    assert torch.equal(gm(-torch.ones(4), torch.tensor([1])), torch.tensor(-4.0))
     with pytest.raises(RuntimeError, match="assumes"):
-        gm(torch.ones(4), torch.tensor(1))
+        gm(torch.ones(4), torch.tensor([1]))
 
 
 def test_the_pass_writes_each_promise_once() -> None:
@@ -121,11 +121,11 @@ def test_the_pass_writes_each_promise_once() -> None:
     for node in gm.graph.find_nodes(op="call_function", target=ASSERT):
         gm.graph.erase_node(node)
     gm.recompile()
-    assert gm(torch.ones(4), torch.tensor(1)).shape == (1,)
+    assert gm(torch.ones(4), torch.tensor([1])).shape == (1,)
     insert_deferred_runtime_asserts(gm, gm.shape_env, "again")
     assert asserts(gm) == 2
     with pytest.raises(RuntimeError, match="assumes"):
-        gm(torch.ones(4), torch.tensor(1))
+        gm(torch.ones(4), torch.tensor([1]))
 
 
 PROGRAMS = [first_rows, four_of_them, fits, lambda x, n: x.view(2, -1) * n, lambda x, n: x.nonzero()]
@@ -134,26 +134,26 @@ PROGRAMS = [first_rows, four_of_them, fits, lambda x, n: x.view(2, -1) * n, lamb
 @pytest.mark.parametrize("f", PROGRAMS)
 def test_torchs_own_pass(f: Any) -> None:
     gm = traced(f)
-    expected = gm(torch.ones(4), torch.tensor(4))
+    expected = gm(torch.ones(4), torch.tensor([4]))
     again = copy.deepcopy(gm)
     torchs_pass(again, gm.shape_env, "ours")
     again.recompile()
-    assert torch.equal(again(torch.ones(4), torch.tensor(4)), expected)
+    assert torch.equal(again(torch.ones(4), torch.tensor([4])), expected)
     handed = to_torch(gm)
     vals = [node.meta.get("val") for node in handed.graph.nodes]
     env = next(val.fake_mode.shape_env for val in vals if isinstance(val, torch.Tensor))
     torchs_pass(handed, env, "torch's")
     handed.recompile()
-    assert torch.equal(handed(torch.ones(4), torch.tensor(4)), expected)
+    assert torch.equal(handed(torch.ones(4), torch.tensor([4])), expected)
     if asserts(gm):
         for graph in (again, handed):
             with pytest.raises(RuntimeError):
-                graph(torch.tensor([1.0, 0, 1, 1]), torch.tensor(1))
+                graph(torch.tensor([1.0, 0, 1, 1]), torch.tensor([1]))
 
 
 def test_graphs_with_promises_are_propagated() -> None:
     gm = traced(first_rows)
-    FakeTensorProp(gm, FakeTensorMode(shape_env=ShapeEnv())).propagate(torch.ones(4), torch.tensor(4))
+    FakeTensorProp(gm, FakeTensorMode(shape_env=ShapeEnv())).propagate(torch.ones(4), torch.tensor([4]))
 
 
 @each_mode
@@ -161,10 +161,10 @@ def test_graphs_with_promises_are_propagated() -> None:
 def test_an_assert_statement_is_a_promise(mode: str, pre_dispatch: bool) -> None:
     """It decides nothing that the graph could not check."""
     x = torch.ones(4)
-    gm = make_fx(Asserts(), tracing_mode=mode, pre_dispatch=pre_dispatch)(x, torch.tensor(2))
-    assert torch.equal(gm(x, torch.tensor(4)), x * 2)
+    gm = make_fx(Asserts(), tracing_mode=mode, pre_dispatch=pre_dispatch)(x, torch.tensor([2]))
+    assert torch.equal(gm(x, torch.tensor([4])), x * 2)
     with pytest.raises(RuntimeError, match=r"assumes, at .*assert n.item\(\)"):
-        gm(x, torch.tensor(5))
+        gm(x, torch.tensor([5]))
     gm = make_fx(AssertsOfTensors(), tracing_mode=mode, pre_dispatch=pre_dispatch)(x)
     assert asserts(gm) == 4 and torch.equal(gm(x), x * 2)
     for number in (200, torch.nan, -200, 7):
@@ -182,16 +182,16 @@ def test_a_bool_that_must_not_be_true(mode: str) -> None:
         return x * 2
 
     gm = traced(f, mode)
-    assert torch.equal(gm(torch.ones(4), torch.tensor(5)), torch.full((4,), 2.0))
+    assert torch.equal(gm(torch.ones(4), torch.tensor([5])), torch.full((4,), 2.0))
     with pytest.raises(RuntimeError, match="not u0 == 0, which this graph assumes"):
-        gm(torch.ones(4), torch.tensor(6))
+        gm(torch.ones(4), torch.tensor([6]))
 
 
 @each_mode
 def test_a_second_trace_of_the_same_stand_in(mode: str) -> None:
     """What was read off a stand-in's data before is the same symbol; each graph says where it is made."""
     fake_mode = FakeTensorMode(shape_env=ShapeEnv())
-    x, n = fake_mode.from_tensor(torch.ones(4)), fake_mode.from_tensor(torch.tensor(4))
+    x, n = fake_mode.from_tensor(torch.ones(4)), fake_mode.from_tensor(torch.tensor([4]))
 
     def f(x: Tensor, n: Tensor) -> Any:
         return first_rows(x, n), x.nonzero() * 2, x.unique()

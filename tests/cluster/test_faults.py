@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from multiprocessing import Pipe
 from pathlib import Path
 
@@ -222,10 +223,10 @@ def test_sizes_that_ranks_cannot_divide(
 ) -> None:
     body = ATTENTION.replace("WIDTH", str(width)).replace("-1, 64", f"-1, {48 if width == 192 else 64}")
     code, cluster = rehearse(tmp_path, monkeypatch, body)
-    layout = [str(fault) for fault in cluster.faults]
-    assert (
-        layout == [f"layout: ranks 0-2: Attention at script.py:10 is sharded over tp (3){why}"] and code == 1
-    )
+    (fault,) = map(str, cluster.faults)
+    # The first rank that fails ends the others: some may not have come that far.
+    ranks, text = re.fullmatch(r"layout: (ranks? [-0-2, ]+): (.*)", fault).groups()  # type: ignore[union-attr]
+    assert code == 1 and text == f"Attention at script.py:10 is sharded over tp (3){why}", ranks
 
 
 def test_more_ranks_than_memory_holds(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -203,8 +203,19 @@ MIXED: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", MIXED)
-@pytest.mark.parametrize("pair", [("cpu", "cuda"), ("cuda:0", "cuda:1"), ("cuda", "cpu"), ("cuda", "meta")])
+TAKES_META = "add_", "embedding"
+"""Operators that take a meta tensor beside another one, as under torch's mode."""
+
+
+@pytest.mark.parametrize(
+    "name, pair",
+    [
+        (name, pair)
+        for name in MIXED
+        for pair in (("cpu", "cuda"), ("cuda:0", "cuda:1"), ("cuda", "cpu"), ("cuda", "meta"))
+        if not (name in TAKES_META and pair == ("cuda", "meta"))
+    ],
+)
 def test_devices_do_not_mix(name: str, pair: tuple[str, str]) -> None:
     with FakeTensorMode():
         a, b = (torch.randn(3, 3, device=device) for device in pair)
