@@ -238,10 +238,10 @@ def test_refused_writes() -> None:
         (
             WritesOverlappingBuffers(),
             (x, y),
-            "a write to the memory of b_whole and b_row|b_row and b_whole",
+            "a write to the shared memory of (b_whole and b_row|b_row and b_whole)",
             "self.row.add_",
         ),
-        (WritesItsFirstInput(), (x, x), "a write to the memory of x and y", "x.add_"),
+        (WritesItsFirstInput(), (x, x), "a write to the shared memory of x and y", "x.add_"),
         (TransposesItsInput(), (x, y), "changes the shape or strides of x", "x.t_"),
     ]
     for model, inputs, reason, line in cases:

@@ -202,7 +202,7 @@ def test_a_real_tensor_among_fakes_is_named() -> None:
         "aten.add.Tensor: expected a stand-in as argument 'other', got a real tensor (f32[3]@cpu)",
         "  called:  aten.add.Tensor(f32[3]@cpu, real f32[3]@cpu)",
         f"  at:      {here(call)}",
-        "  to do:   Please convert all Tensors of this call with mode.from_tensor(...), make them inside the mode, or "
+        "  to do:   Please convert all Tensors to FakeTensors first: mode.from_tensor(...); or make them in the mode, or "
         "let the mode convert: FakeTensorMode(allow_non_fake_inputs=True)",
     ]
     error = refused(call, MixedTensorsError)

@@ -15,6 +15,7 @@ from understudy.ops import hops, registry
 from understudy.ops.registry import OpFacts, Slot, declare, derives, full_name, record_of, rule, user_rule
 from understudy.ops.traits.writes import written_values
 from understudy.ops.variants import rule_of
+from understudy.simulation.library_kernels.launches import define_kernel
 
 aten = torch.ops.aten
 
@@ -133,6 +134,7 @@ OF_SOME_RELEASES = {"cholesky": "gone since torch 2.14; linalg_cholesky is there
 def test_every_registered_name_is_an_operator() -> None:
     """A name that torch does not have would never be found."""
     define_operators()
+    define_kernel()
     for slot in registry._slots:
         for name in slot:
             namespace, _, rest = name.partition("::")

@@ -83,10 +83,11 @@ GAPS: dict[tuple[str, str], Gap] = {
         _NONZEROS, on_stand_ins(),
         torch_does="takes the number for that of a tensor of zeros, in fake mode: what follows is wrong if it asks",
     )),
-    **_of("tensor_split", BOTH, Gap(
+    ("tensor_split", "function"): Gap(_SECTIONS, {"real": 1, "fake": 0}),
+    ("tensor_split", "backward"): Gap(
         _SECTIONS, {"real": 1, "fake": 0, "symbolic": 1},
         torch_does="takes the number for 1, with symbolic sizes: wrong for any other",
-    )),
+    ),
     ("kron", "out_resized"): Gap(_MARKS_OUT, everywhere()),
     **_of("linalg.cond", ("function", *OUTS), _rounds(everywhere())),
     **_of("norm.nuc", ("function", *OUTS), _rounds(everywhere())),

@@ -149,7 +149,7 @@ def test_a_symbol_that_is_lost() -> None:
 
 
 def test_which_nodes_know_symbols() -> None:
-    graph = make_fx(lambda x: torch.zeros(x.item()), tracing_mode="symbolic")(torch.tensor(3))
+    graph = make_fx(lambda x: torch.zeros(x.item()), tracing_mode="symbolic")(torch.tensor([3]))
     ((symbol, node),) = find_symbol_binding_fx_nodes(graph.graph).items()
     assert str(symbol) == "u0" and node.target is torch.ops.aten._local_scalar_dense.default
 

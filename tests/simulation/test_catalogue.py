@@ -29,6 +29,7 @@ FIGURES = (
     "threads_per_multiprocessor",
     "bandwidth",
     "interconnect",
+    "nccl",
 )
 
 

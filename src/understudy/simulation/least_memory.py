@@ -65,4 +65,4 @@ def _add_storage(tensors: dict[int, tuple[torch.device, int]], tensor: torch.Ten
 
 
 def _size_of(tensor: torch.Tensor) -> int:
-    return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
+    return min(tensor.numel() * tensor.element_size(), _torch.native_storage(tensor).nbytes())

@@ -18,7 +18,7 @@ KERNEL = "library_kernel(Tensor[] tensors) -> ()"
 
 
 @functools.cache
-def _define_operator() -> torch.library.Library:
+def define_kernel() -> torch.library.Library:
     """Once in a process; an operator goes with its library."""
     library = torch.library.Library("understudy", "FRAGMENT")
     library.define(KERNEL)
@@ -39,7 +39,7 @@ def launch_kernel(arguments: Iterable[object]) -> None:
     tensors: list[Any] = [value for value in arguments if isinstance(value, torch.Tensor)]
     if not tensors:
         return
-    _define_operator()
+    define_kernel()
     with torch.no_grad():
         torch.ops.understudy.library_kernel([tensor.detach() for tensor in tensors])
     replace_contents([tensor for tensor in tensors if type(tensor) is FakeTensor], None)
