@@ -137,7 +137,8 @@ class FakeTensorMode(ModeServices):
         if not allows_meta:
             self.allow_meta = False
         looks_at_results = _torch.FakeTensorConfig.debug or not allows_meta
-        if propagate_real_tensors or looks_at_results or has_hooks(type(self)):
+        own_class: Any = type(self)
+        if propagate_real_tensors or looks_at_results or has_hooks(own_class):
             self.is_hooked = True
         policy = None if answers == "error" else make_policy(answers)
         self.answers = None if policy is None else Answers(policy)
