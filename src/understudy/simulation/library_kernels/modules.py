@@ -126,7 +126,7 @@ class _Finder(importlib.abc.MetaPathFinder):
                 yield _Distribution(name, stand_in.version)
 
 
-def is_stand_in(name: str) -> bool:
+def is_stand_in_module(name: str) -> bool:
     """Whether this module is loaded, and is one of ours."""
     module = sys.modules.get(name)
     return module is not None and isinstance(getattr(module.__spec__, "loader", None), _Loader)
@@ -158,5 +158,5 @@ def offer_stand_ins(stand_ins: Mapping[str, StandIn]) -> Iterator[None]:
     finally:
         sys.meta_path.remove(finder)
         for name in [name for name in sys.modules if name.partition(".")[0] in missing]:
-            if is_stand_in(name):
+            if is_stand_in_module(name):
                 del sys.modules[name]
