@@ -178,8 +178,7 @@ class MetaDeviceError(UnderstudyError, RuntimeError, AssertionError):
 
 
 class ContradictoryOptions(UnderstudyError, ValueError, AssertionError):
-    """Two options of which one asks for what the other forbids. An `AssertionError` too, because that is what torch's mode
-    raises."""
+    """Two options that exclude each other. Also an `AssertionError`, because torch's mode raises one."""
 
 
 class UntrackedValueError(UnderstudyError, RuntimeError):
@@ -239,8 +238,8 @@ whose module was found loaded."""
 
 
 def adopt_torch_bases() -> None:
-    """Make torch's classes of the same names bases of ours, as far as they are loaded: `except` asks for real bases. Code
-    that names one of them has loaded its module; nobody else has to."""
+    """Make torch's classes of the same names bases of ours, as far as they are loaded: `except` checks real bases. Code
+    that names one of them has loaded its module; other code does not need it."""
     for ours, (module, name) in list(WITHOUT_TORCH_BASE.items()):
         theirs = getattr(sys.modules.get(module), name, None)
         if theirs is not None:

@@ -239,7 +239,7 @@ def is_own_file(file: str) -> bool:
 # --- where an object was made -----------------------------------------------------------------------------------------
 
 MOST_FRAMES = 48
-"""Of a deeper stack, only the innermost frames are kept."""
+"""The most frames kept; of a deeper stack, the innermost ones."""
 KeptFrames = tuple[tuple[Any, int], ...]
 """Code and instruction of each frame, innermost first. Line numbers are found when the stack is shown: that is slow."""
 

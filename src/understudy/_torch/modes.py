@@ -377,8 +377,8 @@ class grad_mode:
 
 # --- switches ---------------------------------------------------------------------------------------------------------
 
-# Torch's configuration modules are not imported for this: where nothing else has loaded them, nobody has set a switch, and
-# what counts is the environment variable that they would read.
+# Torch's configuration modules are not imported for this: a module that is not loaded has no changed switch, and the
+# environment variable that it would read decides.
 
 FUNCTORCH, DYNAMO = "torch._functorch.config", "torch._dynamo.config"
 SWITCHES: dict[str, tuple[str, str, str, Any]] = {

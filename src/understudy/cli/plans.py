@@ -36,9 +36,9 @@ from understudy.timing.collectives import find_link, find_network, usual_network
 
 FAILED, NOTHING_FITS = 1, 3
 ATTEMPTS = 2
-"""A candidate that kills its worker so often has failed."""
+"""A candidate that kills its worker this often has failed."""
 PASSES = 6
-"""Of a step with more, two smaller numbers are rehearsed."""
+"""The most passes per step that are rehearsed; for more, two smaller numbers are rehearsed instead."""
 SECONDS = 3600
 """A rehearsal of many ranks may take long on few cores."""
 
@@ -85,8 +85,8 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
     add("--html", metavar="FILE", help="the plan as a page: memory against time")
     parser.epilog = """\
 Without --vary, the options that the script's parser shows are searched: batch, checkpointing, layouts, switches. Each
-candidate in the answer was rehearsed; the others are ruled out by bounds and by what the rehearsals say of them. The
-rehearsals are kept: a search that was interrupted goes on where it was.
+candidate in the answer was rehearsed; the others are ruled out by bounds and by predictions from the rehearsals. The
+rehearsals are kept: an interrupted search continues where it stopped.
 Exit code 0: something fits. 3: nothing does. 1: the script fails. 130: interrupted.
 
 examples:
@@ -222,7 +222,7 @@ class Rehearser:
     options: tuple[str, ...]
     sources: Mapping[str, str]
     _parts: dict[int, tuple[Candidate, int | None, str]] = field(default_factory=dict)
-    """By number in the queue: the candidate, its passes, and the key of what is rehearsed."""
+    """By number in the queue: the candidate, its passes, and the key of its rehearsal."""
     _known: dict[Candidate, dict[int | None, tuple[Result, bool]]] = field(default_factory=dict)
     _kept: set[Candidate] = field(default_factory=set)
 
@@ -311,7 +311,7 @@ def _hash_folder(path: str) -> list[tuple[str, int, int]]:
 
 @functools.cache
 def find_versions() -> dict[str, str]:
-    """Of the packages that a result depends on; of this one, its files, which developers change."""
+    """Versions of the packages that a result depends on; for this package, a hash of its files, which developers change."""
     names = ("torch", "transformers", "accelerate", "lightning", "peft", "bitsandbytes")
     versions = {name: version for name in names if (version := _find_version(name))}
     home = Path(__file__).parents[1]

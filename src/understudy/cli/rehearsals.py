@@ -60,7 +60,7 @@ class Variant:
     keeps_reads: bool = False
     """Whether the outcome names the files that the run has read."""
     seconds: float = SECONDS
-    """After which it is given up."""
+    """Time limit."""
     reads_parser: bool = False
     """End the script where it parses its command line: the outcome has the options that its parser shows."""
 
@@ -74,7 +74,7 @@ class Outcome:
     requests: Sequence[int] = ()
     """Memory requests on the first card, in order: allocated bytes, and freed bytes as negative numbers."""
     cluster: ClusterRehearsal | None = None
-    """Of a script on several ranks; `rehearsal` is that of its worst rank."""
+    """The rehearsal of a script on several ranks; `rehearsal` is that of its worst rank."""
     reads: Sequence[str] = ()
     parsers: Sequence[Mapping[str, Any]] = ()
     """The options of the script's parser, if requested."""
@@ -320,7 +320,7 @@ class _ClusterExecutor(Executor):
         return self._inner.submit(fn, *args, **kwargs)
 
     def count_threads(self) -> int:
-        """Of the workers that are there now."""
+        """The threads of the present workers."""
         return max(1, sum(self._client.nthreads().values()))
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
@@ -334,8 +334,8 @@ class Queue:
     queue.add(0, variant)
     for number, outcome in queue.wait(): …
 
-    A worker that is killed takes the pool with it, and nobody can tell which rehearsal did it: those that were running are
-    begun again, one at a time, until each has ended or has killed its worker `attempts` times.
+    A killed worker ends the pool, and the rehearsal that caused it is unknown: those that were running are started again,
+    one at a time, until each has ended or has killed its worker `attempts` times.
     """
 
     def __init__(
@@ -376,7 +376,7 @@ class Queue:
         try:
             future = self._submit(number)
         except BrokenProcessPool:
-            if self._running:  # they tell so as well
+            if self._running:  # they report it as well
                 self._suspects.append(number)
                 return
             self._workers.end()

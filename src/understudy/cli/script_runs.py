@@ -39,7 +39,7 @@ OLDER_TORCH_MARGIN = 0.16
 
 @dataclass
 class ScriptRun:
-    """The result of a run, outside of its sandbox. `failure`: the reason if there is no rehearsal."""
+    """The result of a run, outside of its sandbox. `failure`: the reason where `rehearsal` is None."""
 
     rehearsal: Rehearsal | None = None
     exit_code: int = 0

@@ -79,7 +79,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Setter:
-    """How a value becomes part of what is run. `kind`: mark, option, word, launcher, ranks, constant, change."""
+    """How a value becomes part of the run. `kind`: mark, option, word, launcher, ranks, constant, change."""
 
     kind: str
     flag: str = ""
@@ -206,7 +206,7 @@ def _write(value: Value) -> str:
 
 
 def _set_option(arguments: list[str], setter: Setter, value: Value) -> list[str]:
-    """The option with this value in the place of the one that is given, or after all others."""
+    """The arguments with this value of the option: in place of the present one, or after all others."""
     kept: list[str] = []
     position = 0
     takes_value = setter.option not in (FLAG, SWITCH)
@@ -377,7 +377,7 @@ def _read_word(text: str, kind: str) -> Value:
 
 
 def _as_kind(values: Sequence[Value], option: Mapping[str, Any] | None) -> tuple[Value, ...]:
-    """`off` of an option with words is a word; of a flag it is no flag."""
+    """Values as the option takes them: for an option with words, `off` is a word; for a flag, `off` leaves the flag out."""
     if option is None:
         return tuple(values)
     kind = option["kind"]
@@ -404,7 +404,7 @@ def _as_kind(values: Sequence[Value], option: Mapping[str, Any] | None) -> tuple
 def _default_values(
     role: str, option: Mapping[str, Any] | None, setter: Setter, request: Request
 ) -> tuple[Value, ...]:
-    """What is tried of an option whose values nobody has named."""
+    """The values to try for an option without given values."""
     start = setter.start
     if option is not None and option["kind"] in (FLAG, SWITCH, TRUTH):
         return (False, True)
@@ -443,7 +443,7 @@ SEARCHED = (BATCH, CHECKPOINT, TP, PP, ZERO)
 
 
 def _find_axes(request: Request, shown: Mapping[str, Mapping[str, Any]]) -> list[tuple[Axis, Setter]]:
-    """Of the script's own options: those that have a role in memory and time, and switches that save either."""
+    """The axes of the script's own options: those with a role in memory and time, and switches that save either."""
     found: list[tuple[Axis, Setter]] = []
     seen: set[int] = set()
     roles: set[str] = set()

@@ -107,7 +107,7 @@ def is_too_slow(options: argparse.Namespace, rehearsal: Rehearsal | ClusterRehea
         return False
     if time is None:
         print(
-            "understudy run: --max-step-time was not checked: there is no estimate of time", file=sys.stderr
+            "understudy run: --max-step-time was not checked: the run has no time estimate", file=sys.stderr
         )
         return False
     if time.seconds_per_step > limit:

@@ -3,11 +3,11 @@
     broker = Broker(ranks, jobs=2, start=start)
     outcomes, faults = broker.run()
 
-A rank computes, waits, or has ended; `jobs` of them compute at once. One that waits for others gives its place away, and
-ranks that have not begun are started when a place is free. If nobody computes and nobody can go on, the ranks that wait are
-in a deadlock, or wait for one that has ended: that is a fault, and they are ended.
+A rank computes, waits, or has ended; `jobs` of them compute at once. A rank that waits frees its slot, and ranks that have
+not begun are started when a slot is free. If no rank computes and none can continue, the waiting ranks are in a deadlock,
+or wait for one that has ended: that is a fault, and they are ended.
 
-Of a rank that is not run, the value is that of the nearest rank of the group that is.
+A rank that is not run has the value of the nearest rank of the group that is run.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Started = tuple[int, "Connection[Any, Any]"]
 
 
 def read_private_bytes(pid: int) -> int:
-    """Memory that a process does not share with others; 0 where the system does not tell."""
+    """Memory that a process does not share with others; 0 where the system does not provide it."""
     return _sum_fields(f"/proc/{pid}/smaps_rollup", ("Private_Clean", "Private_Dirty"))
 
 
@@ -209,7 +209,7 @@ class Broker:
                 self._check(other)
 
     def _substitute(self, number: int, meeting: Meeting, asking: int) -> int:
-        """The rank that is run in the place of another: the nearest of its group."""
+        """The rank that is run in place of another: the nearest of its group."""
         if number in self.ranks:
             return number
         run = [other for other in meeting.group.ranks if other in self.ranks]
@@ -308,7 +308,7 @@ class Broker:
         return os.waitstatus_to_exitcode(status)
 
     def _end(self, rank: _Rank) -> None:
-        """A rank that waits is told that nothing will come."""
+        """End a waiting rank: it gets `end` as its reply."""
         rank.request, rank.reply = None, ("end", None)
 
     def _end_stuck(self) -> None:

@@ -61,7 +61,7 @@ def infer_mesh(groups: Iterable[Group], world_size: int) -> MeshRecord | None:
 
 
 def _write_name(description: str) -> str:
-    """Of TENSOR_MODEL_PARALLEL_GROUP: tensor_model_parallel."""
+    """The short name of a group: `tensor_model_parallel` for TENSOR_MODEL_PARALLEL_GROUP."""
     lower = description.lower()
     return (
         "" if lower in ("", "undefined", "default_pg") else lower.removesuffix("_group").removeprefix("mesh_")
@@ -108,7 +108,7 @@ def choose_representatives(
         if pipeline is not None:  # as many columns as there are stages are run for each kind: there are three
             kind = "last" if "last" in others else "between" if "between" in others else "first"
         classes.setdefault((stage, kind), []).append(rank)
-    # Of one kind, all stages are taken at the same place of the other dimensions: they send to each other.
+    # All stages of one kind are taken at the same position of the other dimensions: they send to each other.
     chosen: dict[int, list[int]] = {}
     for (_, kind), ranks in classes.items():
         run = max(ranks) if kind == "last" else min(ranks)

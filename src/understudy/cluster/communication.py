@@ -48,7 +48,7 @@ class Schedule:
 
 
 def find_schedule(logs: Mapping[int, Sequence[CollectiveRecord]]) -> Schedule | None:
-    """Of messages in floating point that go along a chain of ranks; None for rings, and without messages."""
+    """The schedule of floating-point messages along a chain of ranks; None for rings, and without messages."""
     neighbours: dict[int, set[int]] = {}
     sent: dict[tuple[int, int, int], int] = {}
     for rank, log in logs.items():

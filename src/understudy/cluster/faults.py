@@ -2,7 +2,7 @@
 
     faults = find_faults(histories)        after the run: logs are compared by group and order
 
-Deadlocks of what has values are found while the ranks run, by the broker (`describe_deadlock`).
+Deadlocks of collectives with values are found while the ranks run, by the broker (`describe_deadlock`).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def describe_deadlock(
     blocked: Mapping[int, tuple[str, str, tuple[int, ...]]], ended: Mapping[int, Mapping[str, Any]]
 ) -> Fault | None:
     """Ranks that wait: for what, on which line, for which ranks. `ended`: results of those that have ended. None if they
-    wait only for ranks that were ended after their last step, which is no fault."""
+    wait only for ranks that were ended after their last step, which is not a fault."""
     gone = {number for _, _, missing in blocked.values() for number in missing if number in ended}
     if gone and all(ended[number].get("was_ended") for number in gone):
         return None

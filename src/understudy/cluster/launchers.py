@@ -36,7 +36,8 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parse_launch(words: Sequence[str], default_per_node: int) -> Launch | None:
-    """None if the words are no known launcher. `default_per_node`: where the command line has no number of processes."""
+    """The launch of a command line; None without a known launcher. `default_per_node`: the number of processes where the
+    command line has none."""
     name, rest = _find_launcher(words)
     return None if name is None else _LAUNCHERS[name](name, list(rest), default_per_node)
 

@@ -24,8 +24,8 @@ MiB = 1 << 20
 MESSAGES = ("send", "recv", "all_to_all", "gather", "scatter")
 """Kinds that NCCL has as messages from rank to rank."""
 SIMPLE_BUFFER, OTHER_BUFFERS = 4 * MiB, 5_439_488
-"""Of one channel: NCCL_BUFFSIZE, and the buffers of the protocols LL and LL128. In pages of 2 MiB they are the 10 MiB of
-NCCL's log of allocations (nccl#1685)."""
+"""Bytes of one channel: NCCL_BUFFSIZE, and the buffers of the protocols LL and LL128. In pages of 2 MiB they are the
+10 MiB of NCCL's log of allocations (nccl#1685)."""
 PAGE = 2 * MiB
 CHANNELS_TO_ANOTHER_NODE = 2
 """NCCL_NCHANNELS_PER_NET_PEER. The buffers are shared there, so this is an upper end."""
@@ -101,7 +101,7 @@ def find_communicators(
 
 
 def _has_nccl(backend: str) -> bool:
-    """Of "cpu:gloo,cuda:nccl", the one of the card."""
+    """Whether cards use NCCL: "nccl" and "cpu:gloo,cuda:nccl" do."""
     return "nccl" in backend or not backend
 
 

@@ -345,8 +345,8 @@ class Plan:
 
     `effects` are run before the results are made. `written` are the positions of the inputs that the call writes to.
     `determined` says that the values of the results follow from the values of the inputs. `bounds` are the ranges of
-    the results when the input has no known range, once they have been inferred. `serial` is for tables of what is known
-    about plans: unlike an identity, it is never used again.
+    the results when the input has no known range, once they have been inferred. `serial` is a key for tables of facts about
+    plans: unlike an identity, it is never used again.
     """
 
     __slots__ = ("bounds", "determined", "effects", "kind", "op", "outcomes", "serial", "spec", "written")

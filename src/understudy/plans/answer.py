@@ -44,7 +44,7 @@ class Row:
     bound_by: dict[str, float] = field(default_factory=dict)
     cards: int = 1
     card_hours: float | None = None
-    """Of a million tokens, or samples."""
+    """Card-hours for a million tokens, or samples."""
     cost: float | None = None
     passes: int | None = None
     is_kept: bool = False

@@ -56,7 +56,7 @@ class Shape:
 
     @property
     def samples(self) -> int | None:
-        """Of a step of all ranks."""
+        """Samples of one step, over all ranks."""
         return None if self.batch is None else self.batch * self.accumulate * self.dp
 
     @property
@@ -179,7 +179,7 @@ class Space:
 
 
 def _name_sizes(shape: Shape) -> dict[str, Value]:
-    """Of a layout, whether or not the script has options of these names."""
+    """The sizes of a layout, whether or not the script has options with these names."""
     return {DP: shape.dp, TP: shape.tp, PP: shape.pp, CP: shape.cp}
 
 

@@ -45,7 +45,7 @@ class Estimates:
 
     def learn(self, candidate: Candidate, result: Result) -> None:
         seconds, nbytes = self.predict_seconds(candidate), self.predict_bytes(candidate)
-        # What a value does that is new is in no prediction: it says nothing about their error.
+        # No prediction contains the effect of a new value, so such a result does not measure the error of predictions.
         if result.is_measured and not self._count_new_values(candidate):
             if seconds and result.seconds:
                 self.time_errors.append(math.log(result.seconds / seconds))
@@ -74,7 +74,7 @@ class Estimates:
         return None
 
     def bound_seconds(self, candidate: Candidate) -> float:
-        """Of one step: products at the published peak, gradients at the published speed of the network."""
+        """The least time of one step: products at the published peak, gradients at the network's published speed."""
         bounds = [0.0]
         for other, result in self.results.items():
             if not result.seconds or not _differs_in_shape_only(candidate, other):
@@ -132,7 +132,7 @@ class Estimates:
         return math.exp(-NEW_SLACK / 2 * self._count_new_values(candidate))
 
     def _count_new_values(self, candidate: Candidate) -> int:
-        """Of those that are not numbers that grow, such as the batch."""
+        """The number of values not seen in any rehearsal, without growing numbers such as the batch."""
         seen = {
             value for other, result in self.results.items() if result.is_measured for value in other.values
         }
@@ -151,7 +151,7 @@ class Estimates:
         return min(known, key=lambda other: _distance(candidate, other), default=None)
 
     def _send_seconds(self, shape: Shape) -> float:
-        """Of what a rank sends in a step, by what rehearsals have shown of each dimension; nothing where none has."""
+        """Seconds in which a rank sends in a step, from the rehearsals of each dimension; 0 where there are none."""
         total = 0.0
         for dimension in ("tp", "dp", "pp", "cp"):
             size = getattr(shape, dimension)
@@ -170,7 +170,7 @@ class Estimates:
         return total if math.isfinite(total) else 0.0
 
     def _effect(self, candidate: Candidate, anchor: Candidate, what: str) -> float:
-        """Of values that have no place in a shape: what each has changed between two rehearsals that differ in it alone."""
+        """The factor of values that are not part of a shape, each from two rehearsals that differ in this value alone."""
         effect = 1.0
         theirs = anchor.table
         for name, value in candidate.values:
@@ -197,7 +197,7 @@ class Estimates:
 
 
 def _find_slack(errors: list[float]) -> float:
-    """Of the last ones: predictions get better with more rehearsals."""
+    """The slack from the most recent errors: predictions get better with more rehearsals."""
     if len(errors) < ENOUGH:
         return FIRST_SLACK
     return max(SLACK, 1.2 * max(abs(error) for error in errors[-8:]))
@@ -265,7 +265,7 @@ def _least_bytes(result: Result, a: Shape, c: Shape) -> int:
 
 
 def _work(shape: Shape) -> float:
-    """Of one rank in a step, in relation to others: what its passes compute."""
+    """Relative work of one rank in a step: the computation of its passes."""
     return (shape.batch or 1) * (shape.context or 1) * shape.accumulate / (shape.tp * shape.pp * shape.cp)
 
 

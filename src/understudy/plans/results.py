@@ -31,7 +31,7 @@ class Wire:
 @dataclass(frozen=True)
 class Result:
     """Sizes in bytes, of the worst rank; seconds of one step of all ranks. `ideal_seconds`: the products of a rank at the
-    published peak. `tokens` and `samples` of one step of all ranks; None where the inputs do not tell."""
+    published peak. `tokens` and `samples` of one step of all ranks; None where the inputs do not show them."""
 
     verdict: str
     error: str = ""
@@ -54,7 +54,7 @@ class Result:
     wires: list[Wire] = field(default_factory=list)
     report: str = ""
     passes: int | None = None
-    """Of a step, in the rehearsal, where they are fewer than in the candidate."""
+    """Passes of a step in the rehearsal, where they are fewer than in the candidate."""
 
     @property
     def fits(self) -> bool:
@@ -116,8 +116,8 @@ def _add_time(result: Result, rehearsal: Rehearsal, cluster: ClusterRehearsal | 
 
 
 def _add_waiting(time: TimeEstimate, shape: Shape) -> TimeEstimate:
-    """Of the stages of a pipeline for each other, where their ranks were not replayed together. The optimizer waits for
-    nobody."""
+    """Add the time in which stages of a pipeline wait for each other, where their ranks were not replayed together. The
+    optimizer does not wait."""
     optimizer = time.phases.get("optimizer", 0.0)
     seconds = optimizer + (time.seconds_per_step - optimizer) * shape.bubble
     scale = seconds / time.seconds_per_step
@@ -126,7 +126,7 @@ def _add_waiting(time: TimeEstimate, shape: Shape) -> TimeEstimate:
 
 
 def _sum_wires(cluster: ClusterRehearsal) -> list[Wire]:
-    """Of the rank that sends most in its steps, by group, for one step."""
+    """The traffic of the rank that sends most in its steps, by group, for one step."""
     rows: dict[int, RankRow] = {row.rank: row for row in cluster.rows}
     totals: dict[int, dict[tuple[str, int, bool], int]] = {}
     for row in cluster.communication:

@@ -5,7 +5,7 @@
     store.read(key)                      None, or the record
     store.write(key, record, reads)      `reads`: files of which the record holds as long as they stay as they are
 
-A record is JSON. A file that can't be read is no record; one is written whole or not at all.
+A record is JSON, written whole or not at all. A file that can't be read is ignored.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from understudy.errors import UnderstudyError
 
 FORMAT = 1
 MOST_ENTRIES = 8
-"""Of one key, for different contents of the files that are read."""
+"""The most entries of one key, for different contents of its input files."""
 
 
 def find_folder(given: str | None) -> Path:

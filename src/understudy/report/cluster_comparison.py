@@ -27,7 +27,7 @@ def read_cluster(text: str, path: str) -> ClusterRehearsal:
 
 
 def most_growth(before: ClusterRehearsal, after: ClusterRehearsal) -> int:
-    """Of ranks that both have, or else of the worst ones."""
+    """The largest growth among the ranks of both, or else the growth of the worst rank."""
     shared = before.ranks.keys() & after.ranks.keys()
     if before.world_size != after.world_size or not shared:
         return after.worst.peak.reserved_bytes - before.worst.peak.reserved_bytes

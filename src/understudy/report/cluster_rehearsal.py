@@ -107,7 +107,7 @@ class ClusterRehearsal:
     faults: list[Fault] = field(default_factory=list)
     assumptions: list[str] = field(default_factory=list)
     time: TimeEstimate | None = None
-    """Of a step of all ranks together."""
+    """The time of a step, of all ranks together."""
     kind: str = KIND
     schema_version: int = SCHEMA_VERSION
 

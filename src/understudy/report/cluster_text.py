@@ -129,7 +129,7 @@ def _write_row(row: CommunicationRow) -> tuple[str, ...]:
 
 
 def _write_communicators(cluster: ClusterRehearsal, width: int) -> str:
-    """Of the rank with the most memory in them."""
+    """The communicators of the rank with the most memory in them."""
     totals: dict[int, int] = {}
     for row in cluster.communicators:
         totals[row.rank] = totals.get(row.rank, 0) + row.high_bytes

@@ -29,7 +29,7 @@ def write_cluster_trace(cluster: ClusterRehearsal, path: str | Path) -> None:
 
 def _make_events(cluster: ClusterRehearsal) -> Iterator[Event]:
     spans: dict[str, dict[int, list[Event]]] = {}
-    """Of communicators, by clock and rank."""
+    """Spans of communicators, by clock and rank."""
     for row in cluster.rows:
         if row.rehearsal is None:
             continue

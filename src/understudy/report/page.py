@@ -109,7 +109,7 @@ class Page:
         )
 
     def to_data(self) -> str:
-        """What stands in the place of `__DATA__` in the template."""
+        """The text that replaces `__DATA__` in the template."""
         return escape_script(json.dumps(self._to_record(), separators=(",", ":"), ensure_ascii=True))
 
     def _to_record(self) -> dict[str, Any]:

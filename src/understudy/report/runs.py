@@ -77,7 +77,7 @@ class Recorder:
         self.options = options or RehearsalOptions()
         self.card, self.count = _find_card(device)
         self.bandwidths = (0.0, 0.0)
-        """Of its node and of the network between nodes, instead of the catalogue's; 0 for the latter."""
+        """Bandwidth inside of a node and between nodes; 0 for the catalogue's."""
         self.facts = RunFacts()
         self._run: Any = None
         self.machine: Machine | None = None

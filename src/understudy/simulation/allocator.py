@@ -313,7 +313,7 @@ class Allocator:
         return max(shared, -(-rounded // LARGE_SEGMENT_UNIT) * LARGE_SEGMENT_UNIT)
 
     def _add_memory(self, arena: Arena, rounded: int, size: int) -> int | None:
-        """Reserve a segment. Return the address of a free block that is large enough, or None if there is no room."""
+        """Reserve a segment. Return the address of a free block that is large enough, or None if the memory is full."""
         if self.allowed is not None and self.reserved + size > self.allowed:
             return None
         if arena.is_expandable:

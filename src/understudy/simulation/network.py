@@ -270,7 +270,7 @@ class Network(Listener):
         )
 
     def wait_for(self, work: object) -> None:
-        """The program waits for what has returned this handle."""
+        """The program waits for the collective of this handle."""
         for number in self.handles.pop(work, ()):
             if self.mode.on_event is not None:
                 self.mode.on_event(WaitEvent(number, self.card))

@@ -18,7 +18,7 @@ Function = Callable[..., Any]
 NAME = "nvidia-smi"
 MIB = 1 << 20
 COMMAND = re.compile(rf"(?:^|(?<=[|;&(]))\s*(?:\S*/)?{NAME}(?P<options>(?:\s+[^\s|;&<>)]+)*)")
-"""In a line for the shell: the program and its options, up to what the shell reads itself."""
+"""In a shell command line: the program and its options, up to the next operator of the shell."""
 
 
 def answer(options: Sequence[str]) -> str:
@@ -80,7 +80,7 @@ def _has_cards() -> bool:
 
 
 def _replace(command: Any, is_shell: bool) -> Any:
-    """The same command with `echo` in the place of `nvidia-smi`."""
+    """The same command with `echo` in place of `nvidia-smi`."""
     if not _has_cards():
         return command
     if isinstance(command, (str, bytes, os.PathLike)):

@@ -68,7 +68,7 @@ def read_parser(
 
 
 def describe_action(action: argparse.Action) -> dict[str, Any] | None:
-    """None for what has no option string, such as the names of files, and for `--help`."""
+    """The option as plain data; None for `--help`, and for arguments without an option string, such as names of files."""
     flags = [flag for flag in action.option_strings if flag.startswith("--")] or list(action.option_strings)
     if (
         not flags

@@ -113,7 +113,7 @@ class ScriptResult:
 NOT_COMPILED = "flex_attention called without torch.compile"
 COMPILED_MARGIN = 0.15
 COMPILED = (
-    "torch.compile: rehearsed as eager; a compiled program usually needs less (0 to 25% of what is allocated), "
+    "torch.compile: rehearsed as eager; a compiled program usually allocates less (0 to 25%), "
     "convolutions in bfloat16 may reserve up to 15% more"
 )
 

@@ -1,4 +1,4 @@
-"""What a program that fails over a size is told where the sizes of a module are divided by ranks.
+"""A hint for errors about sizes, where the sizes of a module are divided by ranks.
 
     describe_sharding(error)    "Block at model.py:12 is sharded over tp (3): …", "" where nothing is sharded
 
@@ -17,12 +17,12 @@ from torch import nn
 from understudy.lines import short_path
 
 WORDS = ("shape", "size", "divi", "split", "view", "dimension", "broadcast")
-"""Of messages about sizes."""
+"""Words in messages about sizes."""
 MOST_NAMES = 3
 
 
 def describe_sharding(error: BaseException) -> str:
-    """Of the innermost module of the program whose parameters are sharded."""
+    """The sharding of the innermost module of the program with sharded parameters."""
     package = sys.modules.get("torch.distributed.tensor")
     if package is None or not any(word in str(error).lower() for word in WORDS):
         return ""

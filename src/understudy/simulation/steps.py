@@ -22,7 +22,7 @@ PATIENCE = 100
 """How many times as often another optimizer has to step for one that never does to be left out of account."""
 
 FORMULA_STEPS = 2
-"""Of each optimizer, after which the least memory is computed: all of its state has begun then."""
+"""Steps of each optimizer after which the least memory is computed: all of its state exists then."""
 
 
 class EndOfScript(BaseException):

@@ -84,7 +84,7 @@ class Workspaces(Listener):
         mode = self._machine.mode
         place = (device.index, self._machine.current_stream(device.index), _torch.is_in_backward())
         if place not in self._taken:
-            self._taken.add(place)  # once: if there is no room for it, the operator fails once
+            self._taken.add(place)  # once: if the memory is full, the operator fails once
             mode.add_scratch(self.size, device, mode.operator, WORKSPACES)
         if self._has_all(device.index):
             mode.stop_following(self._followers[device])

@@ -2,8 +2,8 @@
 
     attribute(timeline.spans, start, end)       {"products": 0.21, "launches": 0.04, "communication": 0.02}
 
-At a moment at which several clocks are busy, computing counts before copies, and copies before communication: what is
-overlapped costs nothing. A moment at which no card is busy belongs to what the host does then: `input`, or `launches`.
+When several clocks are busy at one moment, computing counts before copies, and copies before communication: overlapped
+work costs nothing. When no card is busy, the time belongs to the host: `input`, or `launches`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from understudy.timing.timeline import HOST, Span
 COMMUNICATION, COPIES, LAUNCHES, INPUT = "communication", "copies", "launches", "input"
 _RANKS = {COPIES: 1, COMMUNICATION: 2}
 _ON_HOST = 3
-"""Rank of what the host does; of all other kinds, 0."""
+"""Rank of work on the host; the other kinds have rank 0."""
 
 
 def attribute(spans: Iterable[Span], start: float, end: float) -> dict[str, float]:

@@ -21,9 +21,9 @@ from understudy.timing.attribution import INPUT, LAUNCHES
 from understudy.timing.step_time import TimeEstimate
 
 LEAST, MOST = 0.2, 5.0
-"""Corrections beyond these are no corrections: the run was another one."""
+"""Corrections beyond these are rejected: the profile belongs to another run."""
 LEAST_SECONDS = 1e-4
-"""Of a family in a profile, to correct it."""
+"""The least time of a family in a profile for a correction."""
 
 
 class CalibrationError(UnderstudyError, ValueError):
@@ -44,7 +44,7 @@ class OperatorSeconds(Protocol):
 class ProfiledOperator(NamedTuple):
     calls: int
     seconds: float
-    """Of the kernels that it launched."""
+    """Time of the kernels that it launched."""
 
 
 def speed_from_step(time: TimeEstimate, seconds: float) -> float:
@@ -102,10 +102,10 @@ def _read_events(path: Path) -> list[dict[str, Any]]:
     except OSError as error:
         raise CalibrationError(f"{path}: {error.strerror or error}") from None
     except ValueError:
-        raise CalibrationError(f"{path} is no Chrome trace: expected JSON") from None
+        raise CalibrationError(f"{path}: expected a Chrome trace, got a file that is not JSON") from None
     events = found.get("traceEvents") if isinstance(found, dict) else found
     if not isinstance(events, list):
-        raise CalibrationError(f"{path} is no Chrome trace: expected a list of traceEvents")
+        raise CalibrationError(f"{path}: expected a Chrome trace, got JSON without a list of traceEvents")
     return [event for event in events if isinstance(event, dict)]
 
 

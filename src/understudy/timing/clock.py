@@ -58,7 +58,7 @@ class KernelTime(NamedTuple):
 
 
 class CallTime(NamedTuple):
-    """Of calls that are alike."""
+    """The time of identical calls."""
 
     name: str
     device: int
@@ -69,11 +69,11 @@ class CallTime(NamedTuple):
     ideal: float = 0.0
     """Seconds of its products at the published peak of their dtypes."""
     recomputed: float = 0.0
-    """Of these, the part in which it recomputes what the forward pass has computed."""
+    """The part of these in which the forward pass is recomputed."""
 
     @property
     def seconds(self) -> float:
-        """Of its kernels."""
+        """Time of its kernels."""
         return sum(kernel.seconds for kernel in self.kernels)
 
 
@@ -101,7 +101,7 @@ class RunClock:
         """Step, phase, the time at which it was done, and the number of spans until then."""
         self.seconds_by_place: dict[tuple[Any, Any], float] = defaultdict(float)
         self.host_seconds: dict[int, float] = defaultdict(float)
-        """Of issuing, by step."""
+        """Time of issuing kernels, by step."""
         self._streams: dict[int, int] = {}
         self._events: dict[int, float] = {}
         self._awaited: deque[tuple[float, int]] = deque()
@@ -232,7 +232,7 @@ class RunClock:
             timeline.wait(stream, end)
 
     def seconds_of(self, collective: Collective) -> float:
-        """Of a collective, once all of its ranks have come."""
+        """Time of a collective, once all of its ranks have arrived."""
         return group_seconds(
             collective.kind, collective.ranks, collective.nbytes, self.curve.card, self.per_node, self.within,
             self.between,

@@ -48,8 +48,8 @@ POINT_TO_POINT = ("send", "recv")
 
 
 def find_link(card: Card) -> Link:
-    """Between cards of one node, by what the catalogue has for the card: NVLink or PCIe. A generation that nobody measured
-    has the efficiency of the one that is alike, with its own bandwidth."""
+    """The link between cards of one node, by the catalogue's entry for the card: NVLink or PCIe. A generation that was not
+    measured has the efficiency of the most similar one, with its own bandwidth."""
     table = read_curves()["links"]
     name = card.interconnect or SLOWEST
     alike = name if name in table else SLOWEST if name.startswith("PCIe") else FASTEST
@@ -67,8 +67,8 @@ def group_seconds(
     within: float = 0.0,
     between: float = 0.0,
 ) -> float:
-    """Of a collective of these ranks, which are numbered node by node. `within`, `between`: bytes that a rank sends in a
-    second to its node and to others; 0 for those of the catalogue and of the network that the card usually has."""
+    """Time of a collective of these ranks, which are numbered node by node. `within`, `between`: bytes that a rank sends in
+    a second to its node and to others; 0 for those of the catalogue and of the card's usual network."""
     nodes = Counter(rank // per_node for rank in ranks)
     inside = max(nodes.values(), default=1)
     link = find_link(card)

@@ -4,9 +4,9 @@
     curve.compute["matmul"]          part of the published peak that large products reach
     curve.memory["elementwise"]      part of the published bandwidth
     curve.error["training"]          the interval is exp(±error) around an estimate: 90% of rows lie in it
-    curve.source                     what it was fitted on
+    curve.source                     the data that it was fitted on
 
-A card that nobody measured has the curve of its architecture, else the one of all cards, and a wider interval.
+A card that was not measured has the curve of its architecture, else the one of all cards, and a wider interval.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Tiles:
     """How products of matrices spread over a card: a tile of the result for each multiprocessor at a time."""
 
     efficiency: tuple[float, ...]
-    """Of each size of TILE_SIZES, relative to the peak."""
+    """Efficiency of each size of TILE_SIZES, relative to the peak."""
     contraction: float
     """Steps of the contraction that the beginning and the end of a tile cost."""
     wave: float
@@ -64,20 +64,20 @@ class Curve:
     compute: Mapping[str, float]
     memory: Mapping[str, float]
     factors: Mapping[str, float]
-    """Of variants of a family ("convolution.channels_first"): parts of its speed."""
+    """Relative speed of variants of a family ("convolution.channels_first")."""
     passes: Mapping[str, float]
-    """Of such variants: further passes through the operands, in another order."""
+    """Further passes of such variants through the operands, in another order."""
     tiles: Tiles
     fixed: float
     """Seconds of a kernel beside its work."""
     host: Host
     error: Mapping[str, float]
-    """Of "training" and "inference": logarithm of the factor within which 90% of the rows lie that were not fitted."""
+    """For "training" and "inference": logarithm of the factor within which 90% of the rows lie that were not fitted."""
     source: str
     is_measured: bool
     """Whether steps on this very card were fitted."""
     speed: Mapping[str, float] = field(default_factory=dict)
-    """Of this card, by family: how much faster it is than the card's figures and the curve say."""
+    """By family: measured speed of this card, relative to the card's figures and the curve."""
 
     @property
     def bandwidth(self) -> float:
@@ -130,8 +130,7 @@ def find_host(name: str) -> Host:
 
 
 def find_curve(card: Card, host: str | None = None) -> Curve:
-    """The curve of a card, with what the user has measured on it; `host` in place of the one that the card is usually
-    in."""
+    """The curve of a card, with the user's measurements of it; `host` replaces the card's usual host."""
     tables = read_curves()
     shared = tables["all"]
     architecture = tables["architecture"].get(_name_architecture(card), {})

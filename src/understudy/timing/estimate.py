@@ -39,7 +39,7 @@ class RunFacts:
     ideal: Mapping[int, float] = field(default_factory=dict)
     """Seconds of all products at the published peak, by step."""
     recomputed: Mapping[int, float] = field(default_factory=dict)
-    """Of these, the part that recomputes what the forward pass has computed."""
+    """The part of these in which the forward pass is recomputed."""
 
 
 def estimate_time(clock: RunClock, facts: RunFacts) -> TimeEstimate | None:
@@ -124,8 +124,8 @@ def find_windows(clock: RunClock, chosen: set[int]) -> list[tuple[float, float, 
 
 
 def stated_error(clock: RunClock, facts: RunFacts, shares: Mapping[str, float]) -> float:
-    """Logarithm of the factor that 90% of steps lie within: of the card's curves, of what the host takes, and of kernels
-    that no family is known of."""
+    """Logarithm of the factor that 90% of steps lie within: from the card's curves, the host's time, and kernels without a
+    known family."""
     kind = "training" if facts.has_backward else "inference"
     on_host = shares.get(LAUNCHES, 0.0) + shares.get(INPUT, 0.0)
     exposed = shares.get(SHOWN[COMMUNICATION], 0.0)

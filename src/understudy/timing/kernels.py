@@ -75,7 +75,7 @@ def name_variants(kernel: Kernel) -> list[str]:
 
 
 def name_dtype(kernel: Kernel) -> str:
-    """Of the units that compute it: float32 may be TF32."""
+    """The dtype of the units that compute it: float32 may be TF32."""
     name = str(kernel.dtype).removeprefix("torch.")
     if kernel.dtype is torch.float32:
         if kernel.family in (families.CONVOLUTION, families.GROUPED):
@@ -87,7 +87,7 @@ def name_dtype(kernel: Kernel) -> str:
 
 
 def ideal_seconds(kernel: Kernel, curve: Curve) -> float:
-    """Of the computing of a kernel whose family reaches the peak with large sizes."""
+    """Computing time of a kernel whose family reaches the peak with large sizes."""
     if kernel.family == families.DEPTHWISE:  # on no tensor cores
         return kernel.flops / curve.peak("float32")
     peak = curve.peak(name_dtype(kernel))
@@ -116,7 +116,7 @@ def _attention_utilisation(kernel: Kernel, multiprocessors: int, tiles: Tiles) -
 def _product_seconds(
     sizes: tuple[int, ...], peak: float, bandwidth: float, multiprocessors: int, tiles: Tiles
 ) -> float:
-    """Of the best way to cut the result into tiles, and the contraction into parts."""
+    """Time with the best tiles of the result and parts of the contraction."""
     batch, rows, columns, length = sizes
     per_multiprocessor = peak / multiprocessors
     best = float("inf")

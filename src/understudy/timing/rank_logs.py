@@ -99,7 +99,7 @@ class RankLog:
         last.reach = max(last.reach, last.host) + seconds
 
     def work(self, seconds: float) -> None:
-        """Of the host."""
+        """Add work of the host."""
         if self._last is None:
             self._last = Work(None)
             self.entries.append(self._last)

@@ -128,7 +128,7 @@ class _Replay:
     phases: dict[int, dict[tuple[int, str], float]] = field(default_factory=dict)
     _transfers: dict[Hashable, _Transfer] = field(default_factory=dict)
     _ends: dict[Hashable, float] = field(default_factory=dict)
-    """Of the last transfer of a channel."""
+    """The end of the last transfer of each channel."""
 
     def run(self) -> None:
         ranks = {rank: self._follow(rank, log) for rank, log in self.logs.items()}

@@ -30,7 +30,7 @@ class TimeTrace:
 
 @dataclass(frozen=True)
 class RunCost:
-    """Of a whole run on `cards` cards; `money` where a price for an hour of a card was given."""
+    """The cost of a whole run on `cards` cards; `money` where a price for an hour of a card was given."""
 
     steps: int
     cards: int
@@ -63,15 +63,15 @@ class TimeEstimate:
     phases: dict[str, float]
     """Seconds of each."""
     card_seconds: float
-    """Of kernels, without the gaps between them."""
+    """Time of kernels, without the gaps between them."""
     host_seconds: float
-    """Of the host thread: issuing, and computing on the CPU."""
+    """Time of the host thread: issuing, and computing on the CPU."""
     evaluation_seconds: float
-    """Of evaluation in the whole run: in no step."""
+    """Evaluation in the whole run, outside of steps."""
     host: str
     source: str
     is_measured: bool
-    """Whether steps on this very card are in what the curves were fitted on."""
+    """Whether the curves were fitted on steps of this very card, among others."""
     trace: TimeTrace = field(default_factory=TimeTrace)
     cost: RunCost | None = None
 

@@ -34,7 +34,7 @@ class Span(NamedTuple):
     """What the time was spent on; `attribution` groups by it."""
     label: object
     issued: float = 0.0
-    """Of a kernel: when the host had issued it, and how long that took."""
+    """When the host had issued a kernel; `issuing`: how long that took."""
     issuing: float = 0.0
 
     @property
@@ -59,7 +59,7 @@ class Timeline:
     """The clock of the host thread."""
     spans: list[Span] = field(default_factory=list)
     _free: dict[Hashable, float] = field(default_factory=dict)
-    """When each stream is done with what was issued."""
+    """When each stream has finished all issued work."""
     _queues: dict[Hashable, deque[float]] = field(default_factory=dict)
     """The ends of the kernels that were issued last, for each stream."""
 

@@ -290,7 +290,7 @@ def _is_unknown_number(index: FakeTensor) -> bool:
         and symbolic_values_of(index) is None
     ):
         return False
-    # Inside transforms of torch.func there is no number to read; modes may turn such an index into an operator.
+    # Inside transforms of torch.func the number can't be read; modes may turn such an index into an operator.
     return not _torch.has_transforms() and not _torch.has_function_modes()
 
 

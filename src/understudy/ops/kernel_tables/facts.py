@@ -60,7 +60,7 @@ FACTS: dict[str, Fact] = {
     "group_norm_takes_any_strides": _is_accepted(
         lambda: aten.native_group_norm.default(_zeros(1, 2, 2).mT, None, None, 1, 2, 2, 1, 1e-5)
     ),
-    # gradients of weight and bias although there is no weight; torch 2.13 raises
+    # gradients of weight and bias although the weight is None; torch 2.13 raises
     "group_norm_makes_absent_gradients": _is_accepted(_makes_absent_gradients),
     # torch 2.13 has bicubic sampling for images, not for volumes
     "grid_sampler_takes_bicubic_volumes": _is_accepted(

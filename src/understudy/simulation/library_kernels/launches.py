@@ -1,4 +1,4 @@
-"""A kernel that no operator of torch launches: it writes tensors that it is given, and allocates nothing."""
+"""A kernel that no operator of torch launches: it writes to its arguments, and allocates nothing."""
 
 from __future__ import annotations
 

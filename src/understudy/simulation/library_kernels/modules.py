@@ -30,16 +30,16 @@ INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 
 
 class NoStandInError(UnderstudyError, RuntimeError):
-    """A name of a package that is not installed, and for which there is no stand-in."""
+    """A name of a package that is not installed and has no stand-in."""
 
 
 @dataclass(frozen=True)
 class StandIn:
     version: str
     modules: Callable[[], Mapping[str, Names]]
-    """Of each module, by its full name: the public names and what they are."""
+    """The public names of each module and their values, by the module's full name."""
     answer: Callable[[str], Any]
-    """What other names of its modules are."""
+    """The value of any other name of its modules."""
     for_installed_packages: bool = True
     """Whether packages that look for it, and do without it, find it, too: those that only use it when asked to."""
 

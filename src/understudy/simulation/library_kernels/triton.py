@@ -1,6 +1,6 @@
-"""Triton: a kernel is not run. A launch writes tensors that it is given, and allocates nothing.
+"""Triton: kernels are not run. A launch writes to its tensors, and allocates nothing.
 
-Of the installed package, launches are answered; where there is none, its decorators and names are stand-ins.
+Where the package is installed, only launches are replaced; elsewhere its decorators and names are stand-ins.
 """
 
 from __future__ import annotations

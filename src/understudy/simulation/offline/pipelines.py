@@ -26,8 +26,8 @@ def _read_table() -> list[dict[str, Any]]:
 
 
 def find_part(name: object, part: object) -> dict[str, Any] | None:
-    """The fields of one part ("unet", "text_encoder") of a public pipeline; None for what is not in the table. A VAE that is
-    published for itself has no part."""
+    """The fields of one part ("unet", "text_encoder") of a public pipeline; None for other parts. A VAE that is published
+    separately has no part."""
     short = str(name).lower()
     for row in _read_table():
         if any(known in short for known in row["names"]):
