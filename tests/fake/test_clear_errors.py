@@ -20,7 +20,6 @@ from understudy.errors import (
     MixedTensorsError,
     NoDataError,
     ShapeMismatch,
-    UnsupportedFakeTensorException,
 )
 
 
@@ -99,16 +98,6 @@ def test_a_real_module_that_is_moved() -> None:
         assert mode.from_module(linear).to("cuda").weight.is_cuda
     assert message(error).startswith("Linear.to: the parameter 'weight' is real (")
     assert "mode.from_module(module)" in message(error)
-
-
-def test_lazy_modules() -> None:
-    with FakeTensorMode(), pytest.raises(UnsupportedFakeTensorException) as error:
-        nn.LazyLinear(4)
-    assert "lazy modules (nn.LazyLinear, …) are not supported: their parameters have no sizes" in message(
-        error
-    )
-    assert "nn.Linear(in_features, out_features)" in message(error)
-    assert isinstance(nn.LazyLinear(4).weight, nn.parameter.UninitializedParameter)
 
 
 @pytest.mark.parametrize("check", [True, False])

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 
-from understudy import FakeTensorMode, MixedTensorsError
+from understudy import FakeTensorMode, MixedTensorsError, NoDataError
 from understudy.fake.tensor import FakeTensor
 
 ATTEMPTS = [
@@ -197,3 +198,27 @@ def test_a_stand_in_set_on_real_memory_leaves_it_alone() -> None:
             fake.untyped_storage()._cdata == other.untyped_storage()._cdata != real.untyped_storage()._cdata
         )
     assert real.add_(1).sum() == 8
+
+
+class Addresses(TorchFunctionMode):
+    """Answers for pointers, as tests of kernels on machines without a card do."""
+
+    def __init__(self, base: int) -> None:
+        self.base = base
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        if func is torch.Tensor.data_ptr and self.base:
+            return self.base + args[0].storage_offset() * args[0].element_size()
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_function_mode_may_answer_for_pointers() -> None:
+    with FakeTensorMode():
+        rows = torch.ones(4, 4, device="cuda")[2:]
+        with Addresses(4096):
+            assert rows.data_ptr() == 4096 + 2 * 4 * 4
+        with (
+            Addresses(0),
+            pytest.raises(NoDataError, match=r"Tensor.data_ptr\(\): f32\[2, 4\]\+8@cuda:0 is a stand-in"),
+        ):
+            rows.data_ptr()

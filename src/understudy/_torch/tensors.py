@@ -14,6 +14,7 @@ from torch import Tensor
 from torch._C import DispatchKey
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nested._internal.nested_int import NestedIntNode
+from torch.nn.parameter import UninitializedTensorMixin as UninitializedTensorMixin
 
 from understudy._torch.modes import inference_mode
 

@@ -445,8 +445,12 @@ class FakeTensor(torch.Tensor):
         array = self.numpy(force=True)
         return array if dtype is None else array.astype(dtype)
 
-    def data_ptr(self) -> NoReturn:
-        self._refuse("Tensor.data_ptr")
+    def data_ptr(self) -> int:
+        if has_torch_function_unary(self):  # a function mode may answer for tensors without data
+            address = int(handle_torch_function(torch.Tensor.data_ptr, (self,), self))
+            if address != self.storage_offset() * self.element_size():  # C++ counts from 0
+                return address
+        return self._refuse("Tensor.data_ptr")
 
     def const_data_ptr(self) -> NoReturn:
         self._refuse("Tensor.const_data_ptr")

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from understudy._torch import OpOverload, native_storage, unsharded_gradients
 from understudy.fake.tensor import FakeTensor
@@ -328,7 +329,7 @@ class Measurement(Listener):
     def find_parameters(self) -> None:
         for path, module in self._modules():
             for parameter in module._parameters.values():
-                if parameter is not None:
+                if parameter is not None and not is_lazy(parameter):
                     self._name(parameter, "parameters", path)
                     self.parameter_shapes.add(_shape_of(parameter))
             for buffer in module._buffers.values():

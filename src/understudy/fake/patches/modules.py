@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from understudy import _torch
-from understudy.errors import MixedTensorsError, NoDataError, UnderstudyError, UnsupportedFakeTensorException
+from understudy.errors import MixedTensorsError, NoDataError, UnderstudyError
 from understudy.fake import initial_values
 from understudy.fake.tensor import FakeTensor
 from understudy.fake.values.answers import answers_of, number_from_program
@@ -200,19 +200,6 @@ def show_without_data(original: Function, self: Any) -> Any:
         return original(self)
     dtype = "" if storage is self else f"dtype={self.dtype}, "
     return f"...\n[{torch.typename(self)}({dtype}device={storage.device}) of size {len(self)}]"
-
-
-@patch_call("torch.nn.modules.lazy.LazyModuleMixin.__init__", during=ANY_MODE)
-def refuse_lazy_modules(original: Function, self: object, *args: object, **kwargs: object) -> Any:
-    """Their parameters are of a subclass without sizes, which stand-ins do not support."""
-    if _torch.active_fake_mode() is None:
-        return original(self, *args, **kwargs)
-    raise with_line(
-        UnsupportedFakeTensorException("lazy modules (nn.LazyLinear, …) are not supported: their parameters have no sizes"),
-        type(self).__name__, "",
-        "give the sizes, as in nn.Linear(in_features, out_features); or build the module outside of the mode, run it "
-        "once on a real batch, and use mode.from_module(module)",
-    )  # fmt: skip
 
 
 def name_device(value: Any) -> Any:
