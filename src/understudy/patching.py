@@ -76,9 +76,11 @@ OBSERVATION = _add_scope("observation", "storages and operators are followed (re
 SIMULATION = _add_scope("simulation", "devices are simulated")
 EXPORTING = _add_scope("exporting", "export captures a program")
 ACCELERATION = _add_scope("acceleration", "accelerate_export is active")
-REHEARSAL = _add_scope("rehearsal", "a script is rehearsed: it does no harm, and ends after some steps")
+REHEARSAL = _add_scope(
+    "rehearsal", "a script is rehearsed: its effects are contained, and it ends after some steps"
+)
 FILE_OVERLAY = _add_scope(
-    "file overlay", "a script is rehearsed without namespaces: what it writes is redirected in Python"
+    "file overlay", "a script is rehearsed without namespaces: its writes are redirected in Python"
 )
 Scopes = Scope | tuple[Scope, ...]
 _ANY_MODE_BIT = ANY_MODE.bit

@@ -114,11 +114,11 @@ _GROUPS: dict[str, dict[str, str]] = {
         "IncrementRecursionCount RECURSION_COUNT",
         "Plans of the cache have no constants. Use FakeTensorMode.cache_info() and FakeTensorMode.cache_clear().": ""
         "SingletonConstant",
-        "Keys of the cache are not handed out. Use FakeTensorMode.cache_clear(), or disable_fake_tensor_cache(mode).": ""
+        "Keys of the cache are not accessible. Use FakeTensorMode.cache_clear(), or disable_fake_tensor_cache(mode).": ""
         "evict_fake_tensor_cache_key",
         "Use mode.from_tensor(real) for the stand-in of a result, and torch.library.register_fake or "
         "understudy.rule to define the result of the operator.": "inferred_fake_kernel_from_real_out",
-        "FakeTensor(...) refuses keywords that it does not know.": "_FakeTensorConstructorIgnoredState "
+        "FakeTensor(...) refuses unknown keywords.": "_FakeTensorConstructorIgnoredState "
         "_FAKE_TENSOR_CONSTRUCTOR_IGNORED_STATE_ATTRS",
     },
     "proxy_tensor": {
@@ -140,7 +140,7 @@ _GROUPS: dict[str, dict[str, str]] = {
         "Recorded nodes have no such metadata here; read node.meta['val'].": "_maybe_record_pointwise_barrier "
         "_should_save_eager_input_vals _HasMeta ORIGINAL_ATEN _AnyScriptObject",
         "Use make_fx(f)(*inputs), which flattens the inputs itself.": "_pytree_subclasses_that_lose_info",
-        "Use tensor.detach(); a recorder decides what it records.": "fast_detach",
+        "Use tensor.detach(); the recorder handles it.": "fast_detach",
         "torch's FunctionalTensor takes torch's own modes; use torch.func.functionalize.": "FunctionalTensor",
     },
     "symbolic_shapes": {

@@ -383,7 +383,7 @@ def test_the_patch_of_the_first_that_fits_really_fits(
     words = on_small_card("train.py", NETWORK, 0.75)
     assert main(["fix", *words, "--workers", "1", "train.py"]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("as it is: does not fit on SMALL: ")
+    assert out.startswith("unchanged: does not fit on SMALL: ")
     assert sum(line.count(" GiB") + line.count(" MiB") >= 2 for line in out.splitlines()) >= 6, (
         "five verified changes"
     )

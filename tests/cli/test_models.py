@@ -241,7 +241,7 @@ def test_graphs(file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
             "expected a size as a number, a name, or name=example, got 'a+1'",
         ),
         (["nets_of_test.py:Net", "--input", "f32[a=1, a=2]"], "a has two examples, 1 and 2"),
-        (["nets_of_test.py:Net", "--columns", "spam"], "unknown column 'spam'"),
+        (["nets_of_test.py:Net", "--columns", "spam"], "--columns: invalid choice 'spam' (choose from"),
         (["nets_of_test.py:double"], "nets_of_test.py:double is a function"),
         (["nets_of_test.py:Windows"], "no guess for the inputs of nets_of_test.py:Windows(x)"),
     ],

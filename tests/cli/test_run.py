@@ -339,7 +339,7 @@ def test_a_card_on_which_the_script_fails_is_a_row(script: str, capfd: pytest.Ca
         ),
         (["--device", "h100,t4", "--html", "x.html"], "--html requires one card, got 2 in --device"),
         (["--device", "h100,t4", "--snapshot", "x"], "--snapshot requires one card, got 2 in --device"),
-        (["--cards", "binary"], "binary: no valid TOML"),
+        (["--cards", "binary"], "binary: invalid TOML"),
     ],
 )
 def test_outputs_are_checked_before_the_run(

@@ -105,7 +105,7 @@ if rank < 2:
     for group in ((first, second), (second, first))[rank]: dist.all_reduce(x, group=group)
 """,
         "deadlock: rank 0 in all_reduce of group first at script.py:8, waiting for rank 1; rank 1 in all_reduce of group second "
-        "at script.py:8, waiting for rank 0: ranks call the collectives of these groups in another order",
+        "at script.py:8, waiting for rank 0: ranks call the collectives of these groups in different orders",
     ),
     "groups": (
         """

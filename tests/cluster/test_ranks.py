@@ -286,7 +286,7 @@ WRONG = {
     ("--nproc-per-node", "8", "--ranks", "0,1", "--rank", "4", "train.py"): "--rank 4 is not among --ranks 0,1",
     ("--nproc-per-node", "2", "--interconnect", "nvlink", "train.py"):
         "--interconnect must be as in nvlink=450,network=50 (GB/s), got 'nvlink'",
-    ("torchrun", "--nproc-per-node", "2"): "torchrun is given no script: torchrun [options] script.py [arguments]",
+    ("torchrun", "--nproc-per-node", "2"): "torchrun: expected a script: torchrun [options] script.py [arguments]",
     ("torchrun", "--nproc-per-nodes", "2", "train.py"): "torchrun: unrecognized arguments: --nproc-per-nodes",
     ("torchrun", "--nproc-per-node"): "torchrun: argument --nproc-per-node/--nproc_per_node: expected one argument",
     ("--device", "h100,4090", "--nproc-per-node", "2", "train.py"):

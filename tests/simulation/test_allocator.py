@@ -166,9 +166,9 @@ def test_out_of_memory_has_its_facts_in_fields() -> None:
     assert (state.total, state.free, state.outside) == (63 * MiB, 19 * MiB, 30 * MiB)
     assert (state.allocated, state.reserved, state.allowed) == (12 * MiB + KiB, 14 * MiB, None)
     assert str(caught.value) == (
-        "CUDA out of memory. Tried to allocate 20.00 MiB. GPU 2 has 63.00 MiB in all, and 19.00 MiB of them are free. In use "
-        "are 44.00 MiB, with 30.00 MiB outside of the allocator. Of the rest, 12.00 MiB are allocated by torch, and 2.00 MiB "
-        "are reserved by torch, but not allocated."
+        "CUDA out of memory. Tried to allocate 20.00 MiB. GPU 2 has 63.00 MiB in all, of which 19.00 MiB is free. This "
+        "process uses 44.00 MiB: 12.00 MiB allocated by torch, 2.00 MiB reserved by torch but not allocated, and 30.00 MiB "
+        "outside of the allocator."
     )
 
 

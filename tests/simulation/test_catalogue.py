@@ -158,7 +158,7 @@ def test_a_card_of_ones_own_comes_first(tmp_path: Path) -> None:
         ("[mine]\nmemory = 1\ncapability = 'nine'", "[mine]: expected capability as in \"9.0\", got 'nine'"),
         ("[mine]\nmemory = 1\nkind = 'tpu'", "[mine]: expected kind to be one of cuda, rocm, cpu, got 'tpu'"),
         ("mine = 3", "[mine]: expected a table of figures for each card"),
-        ("[mine", "cards.toml: no valid TOML"),
+        ("[mine", "cards.toml: invalid TOML"),
     ],
 )
 def test_a_wrong_file_says_what_is_wrong(tmp_path: Path, text: str, message: str) -> None:

@@ -234,7 +234,7 @@ class AssertWriter:
         self._tracer.stack_trace = str(node.meta.get("stack_trace", ""))
         condition = self._symbols.node_of(self._env.node(promise.condition, bool))
         where = f", at {promise.line}" if promise.line else ""
-        message = f"not {promise.text}, which this graph assumes{where}"
+        message = f"expected {promise.text}, which this graph assumes{where}"
         assertion = self._tracer.append_call(ASSERT, (condition, message), {}, "_assert_scalar")
         assertion.meta.update(val=None, promise=promise.text)
         self._written_count += 1

@@ -367,7 +367,7 @@ class StepCapture(Capture):
 
     def _first_step_differs(self, why: str) -> str:
         name = type(self._optimizer).__name__
-        return f"the first step of {name} is not like the others ({why}): take one step with the optimizer, then capture"
+        return f"the first step of {name} differs from later steps ({why}): take one step with the optimizer, then capture"
 
     def whole_state(self) -> State:
         """The optimizer's state before the step: existing entries, and new ones."""
@@ -377,7 +377,7 @@ class StepCapture(Capture):
         }
 
     def check_same_step(self, first: GraphModule, later: GraphModule) -> None:
-        """Raise if the step that made the state computes something else than one that finds it."""
+        """Raise if the step that created the state computes something else than a step with existing state."""
         if _calls_of(first) != _calls_of(later):
             raise ValueError(self._first_step_differs("it runs other operators"))
 
@@ -415,8 +415,8 @@ def _attributes_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     step = attributes.pop("step", None)
     if step is not None and not hasattr(step, "_wrapped_by_lr_sched"):  # schedulers only count the steps
         raise ValueError(
-            f"the method step of this {type(optimizer).__name__} was replaced on the object, by {step!r}: what it does "
-            "can't be done with stand-ins. Capture before it is replaced"
+            f"expected the step method of {type(optimizer).__name__}, got {step!r} assigned to the object, which may not "
+            "support stand-ins; capture before the assignment"
         )
     return attributes
 

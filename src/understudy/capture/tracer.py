@@ -210,8 +210,8 @@ class PythonKeyTracer(torch.fx.Tracer):
             return node_of_generator(value, self) or self.constants.node_of_object(value, "_generator")
         if isinstance(value, torch.UntypedStorage):
             raise UnsupportedOperatorException(
-                "a storage was given to an operator, which a graph can't hold: what is copied or loaded (copy.deepcopy, "
-                "torch.load) has to be made before the trace",
+                "expected tensors as arguments of an operator, got a storage, which a graph can't hold; copy and load "
+                "(copy.deepcopy, torch.load) before the trace",
                 context=Context(line=user_line()),
             )
         return self.create_arg(value)

@@ -35,7 +35,7 @@ def add_fit_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.epilog = """\
 The number is an argument of the script, written as {batch}, or a number that the script calls by that name (BATCH = 8,
-batch_size=8, an option's default). The answer is found by rehearsals, and so is that the next one does not fit.
+batch_size=8, an option's default). Rehearsals confirm that the answer fits, and that the next number does not.
 Exit code 0: something fits. 3: nothing does. 1: the script fails.
 
 examples:

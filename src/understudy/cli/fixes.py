@@ -262,7 +262,7 @@ def _print_fixes(
     card: Card,
 ) -> None:
     assert base.rehearsal is not None
-    print(clean(f"as it is: {base.rehearsal.headline}"), end="\n\n")
+    print(clean(f"unchanged: {base.rehearsal.headline}"), end="\n\n")
     if base.rehearsal.time is not None:
         print(write_step(base.rehearsal.time), end="\n\n")
     rows = [_make_fix_row(trial, base) for trial in trials]
@@ -275,7 +275,7 @@ def _print_fixes(
         print(clean(f"not possible: {change.name} ({change.line}): {error}"))
     best = next((trial for trial in trials if trial.outcome.fits), None)
     if base.fits:
-        print("\nIt fits as it is.")
+        print("\nIt fits unchanged.")
     elif best is not None:
         print(f"\nThe cheapest that fits: {clean(' + '.join(change.name for change in best.changes))}\n")
         for line in write_patch(best.changes, files).splitlines():

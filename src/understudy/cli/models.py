@@ -112,7 +112,7 @@ def _parse_columns(text: str | None) -> tuple[str, ...]:
     columns = COLUMNS[:5] if text is None else tuple(part.strip() for part in text.split(","))
     for name in columns:
         if name not in COLUMNS:
-            raise TargetError(f"unknown column {name!r}: there are {', '.join(COLUMNS)}")
+            raise TargetError(f"--columns: invalid choice {name!r} (choose from {', '.join(COLUMNS)})")
     return columns
 
 
@@ -370,7 +370,7 @@ def add_graph_arguments(parser: argparse.ArgumentParser) -> None:
     understudy graph model.py:Net --format dot | dot -Tsvg > net.svg""",
     )
     parser.add_argument("--format", choices=("text", "dot", "json"), default="text", help="(default: text)")
-    parser.add_argument("--limit", type=int, metavar="N", help="print at most so many nodes")
+    parser.add_argument("--limit", type=int, metavar="N", help="print at most this many nodes")
     parser.add_argument("--output", metavar="FILE", help="write to a file")
 
 

@@ -47,25 +47,31 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "understudy plan --device D [options] [launcher] script.py [arguments]"
     add = parser.add_argument
     add("--device", required=True, metavar="CARD", help='the cards of a node: "4090", "8xh100"')
-    add("--nodes", metavar="N", help="nodes of as many cards (1)")
+    add("--nodes", metavar="N", help="number of nodes (1)")
     add("--cards", metavar="FILE", help="a TOML file with cards of your own")
     add(
         "--vary", action="append", default=[], metavar="NAME[=VALUES]",
         help="an option and its values: tp=1,2,4 or batch=1..64 (1, 2, 4, …, 64); repeat for more",
     )  # fmt: skip
-    add("--require", action="append", default=[], metavar="TEST", help='what has to hold: "tp*pp*dp=8"')
-    add("--for", dest="goal", choices=GOALS, default="speed", help="what is best (speed)")
-    add("--budget", metavar="SIZE", help="what a card may reserve, as in 40GiB")
-    add("--max-step-time", metavar="TIME", help="what a step may take, as in 0.5s")
+    add(
+        "--require",
+        action="append",
+        default=[],
+        metavar="TEST",
+        help='a condition on the values: "tp*pp*dp=8"',
+    )
+    add("--for", dest="goal", choices=GOALS, default="speed", help="the goal (speed)")
+    add("--budget", metavar="SIZE", help="limit of reserved memory for each card, as in 40GiB")
+    add("--max-step-time", metavar="TIME", help="limit for the time of a step, as in 0.5s")
     add("--global-batch", metavar="N", help="samples of a step on all cards; accumulation follows from it")
-    add("--cost", metavar="PRICE", help="of an hour of one card, as in 2.49/h")
-    add("--top", metavar="N", default="3", help="how many to answer with (3)")
+    add("--cost", metavar="PRICE", help="price of a card-hour, as in 2.49/h")
+    add("--top", metavar="N", default="3", help="number of plans in the answer (3)")
     add("--most", metavar="N", default="40", help="rehearsals in all (40)")
     add(
         "--passes",
         metavar="N",
         default=str(PASSES),
-        help="of a step with more, two smaller numbers are rehearsed (6)",
+        help="most passes per step; for more, two smaller numbers are rehearsed (6)",
     )
     add("--steps", metavar="N", default="2", help="optimizer steps of each rehearsal (2)")
     add("--no-changes", action="store_true", help="vary options only, not the text of the script")
@@ -75,7 +81,7 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
         help="rehearsals at a time (the number of cores, or of the cluster's threads)",
     )
     add("--scheduler", metavar="ADDRESS", help="rehearse on the workers of a Dask cluster: tcp://…")
-    add("--cache", metavar="DIR", help="where results are kept (in ~/.cache/understudy/plans); - for nowhere")
+    add("--cache", metavar="DIR", help="folder for results (~/.cache/understudy/plans); - for none")
     add(
         "--offline-data",
         action="store_true",

@@ -125,7 +125,7 @@ examples:
     )
     add_cluster_arguments(add)
     add("--nccl-memory", metavar="SIZE", type=_parse_size, dest="nccl_memory",
-        help="what NCCL takes on each rank, instead of the catalogue's range")  # fmt: skip
+        help="memory of NCCL on each rank, in place of the catalogue's range")  # fmt: skip
     add("--write", action="store_true", help="let the script write files and use the network: no sandbox")
     add("--quiet", action="store_true", help="print the verdict only, without the script's output")
 

@@ -325,7 +325,7 @@ def _find_setter(axis: Axis, request: Request, shown: Mapping[str, Mapping[str, 
             raise UnderstudyError(f"--vary {name}: the script starts no ranks: it runs on one card")
         if request.launcher[:1] == ("accelerate",):
             raise UnderstudyError(
-                f"--vary {name}: of accelerate launch, name num_processes or num_machines instead"
+                f"--vary {name}: not an option of accelerate launch; name num_processes or num_machines"
             )
         return Setter("ranks", start=request.per_node if axis.role == PER_NODE else request.nodes)
     if request.launcher[:1] == ("accelerate",) and name.startswith(ACCELERATE):

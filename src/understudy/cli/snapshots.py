@@ -36,7 +36,7 @@ OTHER_SETTINGS = (
 
 def add_replay_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = """\
-Where a run has ended out of memory, torch writes the file:
+When a run ends out of memory, torch can write the file:
     torch.cuda.memory._record_memory_history()
     ... the program ...
     torch.cuda.memory._dump_snapshot("oom.pickle")
@@ -228,8 +228,8 @@ def shorten_line(line: str) -> str:
 
 def add_calibrate_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = """\
-The memory that a process takes outside of torch (CUDA context, kernels, library handles) is computed where a run went
-out of memory: what the card has, less what the driver had free, less what torch had reserved. Later runs with
+The memory of a process outside of torch (CUDA context, kernels, library handles) is computed from a run that ended out
+of memory: the card's memory, minus the memory that was free, minus the memory reserved by torch. Later runs with
 --device use it.
 
 examples:
@@ -265,7 +265,9 @@ def calibrate_card(options: argparse.Namespace) -> int:
     if options.snapshot is None and options.context is None:
         raise UnderstudyError("expected a snapshot or --context")
     if options.context is not None and not 0 <= options.context * GiB < card.memory:
-        raise UnderstudyError(f"--context {options.context}: {card} has {card.memory / GiB:.2f} GiB in all")
+        raise UnderstudyError(
+            f"--context must be between 0 and the {card.memory / GiB:.2f} GiB of {card}, got {options.context}"
+        )
     context = None if options.context is None else round(options.context * GiB)
     error = None
     if options.snapshot is not None:
@@ -279,7 +281,7 @@ def calibrate_card(options: argparse.Namespace) -> int:
         if error is None:
             print(f"No error is stored: the trace begins with memory in use {BEFORE}, or is empty.")
         if context is None:
-            print("No context is stored: the run did not go out of memory.")
+            print("No context is stored: the run did not end out of memory.")
     if context is not None:
         print(f"outside of torch: {format_size(context)} (the catalogue has {format_size(card.outside)})")
     if error is not None:

@@ -145,7 +145,7 @@ def find_order_deadlock(histories: Sequence[History], name_group: Callable[[Grou
         text = f"in {record.kind} of group {group} at {_short(record.line)}, waiting for {missing}"
         sides.setdefault(text, []).append(rank)
     shown = "; ".join(f"{write_ranks(ranks)} {text}" for text, ranks in sides.items())
-    why = "ranks call the collectives of these groups in another order"
+    why = "ranks call the collectives of these groups in different orders"
     return [Fault("deadlock", f"{shown}: {why}", sorted(waiting))]
 
 

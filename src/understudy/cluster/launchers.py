@@ -103,7 +103,7 @@ def _parse_torchrun(name: str, words: list[str], default_per_node: int) -> Launc
 def _program_of(name: str, words: list[str], is_module: bool) -> tuple[str, ...]:
     words = words[1:] if words[:1] == ["--"] else words
     if not words:
-        raise LayoutError(f"{name} is given no script: {name} [options] script.py [arguments]")
+        raise LayoutError(f"{name}: expected a script: {name} [options] script.py [arguments]")
     return ("-m", *words) if is_module else tuple(words)
 
 

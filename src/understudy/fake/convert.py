@@ -112,7 +112,7 @@ class FakeTensorConverter:
     def describe_tensor(self, t: torch.Tensor, *, recurse: bool = True, trace: bool = False) -> NoReturn:
         """As in torch; raises, with what to use instead."""
         raise NotProvidedError(
-            "understudy has no descriptions of tensors beside stand-ins. Use mode.from_tensor(t), or "
+            "understudy has no separate descriptions of tensors. Use mode.from_tensor(t), or "
             "understudy.extract_tensor_metadata(t)"
         )
 

@@ -189,8 +189,8 @@ class FakeTensorMode(ModeServices):
     def _allow_unsafe_data_ptr_access(self, allow: bool) -> None:
         if allow:
             raise NotProvidedError(
-                "stand-ins have no data, and understudy hands out no pointers to it. Call the code that needs them in a "
-                "custom operator with a function for stand-ins: torch.library.register_fake"
+                "stand-ins have no data to point to. Call the code that needs pointers in a custom operator with a fake "
+                "implementation: torch.library.register_fake"
             )
 
     @property

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 CPU = torch.device("cpu")
 HINT = (
-    "correct what says what the operator returns: the function registered with torch.library.register_fake, or the "
+    "correct the fake implementation of the operator: the function registered with torch.library.register_fake, or the "
     "understudy.rule; or report it, if the operator is torch's own"
 )
 
@@ -201,7 +201,7 @@ def _list_inputs(flags: list[bool]) -> str:
 
 
 def learn_real_value(value: Any, real: Any) -> bool:
-    """Give a new symbol its real value. Returns whether the number is what it is expected to be."""
+    """Give a new symbol its real value. Returns whether a known number is as expected."""
     node = value if type(value) is SymNode else getattr(value, "node", None)
     if type(node) is not SymNode:
         return bool(value == real)

@@ -148,7 +148,7 @@ def by_real_kernel(call: Call, runner: FunctionRunner) -> Any:
         if (given := _torch.returned_arguments(op)) is not None:
             return _returned_arguments(call, given)
         raise UnsupportedOperatorException(
-            f"nothing is known about what {op} returns: register it with "
+            f"{op} has no fake implementation: register one with "
             f"torch.library.register_fake({op.name().split('.')[0]!r}) or understudy.rule({op.name()!r})",
             func=op,
         )

@@ -82,7 +82,7 @@ class Candidate:
         return dict(self.values)
 
     def __str__(self) -> str:
-        return ", ".join(f"{name}={write_value(value)}" for name, value in self.values) or "as it is"
+        return ", ".join(f"{name}={write_value(value)}" for name, value in self.values) or "unchanged"
 
 
 @dataclass

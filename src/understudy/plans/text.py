@@ -38,7 +38,7 @@ def _write_head(plan: Plan) -> str:
 
 
 def _write_values(row: Row) -> str:
-    return clean(", ".join(f"{name}={value}" for name, value in row.values.items()) or "as it is")
+    return clean(", ".join(f"{name}={value}" for name, value in row.values.items()) or "unchanged")
 
 
 def _write_choices(plan: Plan, width: int) -> str:

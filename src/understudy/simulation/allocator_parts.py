@@ -241,10 +241,10 @@ class MemoryState:
         )
         return (
             f"CUDA out of memory. Tried to allocate {format_bytes(self.tried)}. GPU {self.device} has "
-            f"{format_bytes(self.total)} in all, and {format_bytes(self.free)} of them are free.{limit} In use are "
-            f"{format_bytes(self.reserved + self.outside)}, with {format_bytes(self.outside)} outside of the allocator. "
-            f"Of the rest, {format_bytes(self.allocated)} are allocated by torch, and "
-            f"{format_bytes(self.reserved - self.allocated)} are reserved by torch, but not allocated."
+            f"{format_bytes(self.total)} in all, of which {format_bytes(self.free)} is free.{limit} This process uses "
+            f"{format_bytes(self.reserved + self.outside)}: {format_bytes(self.allocated)} allocated by torch, "
+            f"{format_bytes(self.reserved - self.allocated)} reserved by torch but not allocated, and "
+            f"{format_bytes(self.outside)} outside of the allocator."
         )
 
 

@@ -251,7 +251,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise CatalogueError(error.strerror or str(error), str(path)) from None
     except ValueError as error:  # no TOML, or no text
-        raise CatalogueError(f"no valid TOML: {error}", str(path)) from None
+        raise CatalogueError(f"invalid TOML: {error}", str(path)) from None
     return tables
 
 
@@ -378,7 +378,7 @@ def save_calibration(
     path = calibration_file()
     lines = [
         "# Written by `understudy calibrate`: memory outside of the allocator in GiB, error of reserved memory, speed of",
-        "# families of kernels: a card is so many times as fast as its curves say.",
+        "# kernel families, relative to the curves of the card.",
     ]
     for card, figures in measured.items():
         lines.append(f"\n[{card}]")

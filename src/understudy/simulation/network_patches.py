@@ -53,9 +53,7 @@ def start_without_communication(
         mode.add_listener(mode.network)
     network = mode.network
     if world_size > 1 and network.peers is None:
-        network.note(
-            f"process group of {world_size} processes: this is rank {rank}, the others are not there"
-        )
+        network.note(f"process group of {world_size} processes: rank {rank} is rehearsed alone")
     network.has_bound_device = kwargs.pop("device_id", None) is not None
     kwargs.pop("store", None)
     network.default_backend = (

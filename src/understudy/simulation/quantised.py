@@ -117,8 +117,8 @@ def find_quantisation(name: object, config: object, options: dict[str, Any]) -> 
         )
     if importlib.util.find_spec("bitsandbytes") is None:
         raise QuantisationError(
-            f"from_pretrained({str(name)!r}): its weights are quantised by bitsandbytes, which is not installed. It says "
-            "what its operators give: pip install bitsandbytes (no GPU is needed)"
+            f"from_pretrained({str(name)!r}): its weights are quantised by bitsandbytes, which is not installed: "
+            "pip install bitsandbytes (no GPU is needed)"
         )
     return transformers.BitsAndBytesConfig.from_dict(wanted) if isinstance(wanted, dict) else wanted
 

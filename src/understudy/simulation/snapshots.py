@@ -304,7 +304,7 @@ def _read_number(value: object) -> int:
 def _read_size(value: object) -> int:
     size = _read_number(value)
     if size > MOST_BYTES:
-        raise ValueError(f"a size of {size} bytes, more than any device has")
+        raise ValueError(f"expected a size of at most {MOST_BYTES} bytes, got {size}")
     return size
 
 
@@ -472,8 +472,8 @@ def calibrate(trace: DeviceTrace, memory: int) -> Calibration:
     capacity = trace.capacity
     if capacity is not None and not 0 <= memory - capacity <= MOST_CONTEXT:
         raise UnderstudyError(
-            f"torch could have {capacity / GiB:.2f} GiB in the run, and the card has {memory / GiB:.2f} GiB: the snapshot "
-            "is of another card, or other processes had the rest"
+            f"expected a snapshot of a card with {memory / GiB:.2f} GiB, got one with {capacity / GiB:.2f} GiB for torch: "
+            "choose the card of the run, and a run without other processes on it"
         )
     real, ours = trace.peak_reserved, replay(trace, None, capacity).peak_reserved
     # Where the trace begins with memory in use, the layout of that memory is a guess: no measure of the allocator.

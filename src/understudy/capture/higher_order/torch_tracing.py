@@ -45,8 +45,8 @@ def capture_of_branches() -> Capture:
     capture = current_capture()
     if capture is None:
         raise UnderstudyError(
-            "a higher-order operator can only be recorded inside make_fx: the graphs of its functions need a capture "
-            "to belong to"
+            "expected an active make_fx, got none: a higher-order operator records its functions as parts of a graph; "
+            "call make_fx on the program"
         )
     return capture
 

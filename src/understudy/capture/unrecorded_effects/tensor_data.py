@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 aten = torch.ops.aten
 Function = Callable[..., object]
 HINT = (
-    'trace it with tracing_mode="symbolic", where such a value is a symbol; or let it be fixed: '
+    'trace it with tracing_mode="symbolic", where such a value is a symbol; or accept a fixed value: '
     "make_fx(..., _error_on_data_dependent_ops=False)"
 )
 
@@ -49,8 +49,7 @@ def refuse_read(
 ) -> DataDependentOutputException:
     shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors)
     return DataDependentOutputException(
-        f"{what} is data-dependent: a value of a tensor that is being traced was asked for, and the graph would hold it "
-        "fixed",
+        f"{what} is data-dependent: it reads a value of a traced tensor, and the graph would hold it fixed",
         func=what,
         context=Context(str(what), shapes, user_line(), hint),
     )

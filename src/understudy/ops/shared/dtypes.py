@@ -89,8 +89,8 @@ def check_dtype(name: str, dtype: torch.dtype, kinds: str) -> None:
 PLAIN_NUMBERS = frozenset({int, float, complex})
 WITHOUT_INFINITY = FLOAT8 - {torch.float8_e5m2}
 HOLDS_ALL = {
-    torch.bool: "all that is not 0 is true",
-    torch.float8_e8m0fnu: "eager rounds numbers that it does not have",
+    torch.bool: "every number other than 0 is true",
+    torch.float8_e8m0fnu: "eager rounds to the nearest number of the dtype",
 }
 
 

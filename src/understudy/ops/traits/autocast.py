@@ -78,7 +78,7 @@ def is_cast_in_kernel(op: OpOverload, device_types: Iterable[str]) -> bool:
     )
 
 
-WITHOUT_AUTOCAST = {"ipu": "what switches its autocast on is what switches these kernels on"}
+WITHOUT_AUTOCAST = {"ipu": "its autocast kernels are switched by the same flag"}
 """Device types."""
 
 # --- Composite operators that take another path on an accelerator ----------------------------------------------

@@ -67,7 +67,7 @@ aten = torch.ops.aten
 
 unrecorded = OpFacts.unrecorded
 unrecorded.register(
-    "asks for metadata: what it answers is known, and is recorded where it is used",
+    "reads metadata, which is known, and recorded where it is used",
     "prim::device", "prim::layout", "sym_size.int", "sym_size", "sym_stride.int", "sym_stride", "sym_numel",
     "sym_storage_offset", "size", "stride", "storage_offset",
 )  # fmt: skip

@@ -29,7 +29,7 @@ may_mix.register("sizes are kept on the CPU", "_nested_view_from_buffer", "tenso
 may_mix.register_all(
     {
         "is_same_size": "compares sizes only",
-        "_to_copy": "device= says where to",
+        "_to_copy": "moves to device=",
         "_has_compatible_shallow_copy_type": "compares kinds of tensors",
         "_fused_sgd_": "the scale may be elsewhere",
         "_embedding_bag": "offsets may be elsewhere",
@@ -47,7 +47,7 @@ accepts_meta = OpFacts.accepts_meta
 accepts_meta.register("its result is on the device of the first tensor", "add_.Tensor", "embedding")
 
 takes_no_cpu_scalar = OpFacts.takes_no_cpu_scalar
-takes_no_cpu_scalar.register("its kernel takes none", "nextafter")
+takes_no_cpu_scalar.register("its kernel accepts none", "nextafter")
 
 
 def device_of(call: Call) -> torch.device | None:

@@ -19,7 +19,7 @@ LARGEST = 1 << 20
 
 undetermined = OpFacts.undetermined
 undetermined.register(
-    "memory as it was found",
+    "uninitialised memory",
     "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted", "resize_", "resize_as_",
 )  # fmt: skip
 undetermined.register("concerns streams", "record_stream")

@@ -62,10 +62,10 @@ trusts_arguments.register(
     "_pdist_forward", "_pdist_backward", "ormqr", "linalg_householder_product", "_ctc_loss", "_ctc_loss_backward",
     "native_layer_norm_backward", "native_group_norm_backward", "convolution_backward", "mkldnn_rnn_layer",
 )  # fmt: skip
-trusts_arguments.register("how much it makes lies in its values", "repeat_interleave")
-trusts_arguments.register("it copies blocks into memory that it takes to be contiguous", "narrow_copy")
+trusts_arguments.register("the size of its result depends on its values", "repeat_interleave")
+trusts_arguments.register("it copies blocks, and assumes contiguous memory", "narrow_copy")
 trusts_arguments.register(
-    "it swaps the rows that pivots name", "lu_unpack", "linalg_lu_solve", "linalg_ldl_solve", "lu_solve"
+    "it swaps rows by its pivots", "lu_unpack", "linalg_lu_solve", "linalg_ldl_solve", "lu_solve"
 )
 trusts_arguments.register(
     "it writes to the positions of its indices",
