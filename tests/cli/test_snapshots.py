@@ -39,7 +39,7 @@ def test_replay_on_another_card_and_as_json(oom: str, capsys: pytest.CaptureFixt
     assert record["capacity"] == find_card("t4").usable
     assert record["missing_bytes"] == 0
     assert [run["settings"] for run in record["replays"]][-1] == "max_split_size_mb:64"
-    assert all(run["lives"] for run in record["replays"])
+    assert all(run["fits"] for run in record["replays"])
     holders = record["moments"]["out of memory"]["holders"]
     assert sum(holder["bytes"] for holder in holders) == record["moments"]["out of memory"]["requested"]
 
@@ -77,7 +77,10 @@ def test_names_of_the_program_do_no_harm(tmp_path: Path, capsys: pytest.CaptureF
         ),
         (["replay", "x", "--settings", "spam:1"], "understudy replay: the allocator has no option 'spam'"),
         (["calibrate", "--device", "t4"], "understudy calibrate: expected a snapshot or --context"),
-        (["calibrate", "--device", "t4", "--context", "20"], "understudy calibrate: --context 20.0: t4"),
+        (
+            ["calibrate", "--device", "t4", "--context", "20"],
+            "understudy calibrate: --context must be between 0 and the 14.56 GiB of t4",
+        ),
         (["calibrate", "x.pickle"], "understudy calibrate: the following arguments are required: --device"),
     ],
 )

@@ -84,8 +84,8 @@ def test_what_is_missing_is_enough_and_not_too_much() -> None:
     assert trace.capacity is not None
     missing = find_missing_memory(trace, trace.capacity)
     assert missing > 0
-    assert replay(trace, None, trace.capacity + missing).lives
-    assert not replay(trace, None, trace.capacity + missing - 16 * MiB).lives
+    assert replay(trace, None, trace.capacity + missing).fits
+    assert not replay(trace, None, trace.capacity + missing - 16 * MiB).fits
     assert find_missing_memory(trace, 4 * GiB) == 0
 
 
@@ -100,8 +100,8 @@ def test_another_setting_may_live() -> None:
         for _ in range(100):
             allocator.allocate(21 * MiB)
     trace = parse_snapshot(allocator.snapshot()).choose_device()
-    assert not replay(trace, None, trace.capacity).lives
-    assert replay(trace, "expandable_segments:True", trace.capacity).lives
+    assert not replay(trace, None, trace.capacity).fits
+    assert replay(trace, "expandable_segments:True", trace.capacity).fits
 
 
 def test_a_trace_that_begins_in_the_middle() -> None:
@@ -141,7 +141,7 @@ def test_an_oom_that_was_caught_is_not_the_end() -> None:
     trace = parse_snapshot(allocator.snapshot()).choose_device()
     assert trace.moment(trace.oom or 0).requested == 160 * MiB
     assert replay(trace, None, 200 * MiB).died_at == trace.oom
-    assert replay(trace, None, 220 * MiB).lives
+    assert replay(trace, None, 220 * MiB).fits
 
 
 def test_lines_are_those_of_the_program() -> None:

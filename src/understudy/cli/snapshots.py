@@ -112,7 +112,7 @@ def _make_replay_record(
         "capacity": capacity,
         "missing_bytes": missing,
         "moments": {title: asdict(moment) for title, moment in _list_moments(trace).items()},
-        "replays": [asdict(result) | {"lives": result.lives} for result in replays],
+        "replays": [asdict(result) | {"fits": result.fits} for result in replays],
     }
 
 
@@ -177,7 +177,7 @@ def _print_replays(
             format_size(result.peak_reserved),
             format_size(result.peak_allocated),
             str(result.retries),
-            ("lives" if result.lives else f"out of memory at event {result.died_at:,}")
+            ("fits" if result.fits else f"out of memory at event {result.died_at:,}")
             if capacity is not None
             else "-",
         )
@@ -196,16 +196,18 @@ def _write_advice(trace: DeviceTrace, replays: list[Replay], capacity: int | Non
         if not saved:
             return "No setting reserves less."
         return f"Best: {best.settings or 'as recorded'}, {format_size(saved)} less reserved."
-    if replays[0].lives:
+    if replays[0].fits:
         if trace.oom is not None and trace.capacity == capacity:
             return "The replay succeeds where the run failed: private pools, or memory outside of torch, took the rest."
         return "It succeeds with the recorded settings."
     died = replays[0].died_at
     wanted = trace.events[died].size if died is not None and died >= 0 else 0
     short = f"{format_size(missing)} more free memory would have been enough."
-    living = [result.settings for result in replays if result.lives]
-    if living:
-        return f"Fragmentation: PYTORCH_CUDA_ALLOC_CONF={living[0]} would have succeeded. Without it, {short}"
+    fitting = [result.settings for result in replays if result.fits]
+    if fitting:
+        return (
+            f"Fragmentation: PYTORCH_CUDA_ALLOC_CONF={fitting[0]} would have succeeded. Without it, {short}"
+        )
     if replays[0].allocated + wanted > capacity:
         return f"No setting helps: memory in use and the request exceed the card. {short}"
     return (

@@ -369,7 +369,7 @@ class Replay:
     """What the driver had too little of, for the request that found no memory."""
 
     @property
-    def lives(self) -> bool:
+    def fits(self) -> bool:
         return self.died_at is None
 
 
@@ -447,7 +447,7 @@ def find_missing_memory(trace: DeviceTrace, capacity: int, recorded: Replay | No
     result = recorded or replay(trace, None, capacity)
     tried = capacity
     for _ in range(MOST_TRIES):
-        if result.lives:
+        if result.fits:
             return tried - capacity
         tried += max(result.lacking, PRECISION)
         result = replay(trace, None, tried)
