@@ -433,3 +433,16 @@ def test_writes_are_counted_and_end_what_is_known(name: str) -> None:
         assert str(x.nonzero().shape[0]) != str(rows)
         with pytest.raises(GuardOnDataDependentSymNode):
             bool((x < 1.5).all())
+
+
+@pytest.mark.parametrize("answers", ["plausible", "worst"])
+def test_sizes_by_the_policy_for_answers(answers: str) -> None:
+    """Without a bound by the author, as many as the argument has rows."""
+    with FakeTensorMode(answers=answers) as mode:
+        assert picked(torch.randn(6)).shape == (6,)
+    assert mode.answers is not None
+    assert [(given.what, given.spec, given.answer) for given in mode.answers.given] == [
+        ("picked", "f32[6]@cpu", 6)
+    ]
+    with FakeTensorMode(answers="error"), pytest.raises(understudy.DynamicOutputShapeException):
+        picked(torch.randn(6))

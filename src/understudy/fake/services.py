@@ -130,16 +130,14 @@ class ModeServices(_torch.TorchDispatchMode):
         args, kwargs = map_structure(make_input, TensorSpec, (call.args, call.kwargs))
         args, kwargs = map_structure(to_torch, SymNode, (args, kwargs))
         refusing = refuse_in_composite() if _torch.has_composite_kernel(call.op) else nullcontext()
-        with self, _torch.fake_context(call.op, self._dynamic_size, self.shape_env), refusing:
+        make_size = functools.partial(tensor_calls.dynamic_size, self, call)
+        with self, _torch.fake_context(call.op, make_size, self.shape_env), refusing:
             result = function(*args, **kwargs)
         if result is NotImplemented:
             return NotImplemented
         return outcomes_of(
             result, stand_ins, call, functools.partial(tensor_calls.spec_of_function_result, call)
         )
-
-    def _dynamic_size(self: Any, op: Any, least: int, most: int | None) -> Any:
-        return tensor_calls.dynamic_size(self, op, least, most)
 
     # --- hooks for modes that observe storages --------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ from understudy.fake.inputs import handler, real_handler
 from understudy.fake.native import canonical
 from understudy.fake.realise import extent, extent_if_nonempty, make_new, make_zeros, realise
 from understudy.fake.tensor import FakeTensor
-from understudy.fake.values.answers import answer_equal, answer_item, answer_values
+from understudy.fake.values.answers import answer_equal, answer_item, answer_values, answers_of
 from understudy.fake.values.data_dependent import make_symbolic_list, symbolic_item
 from understudy.fake.values.determined import DeterminedContents, FilledStorage, read_number, start_contents
 from understudy.fake.values.sizes_in_tensors import symbolic_values_of
@@ -32,6 +32,7 @@ from understudy.infer.kernels import CPU, run_on_zeros, strided_on, with_fixed_s
 from understudy.infer.plan import Plan
 from understudy.lines import user_line
 from understudy.ops.registry import record_of
+from understudy.ops.traits.ranges import ValueRange
 from understudy.shapes.sizes import (
     fits_in_storage,
     fix_sizes,
@@ -225,11 +226,19 @@ def numpy(mode: FakeTensorMode, fake: FakeTensor) -> torch.Tensor | None:
     return answer_values(mode, fake, "numpy") if value is None else value
 
 
-def dynamic_size(mode: FakeTensorMode, op: OpOverload, least: int, most: int | None) -> int | torch.SymInt:
-    """`ctx.new_dynamic_size(min=..., max=...)` in the fake of a custom operator."""
-    env = mode.shape_env
-    if mode.answers is not None and most is not None:
-        return most  # the upper bound that the operator's author gave
+def dynamic_size(
+    mode: FakeTensorMode, call: Call, op: OpOverload, least: int, most: int | None
+) -> int | torch.SymInt:
+    """`ctx.new_dynamic_size(min=..., max=...)` in the fake of a custom operator. The policy for answers is asked with the
+    upper bound that the operator's author gave; else operators of this kind select rows of their arguments."""
+    env, answers = mode.shape_env, answers_of(mode)
+    if answers is not None and call.inputs and not any(spec.is_symbolic for spec in call.inputs):
+        rows = max((spec.shape[0] for spec in call.inputs if spec.shape), default=1) if most is None else most
+        size = answers.ask(
+            op.overloadpacket.__name__, call.inputs[0], ValueRange(), least=least, most=max(least, rows)
+        )
+        if size is not NotImplemented:
+            return int(size)
     if env is None or not env.settings.allow_dynamic_output_shape_ops:
         raise DynamicOutputShapeException(f"{op}: the size of the result depends on values", func=op)
     asked = f"{op}: ctx.new_dynamic_size(min={least}, max={most})"
