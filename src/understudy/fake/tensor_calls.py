@@ -233,7 +233,11 @@ def dynamic_size(
     upper bound that the operator's author gave; else operators of this kind select rows of their arguments."""
     env, answers = mode.shape_env, answers_of(mode)
     if answers is not None and call.inputs and not any(spec.is_symbolic for spec in call.inputs):
-        rows = max((spec.shape[0] for spec in call.inputs if spec.shape), default=1) if most is None else most
+        rows = (
+            max((int(spec.shape[0]) for spec in call.inputs if spec.shape), default=1)
+            if most is None
+            else most
+        )
         size = answers.ask(
             op.overloadpacket.__name__, call.inputs[0], ValueRange(), least=least, most=max(least, rows)
         )
