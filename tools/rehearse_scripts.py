@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import array
+import datetime
 import fcntl
 import importlib
 import json
@@ -117,7 +118,8 @@ WORDS = (
 
 def write_file(path: Path, kind: str) -> None:
     """`text N`: N lines of words. `tokens N`: N numbers of 16 bits below 60. `pictures N W H`: a folder of N JPEG files of
-    that size. Anything else is the text of the file."""
+    that size. `lines N LINE`: the same line N times. `series N A,B`: a CSV file of N hours, with a column `date` and
+    columns of numbers. Anything else is the text of the file."""
     name, *numbers = kind.split(" ")
     if name == "pictures":
         count, width, height = (int(number) for number in numbers)
@@ -129,10 +131,23 @@ def write_file(path: Path, kind: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     if name == "text":
         path.write_text(WORDS * int(numbers[0]))
+    elif name == "lines":
+        count, _, line = kind.removeprefix("lines ").partition(" ")
+        path.write_text(f"{line}\n" * int(count))
+    elif name == "series":
+        path.write_text("".join(f"{line}\n" for line in write_series(int(numbers[0]), numbers[1].split(","))))
     elif name == "tokens":
         path.write_bytes(array.array("H", [i % 60 for i in range(int(numbers[0]))]).tobytes())
     else:
         path.write_text(kind)
+
+
+def write_series(count: int, columns: list[str]) -> Iterator[str]:
+    yield ",".join(("date", *columns))
+    first = datetime.datetime(2016, 7, 1)
+    for hour in range(count):
+        numbers = (f"{(hour * (k + 3)) % 97 / 10}" for k in range(len(columns)))
+        yield ",".join((str(first + datetime.timedelta(hours=hour)), *numbers))
 
 
 @contextmanager

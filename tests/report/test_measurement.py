@@ -210,3 +210,20 @@ def test_a_step_that_fails_is_over() -> None:
     }
     assert {phase for phase, _ in places} == {"between steps", "backward", "optimizer"}
     assert len({line for _, line in places}) == 3
+
+
+def test_sparse_gradients_are_rehearsed() -> None:
+    """Sparse tensors have no strides: what describes kernels must not ask for them."""
+
+    def step() -> None:
+        bag = torch.nn.EmbeddingBag(1000, 8, mode="sum", sparse=True).cuda()
+        optimizer = torch.optim.SGD(bag.parameters(), lr=0.1)
+        rows = torch.randint(0, 1000, (40,), device="cuda")
+        bag(rows, torch.arange(0, 40, 4, device="cuda")).sum().backward()
+        assert bag.weight.grad is not None and bag.weight.grad.is_sparse
+        optimizer.step()
+        volumes = torch.sparse_coo_tensor(torch.zeros(1, 10), torch.rand(10, 3, 4, 5), (50, 3, 4, 5)).cuda()
+        (volumes + volumes).to_dense()
+
+    result = understudy.rehearse(step, device="t4")
+    assert result.steps == 1 and result.verdict == "fits"

@@ -16,6 +16,7 @@ from understudy.simulation.catalogue import read_toml
 from understudy.simulation.offline.columns import make_value
 from understudy.simulation.offline.data_sets import TABLE, make_data
 from understudy.simulation.offline.models import find_configuration
+from understudy.simulation.offline.tokenizers import make_tokenizer
 
 SCRIPTS = Path(__file__).parent / "scripts"
 LLAMA = {
@@ -257,8 +258,14 @@ def test_public_models_have_the_parameters_that_they_are_known_for() -> None:
         "Qwen/Qwen2-0.5B-Instruct": 494.0, "meta-llama/Llama-3.2-1B": 1235.8, "mistralai/Mistral-7B-v0.1": 7241.7,
         "EleutherAI/pythia-160m": 162.3, "facebook/opt-125m": 125.2, "google-t5/t5-small": 60.5, "google/gemma-2b": 2506.2,
         "HuggingFaceTB/SmolLM2-135M": 134.5, "Qwen/Qwen3-0.6B": 596.0, "google-t5/t5-base": 222.9,
+        "xlnet/xlnet-base-cased": 116.7, "Qwen/Qwen2.5-14B-Instruct": 14770.0, "tiiuae/falcon-7b": 6921.7,
+        "microsoft/Phi-3-mini-4k-instruct": 3821.1, "EleutherAI/gpt-neo-1.3B": 1315.6, "meta-llama/Llama-2-70b-hf": 68976.6,
+        "facebook/nllb-200-distilled-600M": 615.1, "sentence-transformers/LaBSE": 470.9, "facebook/dinov2-base": 86.6,
     }  # fmt: skip
-    auto = {"bert": transformers.AutoModel, "t5": transformers.AutoModelForSeq2SeqLM}
+    auto = {
+        "bert": transformers.AutoModel, "t5": transformers.AutoModelForSeq2SeqLM, "dinov2": transformers.AutoModel,
+        "m2m_100": transformers.AutoModelForSeq2SeqLM,
+    }  # fmt: skip
     for name, millions in known.items():
         fields = find_configuration(name)
         assert fields is not None, name
@@ -269,6 +276,15 @@ def test_public_models_have_the_parameters_that_they_are_known_for() -> None:
         count = sum(parameter.numel() for parameter in model.parameters()) / 1e6
         assert count == pytest.approx(millions, rel=2e-3), name
     assert find_configuration("somebody/their-own-model") is None
+
+
+def test_made_up_tokenizers_are_as_large_as_the_vocabulary(tmp_path: Path) -> None:
+    """Programs resize embeddings to `len(tokenizer)`: a smaller one would make the model smaller, too."""
+    pytest.importorskip("transformers")
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2", "vocab_size": 400}')
+    sizes = {"gpt2": 50257, "Qwen/Qwen2-0.5B": 151936, str(tmp_path): 400, "somebody/their-own-model": 32000}
+    assert {name: len(make_tokenizer(name)) for name in sizes} == sizes
+    assert max(make_tokenizer("gpt2")("a long time ago in a land of rivers")["input_ids"]) < 100
 
 
 # quantised weights

@@ -105,7 +105,7 @@ def _size(*specs: TensorSpec) -> int:
 
 def _is_channels_last(specs: Sequence[TensorSpec]) -> bool:
     """Whether the channels of images lie next to each other."""
-    for spec in specs:
+    for spec in filter(_has_strides, specs):
         if spec.ndim in (4, 5) and spec.shape[1] > 1 and prod(spec.shape[2:]) > 1:
             return bool(spec.stride[1] == 1)
     return False
@@ -118,8 +118,13 @@ def _depends_on_values(call: Call) -> bool:
 
 def _changes_order(call: Call, made: Results) -> bool:
     """Whether elements come to lie in another order: such a copy reads or writes with gaps."""
-    large = [spec for spec in (*made, *call.inputs) if spec.numel > 1]
+    large = [spec for spec in (*made, *call.inputs) if spec.numel > 1 and _has_strides(spec)]
     return len({_order_of_dims(spec) for spec in large if spec.ndim == large[0].ndim}) > 1
+
+
+def _has_strides(spec: TensorSpec) -> bool:
+    """Sparse tensors have none."""
+    return spec.layout is torch.strided
 
 
 def _order_of_dims(spec: TensorSpec) -> tuple[int, ...]:

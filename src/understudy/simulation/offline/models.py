@@ -48,6 +48,14 @@ def find_configuration(name: object) -> dict[str, Any] | None:
     return None
 
 
+def find_vocabulary_size(fields: dict[str, Any]) -> int:
+    """The rows of the embedding of a model with these fields; 0 for models that take no tokens."""
+    transformers: Any = importlib.import_module("transformers")
+    own = {key: value for key, value in fields.items() if key not in ("model_type", "architectures")}
+    configuration = transformers.CONFIG_MAPPING[fields["model_type"]](**own)
+    return getattr(configuration.get_text_config(), "vocab_size", None) or 0
+
+
 def _find_missing(name: object, part: object) -> dict[str, Any] | None:
     if os.path.isdir(str(name)):
         return None

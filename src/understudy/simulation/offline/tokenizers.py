@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
 from collections.abc import Callable, Collection
+from pathlib import Path
 from typing import Any, Literal
 
 from understudy import _torch
 from understudy.simulation.libraries import MissingFileError, when_imported
 from understudy.simulation.offline.columns import WORDS
-from understudy.simulation.offline.models import find_configuration
+from understudy.simulation.offline.models import find_configuration, find_vocabulary_size
 from understudy.simulation.offline.pipelines import find_part
 from understudy.simulation.offline.switch import is_made_up, note_made_up
 
@@ -75,10 +77,15 @@ MOST_TOKENS = 1024
 """Models for longer texts are trained on shorter ones than they can take."""
 
 
+def find_model(name: str, folder: object = None) -> dict[str, Any]:
+    """The fields of the model, or of the part of a pipeline, that the tokenizer belongs to; empty if it is not known."""
+    part = str(folder).replace("tokenizer", "text_encoder") if folder else None
+    return (find_part(name, part) if part else find_configuration(name)) or {}
+
+
 def find_text_length(name: str, folder: object = None) -> int:
     """The number of tokens that the tokenizer of a public model cuts texts to: as many as the model has positions for."""
-    part = str(folder).replace("tokenizer", "text_encoder") if folder else None
-    found = (find_part(name, part) if part else find_configuration(name)) or {}
+    found = find_model(name, folder)
     if found.get("model_type") == "clip_text_model":
         return 77
     positions = found.get("max_position_embeddings", POSITIONS.get(found.get("model_type", ""), MOST_TOKENS))
@@ -102,10 +109,14 @@ def list_inputs(name: str) -> list[str]:
 
 
 def make_tokenizer(name: str, folder: object = None) -> Any:
-    """A tokenizer that splits texts at spaces. Its numbers are below 100, which every vocabulary has."""
+    """A tokenizer that splits texts at spaces. Its numbers are below 100, which every vocabulary has. It has as many
+    words as the model has embeddings: programs resize these to `len(tokenizer)`."""
     tokenizers: Any = importlib.import_module("tokenizers")
     transformers: Any = importlib.import_module("transformers")
     vocabulary = {token: i for i, token in enumerate(dict.fromkeys((*SPECIAL.values(), *WORDS.split())))}
+    fields = find_model(name, folder) or _read_own_configuration(name)
+    size = find_vocabulary_size(fields) if fields else MOST_WORDS
+    vocabulary |= {f"<unused{i}>": i for i in range(len(vocabulary), size)}
     made = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="<unk>"))
     made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     note_made_up(
@@ -121,6 +132,17 @@ def make_tokenizer(name: str, folder: object = None) -> Any:
     )
     tokenizer.legacy = False  # as those of Llama and T5 have it
     return tokenizer
+
+
+MOST_WORDS = 32_000
+"""The vocabulary of a model that is not known."""
+
+
+def _read_own_configuration(name: str) -> dict[str, Any]:
+    """The config.json of a folder of this machine, whose tokenizer is missing."""
+    file = Path(name) / "config.json"
+    found = json.loads(file.read_text()) if file.is_file() else {}
+    return found if "model_type" in found else {}
 
 
 # --- tiktoken --------------------------------------------------------------------------------------------------------
