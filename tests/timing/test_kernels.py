@@ -1,4 +1,4 @@
-"""Kernels of calls, and their seconds on cards."""
+"""Seconds of kernels on cards."""
 
 from __future__ import annotations
 
@@ -8,111 +8,12 @@ import math
 import pytest
 import torch
 
-from understudy.ops.traits import kernel_families as families
-from understudy.ops.traits.kernel_families import Kernel, describe_kernels
+from tests.ops.traits.kernel_calls import convolution, kernels, product, spec
 from understudy.simulation.catalogue import Card, find_card, list_cards
-from understudy.spec import TensorSpec
-from understudy.spec.call import Call, flat
 from understudy.timing.curves import can_estimate, find_curve, find_peak
 from understudy.timing.kernels import name_dtype, seconds_of
 
 aten = torch.ops.aten
-CUDA = torch.device("cuda:0")
-
-
-def spec(
-    *shape: int,
-    dtype: torch.dtype = torch.float16,
-    stride: tuple[int, ...] | None = None,
-    device: torch.device = CUDA,
-) -> TensorSpec:
-    return TensorSpec(shape, stride, dtype=dtype, device=device)
-
-
-def kernels(op: torch._ops.OpOverload, *args: object, made: object, **kwargs: object) -> list[Kernel]:
-    return describe_kernels(Call.of(op, args, kwargs), flat(TensorSpec, (made,), {}))
-
-
-def product(m: int, n: int, k: int, dtype: torch.dtype = torch.bfloat16) -> Kernel:
-    (found,) = kernels(
-        aten.mm.default, spec(m, k, dtype=dtype), spec(k, n, dtype=dtype), made=spec(m, n, dtype=dtype)
-    )
-    return found
-
-
-def convolution(
-    groups: int, channels: int = 256, size: int = 56, batch: int = 64, layout: str = "first", kernel: int = 3
-) -> Kernel:
-    stride = (size * size * channels, 1, size * channels, channels) if layout == "last" else None
-    x = spec(batch, channels, size, size, stride=stride)
-    weight = spec(channels, channels // groups, kernel, kernel)
-    pad = [kernel // 2, kernel // 2]
-    (found,) = kernels(
-        aten.convolution.default, x, weight, None, [1, 1], pad, [1, 1], False, [0, 0], groups, made=x
-    )
-    return found
-
-
-def test_a_product_has_its_sizes() -> None:
-    found = product(128, 256, 512)
-    assert found.family == families.MATMUL
-    assert found.sizes == (1, 128, 256, 512)
-    assert found.flops == 2 * 128 * 256 * 512
-    assert found.bytes == 2 * (128 * 512 + 512 * 256 + 128 * 256)
-
-
-def test_an_expanded_operand_is_read_once() -> None:
-    a, b = spec(64, 7, 32), spec(64, 32, 48, stride=(0, 48, 1))
-    (found,) = kernels(aten.bmm.default, a, b, made=spec(64, 7, 48))
-    assert found.bytes == 2 * (64 * 7 * 32 + 32 * 48 + 64 * 7 * 48)
-
-
-def test_views_run_no_kernel() -> None:
-    assert kernels(aten.view.default, spec(4, 4), [16], made=spec(16)) == []
-
-
-def test_a_backward_convolution_is_two_products() -> None:
-    x, weight = spec(8, 16, 32, 32), spec(16, 16, 3, 3)
-    args = (x, x, weight, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [True, True, False])
-    found = kernels(aten.convolution_backward.default, *args, made=(x, weight))
-    assert [kernel.part for kernel in found] == [families.INPUT_GRADIENT, families.WEIGHT_GRADIENT]
-    assert {kernel.flops for kernel in found} == {2 * x.numel * 16 * 9}
-
-
-def test_grouped_and_depthwise_convolutions_are_families_of_their_own() -> None:
-    names = [convolution(groups).family for groups in (1, 32, 256)]
-    assert names == [families.CONVOLUTION, families.GROUPED, families.DEPTHWISE]
-
-
-def test_a_copy_to_another_layout_is_a_transpose() -> None:
-    image = spec(8, 16, 32, 32)
-    turned = spec(8, 16, 32, 32, stride=(16 * 1024, 1, 512, 16))
-    assert kernels(aten.clone.default, image, made=image)[0].family == families.COPY
-    assert kernels(aten.clone.default, image, made=turned)[0].family == families.TRANSPOSE
-
-
-@pytest.mark.parametrize("waits", [True, False])
-def test_a_copy_to_the_host_waits_unless_it_must_not(waits: bool) -> None:
-    host = spec(1024, device=torch.device("cpu"))
-    (found,) = kernels(
-        aten._to_copy.default, spec(1024), device=torch.device("cpu"), non_blocking=not waits, made=host
-    )
-    assert (found.family, found.bytes, found.is_blocking) == (families.TO_HOST, 2048, waits)
-
-
-def test_item_waits_for_the_card() -> None:
-    (found,) = kernels(aten._local_scalar_dense.default, spec(dtype=torch.float32), made=())
-    assert found.family == families.READ and found.is_blocking
-
-
-def test_indices_do_not_wait_and_masks_do() -> None:
-    table, rows = spec(100, 8), spec(5, dtype=torch.int64)
-    assert not kernels(aten.index.Tensor, table, [rows], made=spec(5, 8))[0].is_blocking
-    mask = spec(100, dtype=torch.bool)
-    assert kernels(aten.index.Tensor, table, [mask], made=spec(50, 8))[0].is_blocking
-
-
-# --- seconds
 
 
 @pytest.mark.parametrize("card", ["h100", "a100-80", "b200", "rtx4090", "l40s", "v100-16", "t4", "mi300x"])
