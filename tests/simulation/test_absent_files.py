@@ -14,6 +14,7 @@ import torch
 from understudy import FakeTensorMode
 from understudy.cli import main
 from understudy.simulation.offline.data_sets import make_data
+from understudy.simulation.offline.graphs import CITATIONS, COLLECTIONS, make_graph, make_graphs
 from understudy.simulation.offline.pipelines import find_part
 from understudy.simulation.offline.tokenizers import find_text_length, list_inputs
 
@@ -242,3 +243,57 @@ def test_parts_of_public_pipelines() -> None:
         with FakeTensorMode():
             model = getattr(diffusers, cls).from_config(find_part(name, part))
         assert sum(p.numel() for p in model.parameters()) / 1e6 == pytest.approx(millions, rel=1e-3), name
+
+
+FAILING_DOWNLOAD = """from urllib.error import URLError
+def load_data(path=None, num_words=None):
+    raise Exception("URL fetch failure on https://data/mnist.npz: None -- a rehearsal is offline")
+def fetch_openml(name, return_X_y=False):
+    raise URLError("a rehearsal is offline")
+"""
+ARRAYS = """from keras.src.datasets.mnist import load_data
+from keras.src.datasets.imdb import load_data as load_texts
+from sklearn.datasets import fetch_openml
+(x, y), (_, labels) = load_data()
+(texts, _), _ = load_texts(num_words=50)
+print(x.shape, x.dtype, y.max(), len(labels), len(texts), max(texts[0]), fetch_openml("mnist_784", return_X_y=True)[0].shape)
+"""
+LIBRARIES: dict[str, str] = {
+    "keras__src__datasets__mnist": FAILING_DOWNLOAD,
+    "keras__src__datasets__imdb": FAILING_DOWNLOAD,
+    "sklearn__datasets": FAILING_DOWNLOAD,
+}
+
+
+def test_arrays_that_libraries_download_are_made_up(rehearse: Any) -> None:
+    _, out, err, _ = rehearse(ARRAYS, "--offline-data", **LIBRARIES)
+    assert out.startswith("(60000, 28, 28) uint8 9 10000 25000 49 (70000, 784)\n"), err
+
+
+def test_arrays_that_libraries_download_are_named(rehearse: Any) -> None:
+    code, _, err, _ = rehearse(ARRAYS, **LIBRARIES)
+    assert code == 1
+    assert (
+        "keras.datasets.mnist: the data set is not on this machine, and a rehearsal downloads nothing" in err
+    )
+    assert "--online" in err and "--offline-data" in err
+
+
+def test_graphs_have_the_sizes_of_the_public_ones() -> None:
+    data = pytest.importorskip("torch_geometric.datasets")
+    cora = data.Planetoid.__new__(data.Planetoid)
+    make_graphs(cora, CITATIONS["cora"], {"name": "Cora"})
+    assert (cora.num_features, cora.num_classes, cora[0].num_edges) == (1433, 7, 10556)
+    assert int(cora[0].train_mask.sum()) == 140
+    mutag = data.TUDataset.__new__(data.TUDataset)
+    make_graphs(mutag, COLLECTIONS["mutag"], {"name": "MUTAG"})
+    assert (len(mutag), mutag.num_classes, mutag[187].num_nodes) == (188, 2, 18)
+
+
+def test_a_made_up_graph_has_nodes_edges_and_classes() -> None:
+    """The same without the library."""
+    made = make_graph(dict, CITATIONS["pubmed"], 0)
+    assert made["x"].shape == (19717, 500) and made["edge_index"].shape == (2, 88648)
+    assert made["edge_index"].max() < 19717 and made["y"].max() == 2
+    assert [int(made[f"{part}_mask"].sum()) for part in ("train", "val", "test")] == [60, 500, 1000]
+    assert make_graph(dict, COLLECTIONS["imdb-binary"], 3)["x"] is None

@@ -414,3 +414,22 @@ def test_updates_by_hand_end_after_so_many_backward_passes(
     said = capsys.readouterr().out
     assert "updated 3\nstep 4\n" in said and "updated 4" not in said
     assert json.loads(Path("out.json").read_text())["steps"] == 3
+
+
+def test_made_up_objects_in_pictures() -> None:
+    """Detection data sets have boxes and categories by name, in the form of current releases of `datasets`."""
+    pytest.importorskip("datasets")
+    made = make_data("cppe-5", split="train")
+    assert made.features["objects"]["category"].feature.names[:2] == ["Coverall", "Face_Shield"]
+    objects = made[0]["objects"]
+    assert {len(objects[key]) for key in ("id", "area", "bbox", "category")} == {7}
+    assert all(x + w <= 640 and y + h <= 480 for x, y, w, h in objects["bbox"])
+
+
+def test_data_sets_of_pictures_have_their_own_columns() -> None:
+    """A column that the public data set does not have can be joined to itself, which is an error."""
+    pytest.importorskip("datasets")
+    names = ("lambdalabs/naruto-blip-captions", "fusing/fill50k", "huggan/flowers-102-categories")
+    assert [make_data(name, split="train").column_names for name in names] == [
+        ["image", "text"], ["image", "conditioning_image", "text"], ["image"]
+    ]  # fmt: skip

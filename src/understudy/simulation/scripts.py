@@ -30,7 +30,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 import understudy.simulation.absent_weights  # registers its patches
 import understudy.simulation.connections
 import understudy.simulation.nvidia_smi  # as above
+import understudy.simulation.offline.arrays
 import understudy.simulation.offline.data_sets
+import understudy.simulation.offline.graphs
 import understudy.simulation.offline.labels
 import understudy.simulation.offline.metrics
 import understudy.simulation.offline.models

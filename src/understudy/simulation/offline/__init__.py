@@ -3,6 +3,8 @@
     switch        whether missing data is made up; notes for the report
     columns       one row of a made-up data set, from the descriptions of its columns
     data_sets     `datasets.load_dataset`: the public data sets of `data_sets.toml`
+    arrays        data sets of keras and scikit-learn
+    graphs        data sets of PyTorch Geometric
     vision        `torchvision.datasets`: images with labels
     models        configurations of the public models of `models.toml`
     pipelines     diffusers: models without weights, and the parts of the public pipelines of `pipelines.toml`

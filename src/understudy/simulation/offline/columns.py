@@ -5,6 +5,7 @@ int N, float LOW HIGH        numbers
 class A, B, C                a label by name; `class 1000` has that many
 image WIDTH HEIGHT [MODE]    a picture of PIL
 audio SECONDS RATE           a file of silence, as `datasets.Audio` stores it
+boxes A, B                   a few objects in a picture: their boxes and categories
 messages, prompt             conversations: a list of messages with roles
 words, tags A, B             equally long lists of words, and of labels
 answers, translation A, B    as SQuAD and WMT have them
@@ -24,6 +25,8 @@ REPLY = WORDS * 36
 words, because some trainers do not cut it."""
 LENGTH = 24
 """Length of lists of words."""
+BOXES = 7
+"""Objects in a picture: as many as those of COCO have on average."""
 
 
 def make_value(kind: str, number: int) -> Any:
@@ -53,6 +56,13 @@ def make_value(kind: str, number: int) -> Any:
             return [{"role": "user", "content": SENTENCE}]
         case "answer":
             return [{"role": "assistant", "content": REPLY}]
+        case "boxes":
+            return {
+                "id": list(range(BOXES)),
+                "area": [100 * 80] * BOXES,
+                "bbox": [[10.0 * i, 20.0, 100.0, 80.0] for i in range(BOXES)],
+                "category": [i % len(labels_of(kind) or ()) for i in range(BOXES)],
+            }
         case "words":
             return WORDS.split()[:LENGTH]
         case "tags":
@@ -70,9 +80,9 @@ def make_value(kind: str, number: int) -> Any:
 
 
 def labels_of(kind: str) -> tuple[str, ...] | None:
-    """The names of a column of classes or tags; None for other columns."""
+    """The names of a column of classes, tags or boxes; None for other columns."""
     name, _, rest = kind.partition(" ")
-    if name not in ("class", "tags"):
+    if name not in ("class", "tags", "boxes"):
         return None
     return tuple(f"class {i}" for i in range(int(rest))) if rest.isdigit() else split_names(rest)
 

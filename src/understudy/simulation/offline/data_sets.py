@@ -108,6 +108,9 @@ def _cast(datasets: Any, made: Any, column: str, kind: str) -> Any:
     labels = labels_of(kind)
     if labels is not None:
         feature = datasets.ClassLabel(names=list(labels))
+        if kind.startswith("boxes"):
+            features = {**made.features[column], "category": datasets.Sequence(feature)}
+            return made.cast_column(column, features)
         return made.cast_column(column, datasets.Sequence(feature) if kind.startswith("tags") else feature)
     return made
 
