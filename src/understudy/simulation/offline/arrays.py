@@ -82,8 +82,8 @@ def make_keras_data(name: str, num_words: int | None = None, **options: Any) -> 
     if name in PICTURES:
         *rows, shape, classes = PICTURES[name]
         labels = (np.arange(n, dtype="uint8") % classes for n in rows)
-        column = (lambda y: y[:, None]) if name.startswith("cifar") else (lambda y: y)
-        return tuple((np.zeros((len(y), *shape), "uint8"), column(y)) for y in labels)
+        of_label = (-1, 1) if name.startswith("cifar") else (-1,)
+        return tuple((np.zeros((len(y), *shape), "uint8"), y.reshape(of_label)) for y in labels)
     if name in TEXTS:
         *rows, classes = TEXTS[name]
         length = min(options.get("maxlen") or WORDS_OF_TEXT, WORDS_OF_TEXT)

@@ -17,7 +17,7 @@ Function = Callable[..., Any]
 class Graphs(NamedTuple):
     """Numbers of graphs, and of the nodes and edges of each; features of a node; classes of nodes, or of graphs."""
 
-    count: int
+    graphs: int
     nodes: int
     edges: int
     features: int
@@ -80,17 +80,17 @@ def make_graphs(self: Any, kind: Graphs, given: dict[str, Any]) -> None:
     self.transform, self.pre_transform = given.get("transform"), given.get("pre_transform")
     self.pre_filter = given.get("pre_filter")
     self._indices = None
-    graphs = [make_graph(data.Data, kind, number) for number in range(kind.count)]
+    graphs = [make_graph(data.Data, kind, number) for number in range(kind.graphs)]
     if self.pre_transform is not None:
         graphs = [self.pre_transform(graph) for graph in graphs]
     self._data, self.slices = self.collate(graphs)
-    self._data_list = None if kind.count == 1 else graphs  # else it reads where each one begins
+    self._data_list = None if kind.graphs == 1 else graphs  # else it reads where each one begins
     self.sizes = {"num_node_labels": kind.features, "num_node_attributes": 0} | dict.fromkeys(
         ("num_edge_labels", "num_edge_attributes"), 0
     )
     note_made_up(
         self.name,
-        f"{type(self).__name__}({self.name!r}): not on this machine; {kind.count:,} graphs of {kind.nodes:,} nodes and "
+        f"{type(self).__name__}({self.name!r}): not on this machine; {kind.graphs:,} graphs of {kind.nodes:,} nodes and "
         f"{kind.edges:,} edges were made up",
     )
 
@@ -103,7 +103,7 @@ def make_graph(of: Function, kind: Graphs, number: int) -> Any:
     ends = np.stack((edges % kind.nodes, (edges * 7 + 1) % kind.nodes))
     features = np.zeros((kind.nodes, kind.features), "float32") if kind.features else None
     fields = {"edge_index": tensor(ends), "x": None if features is None else tensor(features)}
-    if kind.count > 1:
+    if kind.graphs > 1:
         return of(y=tensor(np.array([number % kind.classes])), num_nodes=kind.nodes, **fields)
     nodes = np.arange(kind.nodes)
     ends_of_masks = (0, kind.train_nodes, kind.train_nodes + VALIDATED, kind.train_nodes + VALIDATED + TESTED)
