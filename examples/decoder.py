@@ -58,11 +58,17 @@ def parse_options(arguments=None):
     parser.add_argument("--tp", type=int, default=1, help="tensor parallel ranks")
     parser.add_argument("--pp", type=int, default=1, help="stages of a pipeline")
     parser.add_argument(
+        "--even-stages", action="store_true", help="as many layers in each stage, whatever the head costs"
+    )
+    parser.add_argument(
         "--plain-attention", action="store_true", help="scores, softmax and product one after the other"
     )
     parser.add_argument("--dropout", type=float, default=0.0, help="of MPT sizes: scores and both branches")
     parser.add_argument(
         "--bias", action="store_true", help="of MPT sizes: linear layers and norms with biases"
+    )
+    parser.add_argument(
+        "--no-sequence-parallel", action="store_true", help="tensor parallel ranks repeat norms and dropout"
     )
     parser.add_argument("--zero", type=int, choices=(0, 1, 2, 3), help="stage of ZeRO (3)")
     parser.add_argument("--pure", action="store_true", help="parameters and activations in bfloat16")
@@ -78,7 +84,7 @@ def rotate(x, cos, sin):
 class Block(nn.Module):
     def __init__(self, options, width, heads, inner=None):
         super().__init__()
-        self.head_size, self.is_gated = width // heads, inner is not None
+        self.head_size, self.is_gated, self.length = width // heads, inner is not None, options.context
         self.is_plain, self.dropout = options.plain_attention, options.dropout
         norm = nn.RMSNorm if self.is_gated else nn.LayerNorm
         bias = {} if self.is_gated else {"bias": options.bias}
@@ -86,9 +92,9 @@ class Block(nn.Module):
         bias = {"bias": options.bias and not self.is_gated}
         self.qkv, self.proj = nn.Linear(width, 3 * width, **bias), nn.Linear(width, width, **bias)
         inner = inner or 4 * width
-        self.up, self.down = nn.Linear(width, inner, **bias), nn.Linear(inner, width, **bias)
-        if self.is_gated:
-            self.gate = nn.Linear(width, inner, bias=False)
+        # A gate and what it scales are one product, so that tensor parallelism gathers its input once.
+        self.up = nn.Linear(width, 2 * inner if self.is_gated else inner, **bias)
+        self.down = nn.Linear(inner, width, **bias)
 
     def forward(self, x):
         x = x + self.drop(self.attend(self.norm1(x)))
@@ -100,10 +106,11 @@ class Block(nn.Module):
 
     def attend(self, x):
         qkv = self.qkv(x)  # the heads of this rank, after each other: q, k and v of each
-        batch, length, _ = qkv.shape
-        q, k, v = qkv.view(batch, length, -1, 3, self.head_size).permute(3, 0, 2, 1, 4)
+        q, k, v = qkv.view(-1, self.length, qkv.shape[1] // 3 // self.head_size, 3, self.head_size).permute(
+            3, 0, 2, 1, 4
+        )
         if self.is_gated:
-            places = torch.arange(length, device=x.device, dtype=torch.float32)
+            places = torch.arange(self.length, device=x.device, dtype=torch.float32)
             rates = 10_000 ** (-torch.arange(0, self.head_size, 2, device=x.device) / self.head_size)
             angles = torch.outer(places, rates).repeat(1, 2)
             cos, sin = angles.cos().to(q.dtype), angles.sin().to(q.dtype)
@@ -112,7 +119,7 @@ class Block(nn.Module):
             y = self.attend_plainly(q, k, v)
         else:
             y = F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=self.dropout)
-        return self.proj(y.transpose(1, 2).reshape(batch, length, -1))
+        return self.proj(y.transpose(1, 2).reshape(len(qkv), -1))
 
     def attend_plainly(self, q, k, v):
         batch, heads, length, _ = q.shape
@@ -122,23 +129,41 @@ class Block(nn.Module):
         return (self.drop(scores.softmax(-1)) @ v).view(batch, heads, length, -1)
 
     def feed(self, x):
-        return self.down(F.silu(self.gate(x)) * self.up(x) if self.is_gated else F.gelu(self.up(x)))
+        if not self.is_gated:
+            return self.down(F.gelu(self.up(x)))
+        gate, scaled = self.up(x).chunk(2, dim=-1)
+        return self.down(F.silu(gate) * scaled)
+
+
+def split_layers(options, stages):
+    """How many layers each stage has. The head is work of the last one, as that of so many layers as it has weights."""
+    layers, width, _, *inner = SIZES[options.size]
+    if options.even_stages:
+        return [layers * (stage + 1) // stages - layers * stage // stages for stage in range(stages)]
+    weights = 4 * width * width + (3 * width * inner[0] if inner else 8 * width * width)
+    share = (layers + options.vocabulary / weights * width) / stages
+    ends = [min(round(share * (stage + 1)), layers - (stages - 2 - stage)) for stage in range(stages - 1)]
+    starts = [0]
+    for end in ends:
+        starts.append(min(layers, max(end, starts[-1] + 1)))
+    return [end - start for start, end in zip(starts, [*starts[1:], layers], strict=True)]
 
 
 class Decoder(nn.Module):
-    """Of a pipeline, one stage: the embeddings are in the first, the head is in the last."""
+    """Of a pipeline, one stage: the embeddings are in the first, the head is in the last. Between them a batch has one row
+    for each token: shards of the sequence are then whole blocks of memory, which collectives move without a copy."""
 
     def __init__(self, options, stage=0, stages=1):
         super().__init__()
-        layers, width, heads, *inner = SIZES[options.size]
+        _, width, heads, *inner = SIZES[options.size]
         self.has_checkpoints = options.checkpoint
         self.is_first, self.is_last = stage == 0, stage == stages - 1
         self.is_tied = stages == 1 and (not inner or inner[0] < MOST_TIED)
         if self.is_first:
             self.tokens = nn.Embedding(options.vocabulary, width)
             self.positions = None if inner else nn.Embedding(options.context, width)
-        first, last = layers * stage // stages, layers * (stage + 1) // stages
-        self.blocks = nn.ModuleList(Block(options, width, heads, *inner) for _ in range(last - first))
+        count = split_layers(options, stages)[stage]
+        self.blocks = nn.ModuleList(Block(options, width, heads, *inner) for _ in range(count))
         if self.is_last:
             self.norm = nn.RMSNorm(width) if inner else nn.LayerNorm(width, bias=options.bias)
             self.head = nn.Linear(width, options.vocabulary, bias=False)
@@ -150,18 +175,18 @@ class Decoder(nn.Module):
 
     def forward(self, x):
         if self.is_first:
-            ids = x
-            x = self.tokens(ids)
+            batch, length = x.shape
+            x = self.tokens(x.flatten())
             if self.positions is not None:
-                x = x + self.positions(torch.arange(ids.shape[1], device=ids.device))
+                x = x + self.positions(torch.arange(length, device=x.device).repeat(batch))
         for block in self.blocks:
             x = checkpoint(block, x, use_reentrant=False) if self.has_checkpoints else block(x)
         return self.head(self.norm(x)) if self.is_last else x
 
 
-def split_tensors(model, mesh):
-    """Tensor parallelism: heads and the MLP over ranks, and the sequence between them."""
-    from torch.distributed.tensor import Replicate, Shard
+def split_tensors(model, mesh, repeats):
+    """Tensor parallelism: heads and the MLP over ranks, and the sequence between them, unless each rank `repeats` it."""
+    from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module
     from torch.distributed.tensor.parallel import (
         ColwiseParallel,
         RowwiseParallel,
@@ -169,21 +194,34 @@ def split_tensors(model, mesh):
         parallelize_module,
     )
 
-    column = ColwiseParallel(input_layouts=Shard(1))
-    row = RowwiseParallel(output_layouts=Shard(1))
-    to_local = SequenceParallel(use_local_output=True)
+    between = Replicate() if repeats else Shard(0)
+    column = ColwiseParallel(input_layouts=between)
+    row = RowwiseParallel(output_layouts=between)
+    to_local = SequenceParallel(sequence_dim=0, use_local_output=True)
+
+    def repeat(module):
+        def read(_, inputs, mesh):
+            return DTensor.from_local(inputs[0], mesh, [Replicate()], run_check=False)
+
+        distribute_module(module, mesh, input_fn=read, output_fn=lambda _, output, mesh: output.to_local())
+
     for block in model.blocks:
         plan = {"norm1": to_local, "qkv": column, "proj": row, "norm2": to_local, "up": column, "down": row}
-        parallelize_module(block, mesh, plan | ({"gate": column} if block.is_gated else {}))
+        for name in ("norm1", "norm2") if repeats else ():
+            repeat(block.get_submodule(name))
+            del plan[name]
+        parallelize_module(block, mesh, plan)
     if model.is_first:
-        layouts = {"input_layouts": Replicate(), "output_layouts": Shard(1)}
+        layouts = {"input_layouts": Replicate(), "output_layouts": between}
         plan = {"tokens": RowwiseParallel(**layouts)}
         if model.positions is not None:
-            plan["positions"] = RowwiseParallel(**layouts | {"output_layouts": Shard(0)})
+            plan["positions"] = RowwiseParallel(**layouts)
         parallelize_module(model, mesh, plan)
     if model.is_last:
-        head = ColwiseParallel(input_layouts=Shard(1), output_layouts=Shard(-1), use_local_output=False)
-        parallelize_module(model, mesh, {"norm": to_local, "head": head})
+        if repeats:
+            repeat(model.norm)
+        head = ColwiseParallel(input_layouts=between, output_layouts=Shard(-1), use_local_output=False)
+        parallelize_module(model, mesh, {"head": head} | ({} if repeats else {"norm": to_local}))
     model.tie()
 
 
@@ -202,7 +240,7 @@ def shard(model, options, mesh=None):
 
 
 def compute_loss(logits, targets):
-    return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+    return F.cross_entropy(logits.float(), targets.flatten())
 
 
 def lay_out(options, device):
@@ -223,18 +261,17 @@ def lay_out(options, device):
     with device:
         model = Decoder(options, stage, pp)
     if tp > 1:
-        split_tensors(model, mesh["tp"])
+        split_tensors(model, mesh["tp"], options.no_sequence_parallel)
     shard(model, options, mesh["dp", "shard"] if shards < dp else mesh["shard"])
     if pp == 1:
         return model, None
     width = SIZES[options.size][1]
-    length = options.context // tp
-    logits = (options.batch, options.context, options.vocabulary // tp)
+    tokens = options.batch * options.context
     kinds = {"device": device, "dtype": torch.bfloat16, "requires_grad": True}
-    hidden = torch.empty(options.batch, length, width, **kinds)
+    hidden = torch.empty(tokens if options.no_sequence_parallel else tokens // tp, width, **kinds)
     ids = torch.empty(options.batch, options.context, device=device, dtype=torch.long)
     inputs = ids if stage == 0 else hidden
-    outputs = torch.empty(logits, **kinds) if stage == pp - 1 else hidden
+    outputs = torch.empty(tokens, options.vocabulary // tp, **kinds) if stage == pp - 1 else hidden
     part = PipelineStage(model, stage, pp, device, inputs, outputs, group=mesh["pp"].get_group())
     return model, Schedule1F1B(part, options.accumulate, loss_fn=compute_loss)
 
@@ -276,7 +313,7 @@ def main(options):
             if schedule is not None:
                 train_pipeline(schedule, options, device)
             else:
-                train_passes(model, options, device, is_sharded)
+                train_passes(model, options, is_sharded, device)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
@@ -292,13 +329,14 @@ def split_loss(options):
     return loss_parallel()
 
 
-def train_passes(model, options, device, is_sharded):
+def train_passes(model, options, is_sharded, device):
+    # Layouts compute in the dtype of `fully_shard`, with a pipeline or without.
+    has_autocast = not (options.pure or (is_sharded and has_layout(options)))
     for number in range(options.accumulate):
         if is_sharded and options.zero in (0, 1):
             model.set_requires_gradient_sync(number == options.accumulate - 1)
         ids = torch.randint(options.vocabulary, (options.batch, options.context + 1), device=device)
-        # Layouts compute in the dtype of `fully_shard`, with a pipeline or without.
-        with torch.autocast("cuda", torch.bfloat16, enabled=not options.pure and not has_layout(options)):
+        with torch.autocast("cuda", torch.bfloat16, enabled=has_autocast):
             logits = model(ids[:, :-1])
             loss = compute_loss(logits, ids[:, 1:])
         loss.backward()

@@ -35,6 +35,8 @@ from understudy.simulation.catalogue import find_card
 from understudy.timing.collectives import find_link, find_network, usual_network
 
 CARD = "h100"
+HOST = "heavy"
+"""nanotron's Python between calls takes some 5 ms for a layer."""
 PER_NODE = 8
 DECODER = Path(__file__).parents[1] / "examples" / "decoder.py"
 ARGUMENTS = ("--context", "4096", "--vocabulary", "131072")
@@ -117,7 +119,10 @@ def plan_group(
     with Workers(options.jobs) as workers:
         queue = Queue(workers, f"{PER_NODE}x{CARD}")
         run_search(
-            search, Rehearser(wishes, found, queue, ("--steps", "2", "--jobs", "1"), {}), options.jobs, set()
+            search,
+            Rehearser(wishes, found, queue, ("--steps", "2", "--jobs", "1", "--host", HOST), {}),
+            options.jobs,
+            set(),
         )
     own = set(candidates)
     ranked = [c for c in search.rank() if c in own]

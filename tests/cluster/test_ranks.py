@@ -285,7 +285,7 @@ WRONG = {
         "--ranks must be all, classes or a list such as 0,8,16-19, got 'classes,all'",
     ("--nproc-per-node", "8", "--ranks", "0,1", "--rank", "4", "train.py"): "--rank 4 is not among --ranks 0,1",
     ("--nproc-per-node", "2", "--interconnect", "nvlink", "train.py"):
-        "--interconnect must be as in nvlink=450,network=50 (GB/s), got 'nvlink'",
+        "--interconnect must be as in nvlink=450,network=50,latency=70 (GB/s, µs), got 'nvlink'",
     ("torchrun", "--nproc-per-node", "2"): "torchrun: expected a script: torchrun [options] script.py [arguments]",
     ("torchrun", "--nproc-per-nodes", "2", "train.py"): "torchrun: unrecognized arguments: --nproc-per-nodes",
     ("torchrun", "--nproc-per-node"): "torchrun: argument --nproc-per-node/--nproc_per_node: expected one argument",

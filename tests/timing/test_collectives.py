@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from understudy.simulation.catalogue import find_card
@@ -31,7 +33,47 @@ def test_a_slow_network_bounds_a_collective_over_nodes() -> None:
     inside = collective_seconds("all_gather", 8, GB, LINK)
     across = collective_seconds("all_gather", 16, GB, LINK, ranks_per_node=8, network=network)
     assert across > inside
-    assert across == pytest.approx(GB / 8 * 0.5 / 1e9 + 5e-6)
+    # A ring for each card of a node; 1 step of 15 is between the nodes.
+    assert across == pytest.approx(GB / 8 * 15 / 16 / 1e9 + 5e-6 + 14e-6)
+
+
+def test_the_latency_of_rings_grows_with_nodes_and_that_of_trees_with_their_logarithm() -> None:
+    network = Link("net", 50e9, {"other": 1.0}, latency=1e-3)
+    tiny = [
+        {
+            kind: collective_seconds(kind, 8 * nodes, 8, LINK, ranks_per_node=8, network=network)
+            for kind in ("all_gather", "all_reduce")
+        }
+        for nodes in (4, 32)
+    ]
+    assert tiny[0]["all_gather"] == pytest.approx(3e-3, rel=0.02)
+    assert tiny[1]["all_gather"] == pytest.approx(31e-3, rel=0.02)
+    assert tiny[0]["all_reduce"] == pytest.approx(4e-3, rel=0.02)
+    assert tiny[1]["all_reduce"] == pytest.approx(10e-3, rel=0.02)
+
+
+def test_many_small_collectives_over_nodes_take_longer_than_a_large_one() -> None:
+    link, network = find_link(find_card("h100")), replace(find_network(400), latency=7e-5)
+    large, small = (
+        collective_seconds("reduce_scatter", 128, size, link, ranks_per_node=8, network=network)
+        for size in (1 << 30, 1 << 23)
+    )
+    assert 128 * small > 10 * large
+
+
+def test_more_than_two_ranks_on_pcie_share_the_way_through_the_host() -> None:
+    link = Link("pcie", 32e9, {"other": 1.0}, latency=0.0, shared=16e9)
+    pair, four, eight = (collective_seconds("all_gather", ranks, GB, link) for ranks in (2, 4, 8))
+    assert pair == pytest.approx(GB / 2 / 32e9)
+    assert four == pytest.approx(GB * 3 / 4 / 4e9)
+    assert eight == pytest.approx(GB * 7 / 8 / 2e9)
+
+
+def test_messages_between_latency_and_bandwidth_take_longer_than_both() -> None:
+    link = Link("soft", 100e9, {"other": 1.0}, latency=0.0, fixed=1e-5, sharpness=0.5)
+    middle, large = (collective_seconds("broadcast", 2, size, link) for size in (2_000_000, 200 * GB))
+    assert middle == pytest.approx(4e-5)
+    assert large == pytest.approx(1.0, rel=0.01)
 
 
 def test_a_faster_network_is_faster() -> None:
@@ -68,3 +110,12 @@ def test_given_bandwidths_replace_those_of_the_catalogue() -> None:
         group_seconds("all_reduce", across, size, card, 8, between=speed) for speed in (5e9, 2.5e9)
     )
     assert slower == pytest.approx(2 * slow, rel=0.05)
+    near, far = (group_seconds("all_gather", across, 8, card, 8, latency=seconds) for seconds in (1e-5, 1e-3))
+    assert far - near == pytest.approx(1e-3, rel=0.02)
+
+
+def test_a_given_bandwidth_of_pcie_is_still_shared() -> None:
+    card, ranks, size = find_card("l40s"), tuple(range(8)), 1 << 30
+    usual = group_seconds("all_gather", ranks, size, card, 8)
+    given = group_seconds("all_gather", ranks, size, card, 8, within=find_link(card).bandwidth)
+    assert given == pytest.approx(usual)

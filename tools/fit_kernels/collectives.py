@@ -34,16 +34,25 @@ def fit_link(folder: Path, name: str) -> dict[str, Any]:
     ]
     kinds = list(KINDS.values())
 
+    is_shared = name.startswith("PCIe")
+
     def make(x: np.ndarray) -> Link:
         efficiency = dict(zip(kinds, np.exp(x[: len(kinds)]).tolist(), strict=True))
-        return Link(name, bandwidth * 1e9, efficiency, float(np.exp(x[-2])), float(np.exp(x[-1])))
+        latency, fixed, sharpness, shared = (float(value) for value in np.exp(x[len(kinds) :]))
+        return Link(
+            name, bandwidth * 1e9, efficiency, latency, fixed, sharpness, shared if is_shared else None
+        )
 
     def misses(x: np.ndarray, chosen: list[Any]) -> np.ndarray:
         link = make(x)
         return np.array([np.log(collective_seconds(kind, n, size, link) / s) for kind, n, size, s in chosen])
 
-    start = np.log(np.array([0.7] * len(kinds) + [1e-6, 5e-6]))
-    x = least_squares(lambda x: misses(x, rows[::2]), start, loss="soft_l1", f_scale=0.2).x
+    start = np.log(np.array([0.7] * len(kinds) + [1e-6, 5e-6, 1.0, bandwidth * 0.5e9]))
+    least, most = np.full(len(start), -np.inf), np.full(len(start), np.inf)
+    least[-2], most[-2] = np.log(0.4), np.log(2.5)  # of the sharpness
+    x = least_squares(
+        lambda x: misses(x, rows[::2]), start, bounds=(least, most), loss="soft_l1", f_scale=0.2
+    ).x
     error = np.abs(np.exp(misses(x, rows[1::2])) - 1)
     link = make(x)
     efficiency = {kind: round(float(part), 2) for kind, part in link.efficiency.items()}
@@ -52,6 +61,8 @@ def fit_link(folder: Path, name: str) -> dict[str, Any]:
         "efficiency": efficiency | {"other": efficiency["all_gather"]},
         "latency": float(f"{link.latency:.2g}"),
         "fixed": float(f"{link.fixed:.2g}"),
+        "sharpness": round(link.sharpness, 2),
+        **({"shared": round(link.shared / 1e9, 1)} if link.shared else {}),
         "mean": float(error.mean()),
         "median": float(np.median(error)),
         "rows": len(error),

@@ -54,7 +54,8 @@ def add_cluster_arguments(add: Any) -> None:
     add(
         "--interconnect",
         metavar="B",
-        help="bandwidth in GB/s, as in nvlink=450,network=50 (default: from the catalogue)",
+        help="bandwidth in GB/s and latency of the network in µs, as in nvlink=450,network=50,latency=70 "
+        "(default: from the catalogue)",
     )
 
 
@@ -106,16 +107,19 @@ def _check_layout(options: argparse.Namespace, layout: Layout, count: int) -> No
 
 
 def parse_interconnect(text: str | None, card: Card | None) -> Interconnect | None:
-    """Return bandwidths in bytes per second; the catalogue provides those that are missing."""
-    speeds = {"nvlink": 0.0, "network": 0.0}
+    """Return bandwidths in bytes per second and seconds; the catalogue provides those that are missing."""
+    units = {"nvlink": 1e9, "network": 1e9, "latency": 1e-6}
+    found = dict.fromkeys(units, 0.0)
     if card is not None and card.interconnect_bandwidth is not None:
-        speeds["nvlink"] = card.interconnect_bandwidth / 2  # data sheets count both directions
+        found["nvlink"] = card.interconnect_bandwidth / 2  # data sheets count both directions
     for part in text.split(",") if text else ():
         name, equals, number = part.partition("=")
-        if name not in speeds or not equals or not number.replace(".", "", 1).isdigit():
-            raise LayoutError(f"--interconnect must be as in nvlink=450,network=50 (GB/s), got {text!r}")
-        speeds[name] = float(number) * 1e9
-    return Interconnect(speeds["nvlink"], speeds["network"])
+        if name not in units or not equals or not number.replace(".", "", 1).isdigit():
+            raise LayoutError(
+                f"--interconnect must be as in nvlink=450,network=50,latency=70 (GB/s, µs), got {text!r}"
+            )
+        found[name] = float(number) * units[name]
+    return Interconnect(found["nvlink"], found["network"], found["latency"])
 
 
 def run_on_ranks(

@@ -63,10 +63,12 @@ class Layout:
 
 @dataclass(frozen=True)
 class Interconnect:
-    """Bytes per second that a rank sends: to cards of its node, and to other nodes."""
+    """Bytes per second that a rank sends: to cards of its node, and to other nodes. `latency`: seconds from one node to the
+    next. 0: as in the catalogue."""
 
     within_node: float = 0.0
     between_nodes: float = 0.0
+    latency: float = 0.0
 
 
 def parse_count(option: str, text: str) -> int:

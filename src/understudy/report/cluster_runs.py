@@ -217,7 +217,8 @@ def _run_rank(
     recorder = Recorder(card, options.rehearsal)
     recorder.count = layout.per_node
     if options.interconnect is not None:
-        recorder.bandwidths = options.interconnect.within_node, options.interconnect.between_nodes
+        given = options.interconnect
+        recorder.interconnect = given.within_node, given.between_nodes, given.latency
     with _hide_output(options.is_quiet or not is_shown) as said, recorder:
         if isinstance(program, Script):
             if entry:

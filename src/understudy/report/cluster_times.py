@@ -41,7 +41,7 @@ def estimate_time(
     def seconds_of(collective: Collective) -> float:
         return group_seconds(
             collective.kind, collective.ranks, collective.nbytes, card, cluster.per_node, given.within_node,
-            given.between_nodes,
+            given.between_nodes, given.latency,
         )  # fmt: skip
 
     return estimate_cluster(ranks, seconds_of, _count_data_ranks(cluster, ranks))

@@ -76,7 +76,7 @@ class Recorder:
     def __init__(self, device: str | Card | None = None, options: RehearsalOptions | None = None) -> None:
         self.options = options or RehearsalOptions()
         self.card, self.count = _find_card(device)
-        self.bandwidths = (0.0, 0.0)
+        self.interconnect = (0.0, 0.0, 0.0)
         """Bandwidth inside of a node and between nodes; 0 for the catalogue's."""
         self.facts = RunFacts()
         self._run: Any = None
@@ -112,7 +112,7 @@ class Recorder:
             return None
         per_node = self.count if self.count > 1 else int(os.environ.get("LOCAL_WORLD_SIZE") or CARDS_OF_NODE)
         has_log = CLUSTER.peers is not None
-        return RunClock(find_curve(self.card, self.options.host), per_node, has_log, *self.bandwidths)
+        return RunClock(find_curve(self.card, self.options.host), per_node, has_log, *self.interconnect)
 
     @contextmanager
     def _make_machine(self) -> Iterator[None]:

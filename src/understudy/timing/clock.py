@@ -79,7 +79,7 @@ class CallTime(NamedTuple):
 
 class RunClock:
     """The timeline of one run on cards of one kind. `has_log`: what other ranks wait for is kept, to be replayed with
-    them. `within`, `between`: as of `group_seconds`."""
+    them. `within`, `between`, `latency`: as of `group_seconds`."""
 
     def __init__(
         self,
@@ -88,8 +88,9 @@ class RunClock:
         has_log: bool = False,
         within: float = 0.0,
         between: float = 0.0,
+        latency: float = 0.0,
     ) -> None:
-        self.within, self.between = within, between
+        self.within, self.between, self.latency = within, between, latency
         self.curve = curve
         self.per_node = per_node
         """Cards of a node, by which ranks are numbered."""
@@ -235,7 +236,7 @@ class RunClock:
         """Time of a collective, once all of its ranks have arrived."""
         return group_seconds(
             collective.kind, collective.ranks, collective.nbytes, self.curve.card, self.per_node, self.within,
-            self.between,
+            self.between, self.latency,
         )  # fmt: skip
 
     def _wait_for(self, stream: tuple[int, int], end: float, number: int) -> None:

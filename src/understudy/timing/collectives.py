@@ -31,11 +31,21 @@ class Link:
     """Seconds for a message of no bytes to pass one step."""
     fixed: float = 0.0
     """Seconds for a collective of no bytes, beside its steps."""
+    sharpness: float = 1.0
+    """How sharp the corner is between messages that latency bounds and those that bandwidth bounds; below 1, what is
+    between them takes longer than both together."""
+    shared: float | None = None
+    """Bytes that all ranks of a group of more than two send together in a second: cards on PCIe share the way through the
+    host."""
 
-    def speed(self, kind: str) -> float:
+    def speed(self, kind: str, ranks: int = 2) -> float:
         """Bytes in a second."""
         part = self.efficiency.get(kind)
-        return self.bandwidth * (self.efficiency["other"] if part is None else part)
+        own = self.bandwidth * (self.efficiency["other"] if part is None else part)
+        return min(own, self.shared / ranks) if self.shared and ranks > 2 else own
+
+    def combine(self, latency: float, moving: float) -> float:
+        return (latency**self.sharpness + moving**self.sharpness) ** (1 / self.sharpness)
 
 
 ROUNDS: Mapping[str, float] = MappingProxyType(
@@ -45,6 +55,8 @@ ROUNDS: Mapping[str, float] = MappingProxyType(
 """How many times the data goes around the ring."""
 SLOWEST, FASTEST = "PCIe 4 x16", "NVLink 4"
 POINT_TO_POINT = ("send", "recv")
+TREE = "tree"
+"""What an efficiency calls the way of an all-reduce up and down a tree of nodes."""
 
 
 def find_link(card: Card) -> Link:
@@ -55,7 +67,10 @@ def find_link(card: Card) -> Link:
     alike = name if name in table else SLOWEST if name.startswith("PCIe") else FASTEST
     found = table[alike]
     one_way = (card.interconnect_bandwidth or 2e9 * found["bandwidth"]) / 2
-    return Link(name, one_way, found["efficiency"], found["latency"], found["fixed"])
+    shared = found["shared"] * one_way / found["bandwidth"] if "shared" in found else None
+    return Link(
+        name, one_way, found["efficiency"], found["latency"], found["fixed"], found["sharpness"], shared
+    )
 
 
 def group_seconds(
@@ -66,15 +81,21 @@ def group_seconds(
     per_node: int,
     within: float = 0.0,
     between: float = 0.0,
+    latency: float = 0.0,
 ) -> float:
     """Time of a collective of these ranks, which are numbered node by node. `within`, `between`: bytes that a rank sends in
-    a second to its node and to others; 0 for those of the catalogue and of the card's usual network."""
+    a second to its node and to others; `latency`: seconds from one node to the next; 0 for those of the catalogue and of
+    the card's usual network."""
     nodes = Counter(rank // per_node for rank in ranks)
     inside = max(nodes.values(), default=1)
     link = find_link(card)
-    link = replace(link, bandwidth=within) if within else link
-    gigabits = between * 8e-9 or usual_network(card)
-    network = find_network(gigabits) if len(nodes) > 1 else None
+    if within:
+        shared = link.shared and link.shared * within / link.bandwidth
+        link = replace(link, bandwidth=within, shared=shared)
+    network = None
+    if len(nodes) > 1:
+        network = find_network(between * 8e-9 or usual_network(card))
+        network = replace(network, latency=latency or network.latency)
     return collective_seconds(kind, len(ranks), nbytes, link, inside, network)
 
 
@@ -100,7 +121,6 @@ def collective_seconds(
     node."""
     if ranks <= 1:
         return 0.0
-    rounds = ROUNDS[kind]
     if kind in POINT_TO_POINT:
         way = network if network is not None and ranks_per_node == 1 else link
         return way.fixed + way.latency + nbytes / way.speed(kind)
@@ -108,11 +128,8 @@ def collective_seconds(
     nodes = ceil(ranks / inside)
     if nodes == 1 or network is None:
         return _ring_seconds(kind, ranks, nbytes, link)
-    # Each rank of a node carries its part of the data between the nodes; both levels are pipelined.
-    within = _ring_seconds(kind, inside, nbytes, link)
-    between = nbytes / inside * rounds * (nodes - 1) / nodes / network.speed(kind)
-    steps = rounds * (min(nodes - 1, 2 * ceil(log2(nodes))))
-    return max(within, between) + network.fixed + steps * network.latency
+    ring = _wide_ring_seconds(kind, ranks, nodes, nbytes, link, network)
+    return min(ring, _tree_seconds(inside, nodes, nbytes, link, network)) if kind == "all_reduce" else ring
 
 
 def _ring_seconds(kind: str, ranks: int, nbytes: float, link: Link) -> float:
@@ -122,4 +139,20 @@ def _ring_seconds(kind: str, ranks: int, nbytes: float, link: Link) -> float:
     rounds = ROUNDS[kind]
     steps = rounds * min(ranks - 1, 2 * ceil(log2(ranks)))
     moved = rounds * nbytes * (ranks - 1) / ranks
-    return link.fixed + steps * link.latency + moved / link.speed(kind)
+    return link.combine(link.fixed + steps * link.latency, moved / link.speed(kind, ranks))
+
+
+def _wide_ring_seconds(kind: str, ranks: int, nodes: int, nbytes: float, link: Link, network: Link) -> float:
+    """Rings through all ranks, one for each card of a node: each goes between two nodes by the network of another card. So
+    latency grows with the number of ranks."""
+    rounds, inside = ROUNDS[kind], ranks / nodes
+    speed = min(link.speed(kind, ranks), inside * network.speed(kind)) if inside > 1 else network.speed(kind)
+    latency = (nodes - 1) * network.latency + (ranks - nodes) * link.latency
+    return network.fixed + rounds * (latency + nbytes * (ranks - 1) / ranks / speed)
+
+
+def _tree_seconds(inside: int, nodes: int, nbytes: float, link: Link, network: Link) -> float:
+    """Of an all-reduce within each node, and up and down a tree of the nodes, in a pipeline."""
+    within = _ring_seconds("all_reduce", inside, nbytes, link)
+    between = 2 * nbytes / inside * (nodes - 1) / nodes / network.speed(TREE)
+    return max(within, between) + network.fixed + 2 * ceil(log2(nodes)) * network.latency
