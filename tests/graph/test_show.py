@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 
+import pytest
 import torch
 from rich.console import Console
 
@@ -58,3 +59,21 @@ def test_limit_keeps_the_ends() -> None:
 def test_results_that_are_structures() -> None:
     text = shown(make_fx(lambda x: torch.max(x, 0), tracing_mode="fake")(torch.randn(3, 4)))
     assert "(f32[4]@cpu, i64[4]@cpu)" in text
+
+
+def test_everything_that_is_not_a_graph_is_refused() -> None:
+    for value, name in ((torch.nn.Linear(1, 1), "a Linear"), (torch.nn.Linear, "Linear"), (3, "a int")):
+        with pytest.raises(TypeError, match=f"expected a captured graph .*, got {name}: capture it first"):
+            show(value)  # type: ignore[arg-type]
+
+
+def test_parts_of_a_graph_that_are_no_plain_tensors() -> None:
+    def branches(x: torch.Tensor) -> torch.Tensor:
+        return torch.cond(x.sum() > 0, lambda x: x + 1, lambda x: x - 1, (x,))
+
+    rows = rows_of(make_fx(branches, tracing_mode="fake")(torch.randn(3)))
+    assert any("self.true_graph_0" in row.operator for row in rows)
+    weight = torch.randn(3)
+    constant = make_fx(lambda x: {"a": x * weight, "b": 2}, tracing_mode="real")(torch.randn(3))
+    assert "self._tensor_constant0" in shown(constant)
+    assert "return" in shown(constant)
