@@ -80,13 +80,28 @@ if __name__ == "__main__":
     mp.spawn(train, args=(torch.cuda.device_count(), "run"), nprocs=torch.cuda.device_count())
 """
 
+STARTED = (
+    SPAWNED.partition("if __name__")[0]
+    + """
+def read(rank, results):  # does not train: runs as it is
+    results.put(rank)
+if __name__ == "__main__":
+    results = mp.get_context("spawn").Queue(); reader = mp.get_context("fork").Process(target=read, args=(7, results))
+    reader.start(); assert results.get() == 7; reader.join()
+    mp.set_start_method("spawn"); processes = []
+    for rank in range(3):
+        processes.append(mp.Process(target=train, args=(rank, 3, "run"))); processes[-1].start()
+    for process in processes: process.join()
+"""
+)
+
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
-    for name, text in {"values": VALUES, "train": TRAINING, "spawned": SPAWNED}.items():
+    for name, text in {"values": VALUES, "train": TRAINING, "spawned": SPAWNED, "started": STARTED}.items():
         (tmp_path / f"{name}.py").write_text(text)
     return tmp_path
 
@@ -122,6 +137,7 @@ def test_ranks_that_wait_give_their_place_away(folder: Path, jobs: str) -> None:
         ("torchrun", "--nproc_per_node=3", "--master-port", "1234", "train.py"),
         ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "gpu", "train.py"),
         ("spawned.py",),
+        ("started.py",),
     ],
     ids=lambda words: words[0],
 )
@@ -129,6 +145,37 @@ def test_launchers(folder: Path, words: tuple[str, ...]) -> None:
     cluster = rehearse(*words)
     assert (cluster.world_size, cluster.verdict, len(cluster.rows)) == (3, "fits", 3)
     assert all(row.peak.reserved_bytes for row in cluster.rows)
+
+
+def test_processes_that_train_with_a_queue_are_refused(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "queue.py").write_text(
+        "import torch, torch.multiprocessing as mp\n"
+        "def train(results): torch.ones(1, requires_grad=True).sum().backward(); results.put(1)\n"
+        "if __name__ == '__main__':\n"
+        "    results = mp.Queue(); processes = [mp.Process(target=train, args=(results,)) for _ in range(2)]\n"
+        "    [process.start() for process in processes]; print(results.get())\n"
+    )
+    assert main(["run", "--quiet", "--device", "2xh100", "queue.py"]) == 1
+    assert (
+        "multiprocessing.Process: the arguments of 2 processes cannot be sent to rehearsed ranks"
+        in capfd.readouterr().err
+    )
+
+
+def test_ranks_on_one_card(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """set_device was forgotten; or each rank sees its own card only."""
+    training = TRAINING.replace("torch.cuda.set_device(local)", "").replace("device_ids=[local]", "")
+    (folder / "forgotten.py").write_text(training)
+    assert main(["run", "--quiet", "--device", "2xh100", "--nproc-per-node", "2", "forgotten.py"]) == 1
+    said = capfd.readouterr().out
+    assert "memory: rank 1 holds 0.1 GiB on cuda:0, forgotten.py:7" in said
+    assert "NCCL refuses two ranks on one card; call torch.cuda.set_device(local_rank) first" in said
+    hidden = "import os; os.environ['CUDA_VISIBLE_DEVICES'] = os.environ['LOCAL_RANK']\n"
+    (folder / "hidden.py").write_text(hidden + training)
+    assert main(["run", "--quiet", "--device", "2xh100", "--nproc-per-node", "2", "hidden.py"]) == 0
+    assert "fits on 2 x NVIDIA H100" in capfd.readouterr().out
 
 
 def test_accelerate_launch(folder: Path) -> None:

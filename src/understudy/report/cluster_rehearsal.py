@@ -116,6 +116,12 @@ class ClusterRehearsal:
         return self.nodes * self.per_node
 
     @property
+    def cards(self) -> int:
+        """The cards that are used: one for each rank, or fewer if all ranks were run and some share a card."""
+        used = {(row.node, use.card) for row in self.rows for use in row.cards}
+        return len(used) if used and len(self.rows) == self.world_size else self.world_size
+
+    @property
     def ranks(self) -> dict[int, RankRow]:
         """The row of every rank, also of those that another one stands for."""
         return {rank: row for row in self.rows for rank in (*row.stands_for, row.rank)}

@@ -43,6 +43,7 @@ from understudy.report.script_facts import take_facts
 from understudy.report.summary import write_line
 from understudy.report.text import format_range, format_size
 from understudy.simulation.catalogue import Card
+from understudy.simulation.machine import list_visible
 from understudy.simulation.network import MeshRecord
 from understudy.simulation.overlay import Overlay
 from understudy.simulation.sandbox import LANDLOCK, PYTHON, Sandbox
@@ -232,6 +233,7 @@ def _run_rank(
             result = _call(program)
             recorder.facts.failure = "the function failed" if result.exit_code else ""
     rehearsal = recorder.rehearsal()
+    visible = list_visible(recorder.count)
     network = recorder.mode.network
     return {
         "has_failed": bool(result.exit_code)
@@ -252,7 +254,7 @@ def _run_rank(
         "nccl_settings": {name: value for name, value in os.environ.items() if name.startswith("NCCL_")},
         "cards": [
             CardUse(
-                index,
+                index if index >= len(visible) else visible[index],
                 peaks["reserved_bytes"],
                 peaks["allocated_bytes"],
                 _find_largest(recorder.measurement, index),
@@ -401,13 +403,17 @@ def add_nccl(row: RankRow, communicators: Sequence[Communicator], given: int | N
 
 
 def _add_cards(cluster: ClusterRehearsal) -> None:
-    """A card's memory is the sum over the processes that use it, each with a context of its own."""
+    """A card's memory is the sum over the processes that use it, each with a context of its own. A process that
+    communicates by NCCL has to have a card to itself."""
     used: dict[tuple[int, int], list[tuple[RankRow, CardUse]]] = {}
     for row in cluster.rows:
         for use in row.cards:
             used.setdefault((row.node, use.card), []).append((row, use))
     for (node, card), users in sorted(used.items()):
-        strays = [(row, use) for row, use in users if row.local_rank != card and len(row.cards) > 1]
+        is_shared = len(users) > 1
+        strays = [
+            (row, use) for row, use in users if row.local_rank != card and (is_shared or len(row.cards) > 1)
+        ]
         if not strays:
             continue
         row, use = max(strays, key=lambda stray: stray[1].reserved_bytes)
@@ -417,14 +423,19 @@ def _add_cards(cluster: ClusterRehearsal) -> None:
         limit = cluster.device.memory_bytes
         holds = "hold" if len(strays) > 1 else "holds"
         where = f"cuda:{card}{f' of node {node}' if cluster.nodes > 1 else ''}"
+        # It has no card of its own, and NCCL is asked to connect two processes on this one.
+        is_refused = is_shared and any(row.nccl_high_bytes and len(row.cards) == 1 for row, _ in strays)
+        reason = "NCCL refuses two ranks on one card; " if is_refused else ""
         text = (
             f"{write_ranks([row.rank for row, _ in strays])} {holds} {use.reserved_bytes / GiB:.1f} GiB{each} on {where}, "
             f"{use.line}, and a context of {cluster.device.context_bytes / GiB:.1f} GiB{each}; in all {whole / GiB:.1f} of "
-            f"{limit / GiB:.1f} GiB: call torch.cuda.set_device(local_rank) first, and load with map_location"
+            f"{limit / GiB:.1f} GiB: {reason}call torch.cuda.set_device(local_rank) first, and load with map_location"
         )
         is_over = bool(limit) and whole > limit
-        cluster.faults.append(Fault("memory", text, [row.rank for row, _ in strays], is_error=False))
-        if is_over and cluster.verdict != FAILED:
+        cluster.faults.append(Fault("memory", text, [row.rank for row, _ in strays], is_error=is_refused))
+        if is_refused:
+            cluster.verdict = FAILED
+        elif is_over and cluster.verdict != FAILED:
             cluster.verdict = DOES_NOT_FIT
 
 
@@ -522,5 +533,7 @@ def _write_headline(cluster: ClusterRehearsal) -> str:
     if bad:
         return f"does not fit: {len(bad)} of {count} ranks; {sizes}{nccl} on rank {worst.rank}, {where}"
     share = f"{(peak.reserved_bytes + worst.nccl_high_bytes) / device.memory_bytes:.0%}"
-    on = f"{cluster.verdict} on {count} x {device.name}"
+    if cluster.verdict == DOES_NOT_FIT:
+        return f"does not fit: {next(fault for fault in cluster.faults if fault.kind == 'memory')}"
+    on = f"{cluster.verdict} on {cluster.cards} x {device.name}"
     return f"{on}: {sizes} reserved{nccl} on rank {worst.rank} ({share}), peak in {where}"

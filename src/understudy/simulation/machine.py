@@ -109,7 +109,7 @@ class Machine:
 
     @property
     def device_count(self) -> int:
-        return _count_visible(self.count) if self._visible is None else self._visible
+        return len(list_visible(self.count)) if self._visible is None else self._visible
 
     @property
     def current_device(self) -> int:
@@ -180,18 +180,18 @@ def _read_environment_settings() -> str:
     return next((os.environ[name] for name in SETTINGS_VARIABLES if os.environ.get(name)), "")
 
 
-def _count_visible(count: int) -> int:
-    """How many of the machine's devices CUDA_VISIBLE_DEVICES shows: up to the first that does not exist."""
+def list_visible(count: int) -> tuple[int, ...]:
+    """The machine's devices that CUDA_VISIBLE_DEVICES shows, in its order: up to the first that does not exist."""
     text = os.environ.get("CUDA_VISIBLE_DEVICES")
     if text is None or count == 0:
-        return count
-    seen: list[str] = []
+        return tuple(range(count))
+    seen: dict[str, int] = {}
     for part in (part.strip() for part in text.split(",")):
         is_named = part.startswith(("GPU-", "MIG-"))
         if part in seen or not (is_named or (part.isdecimal() and int(part) < count)):
             break
-        seen.append(part)
-    return min(len(seen), count)
+        seen[part] = len(seen) if is_named else int(part)
+    return tuple(seen.values())[:count]
 
 
 class _Active:

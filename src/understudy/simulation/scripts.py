@@ -58,7 +58,7 @@ from understudy.simulation.parsers import ParserRead, read_parsers
 from understudy.simulation.run_notes import RunNotes, widen_margin
 from understudy.simulation.sandbox import NAMESPACES, NO_SANDBOX, PYTHON, Sandbox
 from understudy.simulation.shard_hints import describe_sharding
-from understudy.simulation.started_ranks import RanksWanted
+from understudy.simulation.started_ranks import RanksWanted, run_waiting_processes
 from understudy.simulation.steps import EndOfScript, StepCounter
 from understudy.simulation.write_log import Write, WriteLog, active_log, follow_lines
 
@@ -270,6 +270,7 @@ def run_script(
         stack.enter_context(_push(_processes, process))
         try:
             _run_as_main(script)
+            run_waiting_processes()
         except (EndOfScript, ParserRead):
             result.was_ended = True
         except RanksWanted as wanted:
