@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import re
 import signal
 import subprocess
 from collections.abc import Callable
@@ -468,3 +469,52 @@ def test_each_change_has_its_time(
     (autocast,) = [time for name, time in times.items() if "bfloat16" in name or "autocast" in name]
     assert autocast["change"] < -0.5
     assert times["fused AdamW"]["change"] < 0.01
+
+
+OPTIONS = [
+    "--offline-data",
+    "--budget",
+    "20GiB",
+    "--answers",
+    "worst",
+    "--margin",
+    "0.1",
+    "--oom",
+    "raise",
+    "--host",
+    "cloud",
+]
+
+
+def test_each_rehearsal_has_the_options_of_run(
+    script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Words as they were written; options that are not given are not handed on."""
+    seen = answer(monkeypatch, lambda variant, text: Outcome(rehearsal_of(GiB, GiB)))
+    for command in (["fix"], ["fit", "--vary", "batch=1..4"]):
+        assert main([*command, "--device", "4090", *OPTIONS, script]) == 0
+        assert sorted(seen[-1].options) == sorted(OPTIONS)
+        assert main([*command, "--device", "4090", script]) == 0
+        assert seen[-1].options == ()
+        with pytest.raises(SystemExit, match="2"):
+            main([*command, "--device", "4090", "--budget", "many", script])
+        assert main([*command, "--device", "4090", "--host", "moon", script]) == 2
+    error = capsys.readouterr().err
+    assert "argument --budget: expected a size such as" in error
+    assert "--host: invalid choice 'moon' (choose from" in error
+
+
+def test_every_option_of_run_that_writes_no_file_is_one_of_fix(capsys: pytest.CaptureFixture[str]) -> None:
+    found = {}
+    for command in ("run", "fix", "fit"):
+        with pytest.raises(SystemExit, match="0"):
+            main([command, "--help"])
+        found[command] = set(re.findall(r"^  (--[\w-]+)", capsys.readouterr().out, re.MULTILINE))
+    files = {"--json", "--html", "--trace", "--speedscope", "--folded", "--snapshot"}
+    assert found["run"] - files - {"--quiet"} <= found["fix"] & found["fit"]
+
+
+def test_a_run_that_is_refused_does_not_fit() -> None:
+    """`tight` with --strict, or a step that is too slow: exit code 3."""
+    rehearsal = rehearsal_of(GiB, GiB)
+    assert Outcome(rehearsal).fits and not Outcome(rehearsal, is_accepted=False).fits

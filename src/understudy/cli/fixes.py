@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import functools
 import itertools
 import json
 import math
@@ -17,7 +18,9 @@ from typing import Any
 from understudy.cli.changes import Change, apply_changes, find_changes, write_patch
 from understudy.cli.commands import Command
 from understudy.cli.rehearsals import Outcome, Progress, Variant, Workers, rehearse_all
+from understudy.cli.run import add_rehearsal_arguments
 from understudy.cli.tables import clean, format_count, format_size, print_table
+from understudy.cli.time_options import check_time_options
 from understudy.errors import UnderstudyError
 from understudy.report.times import write_step
 from understudy.simulation.catalogue import Card, list_cards, parse_devices, read_cards
@@ -41,6 +44,24 @@ def add_script(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--dask", metavar="ADDRESS", help="rehearse on the workers of this Dask cluster")
     parser.add_argument("--json", action="store_true", help="as data, sizes in bytes")
+    group = parser.add_argument_group("options of each rehearsal, as those of `understudy run`")
+    for action in _list_rehearsal_options():
+        group._add_action(action)
+
+
+def _list_rehearsal_options() -> list[argparse.Action]:
+    """Those of `understudy run`. Their values are checked here, and handed on as they were written."""
+    parser = argparse.ArgumentParser(add_help=False)
+    add_rehearsal_arguments(parser)
+    for action in parser._actions:
+        if action.type is not None:
+            action.type = functools.partial(_check_text, action.type)
+    return parser._actions
+
+
+def _check_text(check: Any, text: str) -> str:
+    check(text)
+    return text
 
 
 def check_words(options: argparse.Namespace) -> tuple[Card, dict[str, str]]:
@@ -51,6 +72,7 @@ def check_words(options: argparse.Namespace) -> tuple[Card, dict[str, str]]:
     card, _ = parse_devices(options.device, read_cards(options.cards) if options.cards else ())
     if options.workers < 1:
         raise UnderstudyError(f"--workers must be a positive integer, got {options.workers}")
+    check_time_options(options)
     return card, read_sources(options.script)
 
 
@@ -88,8 +110,13 @@ def _list_imported_names(tree: ast.Module) -> Iterator[str]:
 
 def run_options(options: argparse.Namespace) -> tuple[str, ...]:
     """The options for each rehearsal."""
-    given = (("--steps", options.steps), ("--cards", options.cards and os.path.abspath(options.cards)))
-    return tuple(str(part) for pair in given if pair[1] is not None for part in pair)
+    given = [("--steps", options.steps), ("--cards", options.cards and os.path.abspath(options.cards))]
+    words = [str(part) for pair in given if pair[1] is not None for part in pair]
+    for action in _list_rehearsal_options():
+        value = getattr(options, action.dest)
+        if value != action.default:
+            words += [action.option_strings[0], *([] if action.nargs == 0 else [str(value)])]
+    return tuple(words)
 
 
 def report_failure(command: str, outcome: Outcome) -> int:

@@ -80,10 +80,13 @@ class Outcome:
     """The options of the script's parser, if requested."""
     was_killed: bool = False
     """Whether a signal ended the rehearsal, or its worker."""
+    is_accepted: bool = True
+    """Whether `understudy run` ended with exit code 0: not if the verdict is `tight` with --strict, or a step too slow."""
 
     @property
     def fits(self) -> bool:
-        return self.rehearsal is not None and self.rehearsal.verdict in (FITS, TIGHT)
+        is_fitting = self.rehearsal is not None and self.rehearsal.verdict in (FITS, TIGHT)
+        return is_fitting and self.is_accepted
 
     @property
     def reserved_bytes(self) -> int:
@@ -121,7 +124,8 @@ def rehearse_variant(variant: Variant, device: str | None) -> Outcome:
             sizes = array("q", requests.read_bytes()) if requests.exists() else ()
             copied, original = (json.dumps(place)[1:-1] for place in moved)
             text = result.read_text(encoding="utf-8").replace(copied, original)
-            return _read_outcome(text, sizes, read_noted_files(reads, moved))
+            outcome = _read_outcome(text, sizes, read_noted_files(reads, moved))
+            return replace(outcome, is_accepted=code == 0)
         said = output.read_text(encoding="utf-8", errors="replace").replace(moved[0], moved[1])
         lines = [line for line in said.splitlines() if line.strip()]
         return Outcome(None, "\n".join(lines[-12:]) or f"exit code {code}", was_killed=code in KILLED)

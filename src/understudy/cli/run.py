@@ -63,13 +63,7 @@ examples:
         default=2,
         help="optimizer steps to run before the script is stopped (2)",
     )
-    add(
-        "--budget",
-        metavar="SIZE",
-        type=_parse_size,
-        help="limit of reserved memory, as in 40GiB; exit code 3 above it",
-    )
-    add_time_arguments(parser)
+    add_rehearsal_arguments(parser)
     add("--json", metavar="FILE", help="write all measurements as JSON; - for standard output")
     for name, text in FORMATS.items():
         add(f"--{name}", metavar="FILE", help=text)
@@ -82,6 +76,19 @@ examples:
     add(
         "--parsers", metavar="FILE", help=argparse.SUPPRESS
     )  # for `understudy plan`: ends where options are parsed
+    add("--quiet", action="store_true", help="print the verdict only, without the script's output")
+
+
+def add_rehearsal_arguments(parser: argparse.ArgumentParser) -> None:
+    """What decides about a rehearsal: every option but those that say what is run, where, and which files are written."""
+    add = parser.add_argument
+    add(
+        "--budget",
+        metavar="SIZE",
+        type=_parse_size,
+        help="limit of reserved memory, as in 40GiB; exit code 3 above it",
+    )
+    add_time_arguments(parser)
     add(
         "--answers",
         metavar="POLICY",
@@ -127,7 +134,6 @@ examples:
     add("--nccl-memory", metavar="SIZE", type=_parse_size, dest="nccl_memory",
         help="memory of NCCL on each rank, in place of the catalogue's range")  # fmt: skip
     add("--write", action="store_true", help="let the script write files and use the network: no sandbox")
-    add("--quiet", action="store_true", help="print the verdict only, without the script's output")
 
 
 # --- input, checked before torch is imported ----------------------------------------------------------------------------
