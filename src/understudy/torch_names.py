@@ -230,14 +230,19 @@ read when a mode is made."""
 
 
 GRAPHS: dict[str, str] = {
-    "symbolic mode, operators with a kernel in torch's Python dispatcher: `F.interpolate`, `F.dropout`, `F.batch_norm`": ""
-    "what eager runs, as in the other modes; torch's records its Python kernels there: arithmetic on indices, "
-    "`native_dropout`, `_native_batch_norm_legit`. Give `decomposition_table=` for the first",
-    "symbolic mode, `matmul` of batches; slices of everything": "as eager: `_unsafe_view`, where torch's has `view`; a "
-    "slice that takes everything is not recorded",
+    "symbolic mode, dropout that drops nothing (`training=False`, `p=0`)": "no node, because eager returns its input; "
+    "torch's graph has a `clone`, so that a later write no longer reaches the input",
+    "symbolic mode, `matmul` inside `linear` and inside transforms of torch.func": "as eager: `_unsafe_view` and "
+    "`squeeze_`, where torch's has `view` and `squeeze`",
+    "symbolic mode, a slice of everything (`x[:]`)": "not recorded, as in eager; torch's has the slice",
+    "symbolic mode, recurrent layers": "`nn.LSTM` as eager, with what the backward pass needs; `nn.GRU` and `nn.RNN` "
+    "without gradients as one operator, for sequences of each length; torch's graphs are for inference, and `nn.GRU` "
+    "for the length of the example",
     "symbolic mode, sizes in gradients": "may be computed from the sizes of the inputs; torch's reads them from the result",
     "`pre_dispatch=True`, gradients inside the function": "the inner operators of a composite that its backward pass reads "
     "are recorded as well",
+    "`pre_dispatch=True`, transforms inside the function (`torch.vmap`, `torch.func.grad`)": "the operators that run; "
+    "torch's graph is empty",
 }
 """Where graphs have other operators than those of torch's `make_fx`, after dead code is removed."""
 

@@ -89,7 +89,11 @@ def test_the_operators_of_onednn_are_those_of_static_sizes(name: str, train: boo
         return torch.autograd.grad(layer(x)[0].sin().sum(), [x, *layer.parameters()])
 
     x = torch.randn(3, 5, 4)
-    assert calls(make_fx(f, tracing_mode="symbolic")(x)) == calls(make_fx(f, tracing_mode="fake")(x))
+    symbolic, fake = (
+        [name for name in calls(make_fx(f, tracing_mode=mode)(x)) if "mkldnn" in name]
+        for mode in ("symbolic", "fake")
+    )
+    assert symbolic == fake != []
 
 
 def test_gradients_of_gradients_and_a_state_that_depends_on_the_input() -> None:

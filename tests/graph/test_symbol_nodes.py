@@ -43,7 +43,7 @@ PROGRAMS: dict[str, Any] = {
     "split": lambda x: torch.split(x, [1, x.shape[0] - 1]),
     "chunk": lambda x: x.T.contiguous().T.flatten(),
     "pool": lambda x: torch.nn.functional.adaptive_avg_pool1d(x[None], 1),
-    "interpolate": lambda x: torch.nn.functional.interpolate(x[None], scale_factor=2.0, mode="linear"),
+    "interpolate": lambda x: torch.nn.functional.interpolate(x[None], scale_factor=2.0, mode="nearest"),
     "unfold": lambda x: x.unfold(0, 2, 1),
     "norm": lambda x: torch.nn.functional.layer_norm(x, (x.shape[1],)),
     "mean": lambda x: x.mean(0) - x.var(0),

@@ -125,6 +125,13 @@ def decomposition_of(op: OpOverload) -> Callable[..., Any] | None:
     return decomposition_table.get(op)
 
 
+def python_kernel(op: OpOverload) -> Callable[..., Any]:
+    """The kernel of a composite operator in torch's Python dispatcher."""
+    import torch._decomp  # noqa: F401 - why: registers the kernels; slow to load, and seldom needed
+
+    return op.py_kernels[DispatchKey.CompositeImplicitAutograd]
+
+
 def _return_nothing(*args: object, **kwargs: object) -> None:
     """The fake function of an operator without results."""
 

@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from understudy.errors import ArgumentError, DtypeError, ShapeMismatch
 from understudy.ops.factories import fresh, like
 from understudy.ops.registry import rule
+from understudy.ops.shared.decompositions import decomposition, is_recorded_symbolically
 from understudy.ops.shared.dtypes import REDUCED, Check, check_dtype, unless_empty
 from understudy.ops.traits.caching import whole_result
 from understudy.ops.traits.ranges import Operand, ValueRange, of, round_outwards, single_value, value_range
@@ -30,6 +32,7 @@ from understudy.spec import (
 )
 
 Dtype = torch.dtype
+aten = torch.ops.aten
 
 
 @rule("rand", "rand.generator")
@@ -343,6 +346,14 @@ def dropout(a: TensorSpec, p: float, train: bool) -> Same:
 def whole_dropout(a: TensorSpec, p: float, train: bool) -> Any:
     """Where something is dropped, C++ multiplies by a mask of the same layout."""
     return elementwise((a, preserved_copy(a)), a.dtype) if train and 0 < p < 1 else NotImplemented
+
+
+@decomposition("dropout")
+def decompose_dropout(x: Tensor, p: float, train: bool) -> Any:
+    """On CPU, the operator draws the same numbers as the operators of eager, which takes it on CUDA itself. Where nothing
+    is dropped, eager returns its input."""
+    is_dropping = train and 0 < p <= 1 and is_recorded_symbolically()
+    return aten.native_dropout(x, p, train)[0] if is_dropping else NotImplemented
 
 
 @rule("native_dropout")

@@ -35,7 +35,7 @@ from understudy.infer.cache import ORDINARY_FLOATS, PLAIN_TYPES, SIZED_TYPES, Un
 from understudy.infer.engine import cache
 from understudy.infer.shared import SharedPlans, SharedQuestion
 from understudy.ops.registry import record_of, user_rule
-from understudy.ops.shared.decompositions import decomposed_kernel, decomposition
+from understudy.ops.shared.decompositions import decomposed_kernel, decomposition, is_recorded_symbolically
 from understudy.ops.shared.layouts import check_storage_size
 from understudy.ops.traits.caching import (
     ViewOfNew,
@@ -165,7 +165,7 @@ def _make_kernel(op: Any) -> Callable[..., Any]:
         if not needs_recipe_always and _needs_each_operator(args):
             return run(*args, **kwargs)
         tensors: list[FakeTensor] = []
-        key: list[Any] = [op, is_grad_enabled()]
+        key: list[Any] = [op, is_grad_enabled(), needs_recipe_always and is_recorded_symbolically()]
         try:
             _add_to_key(key, tensors, args)
             if kwargs:

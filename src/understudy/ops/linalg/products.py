@@ -14,6 +14,7 @@ from understudy.ops.registry import rule
 from understudy.ops.shared.decompositions import (
     broadcast,
     decomposition,
+    is_recorded_symbolically,
 )
 from understudy.ops.shared.dims import wrap_dims
 from understudy.ops.shared.dtypes import (
@@ -470,7 +471,9 @@ def decompose_matmul(a: Tensor, b: Tensor) -> Any:
     count = product(batch)
     left = _reshape(a.expand([*batch, *a.shape[-2:]]), [count, *a.shape[-2:]])
     right = _reshape(b.expand([*batch, *b.shape[-2:]]), [count, *b.shape[-2:]])
-    return aten._unsafe_view(left.bmm(right), [*batch, a.shape[-2], b.shape[-1]])
+    shape = [*batch, a.shape[-2], b.shape[-1]]
+    products = left.bmm(right)
+    return products.view(shape) if is_recorded_symbolically() else aten._unsafe_view(products, shape)
 
 
 def _reshape(x: Any, shape: Sequence[object]) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from understudy.errors import ArgumentError, DimensionError, DtypeError, ShapeMismatch
 from understudy.ops.kernel_tables.table import holds
 from understudy.ops.registry import rule
-from understudy.ops.shared.decompositions import decomposition
+from understudy.ops.shared.decompositions import decomposition, is_recorded_symbolically
 from understudy.ops.shared.dtypes import HALVES, check_one_dtype, refuse_cpu
 from understudy.ops.shared.layouts import looks_channels_last, suggested_strides
 from understudy.ops.traits.caching import whole_result
@@ -27,6 +27,7 @@ from understudy.spec import (
 aten = torch.ops.aten
 
 Maybe = TensorSpec | None
+MaybeTensor = torch.Tensor | None
 Mask = Sequence[bool]
 
 
@@ -287,18 +288,37 @@ def _parameter_dtype(x: TensorSpec, *parameters: Maybe) -> torch.dtype:
 
 
 @decomposition("batch_norm")
-def decompose_batch_norm_of_vector(
-    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, *_: object, **__: object
-) -> Any:
+def decompose_batch_norm(
+    x: torch.Tensor, weight: MaybeTensor, bias: MaybeTensor, mean: MaybeTensor, var: MaybeTensor, training: bool,
+    momentum: float, eps: float, cudnn_enabled: bool,
+) -> Any:  # fmt: skip
     """C++ reads the second size without checking the rank: for a vector it would interpret random bits as a symbol."""
     if x.dim() >= 2:
-        return NotImplemented
+        if x.device.type != "cpu" or not is_recorded_symbolically():
+            return NotImplemented
+        result = declare_writes_of_batch_norm(x, weight, bias, mean, var, training, momentum, eps)
+        return result if result is NotImplemented else result[0]
     if x.dim() == 0 or x.shape[0] != 0:
         raise DimensionError(f"batch_norm: needs a batch and channels, got {x.dim()} dimensions")
     result = x.clone()
     if weight is not None:
         result = result * weight[0]
     return result if bias is None else result + bias[0]
+
+
+@decomposition("native_batch_norm")
+def declare_writes_of_batch_norm(
+    x: torch.Tensor, weight: MaybeTensor, bias: MaybeTensor, mean: MaybeTensor, var: MaybeTensor, training: bool,
+    momentum: float, eps: float,
+) -> Any:  # fmt: skip
+    """The operators whose schemas declare that running statistics are written, as graphs for symbolic sizes have them."""
+    if not is_recorded_symbolically() or (mean is None) is not (var is None):
+        return NotImplemented
+    if mean is None:
+        return aten._native_batch_norm_legit.no_stats(x, weight, bias, training, momentum, eps)
+    if training:
+        return aten._native_batch_norm_legit(x, weight, bias, mean, var, training, momentum, eps)
+    return aten._native_batch_norm_legit_no_training(x, weight, bias, mean, var, momentum, eps)
 
 
 @rule("native_batch_norm", "_native_batch_norm_legit")

@@ -14,7 +14,7 @@ from understudy.errors import ArgumentError, OperatorError, ShapeMismatch
 from understudy.ops.factories import symbolic_linspace
 from understudy.ops.kernel_tables.table import holds
 from understudy.ops.registry import rule
-from understudy.ops.shared.decompositions import decomposition
+from understudy.ops.shared.decompositions import decomposition, is_recorded_symbolically
 from understudy.ops.shared.dims import MOST_INT64
 from understudy.ops.shared.dtypes import FLOATS, check_one_dtype
 from understudy.ops.shared.layouts import suggested_strides
@@ -168,6 +168,8 @@ def upsample_to_symbols(name: str, args: Any, kwargs: object) -> Any:
         return NotImplemented
     if spec_of(args[0]) is None and not _torch.is_functorch_wrapped(args[0]):
         return NotImplemented
+    if is_recorded_symbolically():
+        return _torch.python_kernel(getattr(aten, name).vec)(*args)
     x, size, *corners, factors = args
     if not (factors is None or isinstance(factors, (list, tuple))):
         return NotImplemented

@@ -56,6 +56,17 @@ def decompose(op: Any, args: Any, kwargs: Any) -> Any:
     return _torch.decompose(op, *args, **kwargs)
 
 
+def is_recorded_symbolically() -> bool:
+    """Whether a graph for symbolic sizes is recorded below autograd. torch's Python dispatcher is active there, and decides
+    which operators a graph has: the decompositions that ask for this are the ones that make graphs equal to torch's."""
+    recorder = _torch.active_recorder()
+    return (
+        recorder is not None
+        and recorder.tracing_mode == "symbolic"
+        and not _torch.is_recorded_above_autograd()
+    )
+
+
 def has_symbolic_sizes(tensor: torch.Tensor) -> bool:
     return any(isinstance(size, torch.SymInt) for size in tensor.shape)
 
