@@ -35,7 +35,7 @@ from understudy.fake_tensor import FakeTensor, FakeTensorMode
 from understudy.meta_tracer import MetaTracer, symbolic_trace
 from understudy.proxy_tensor import ProxyTorchDispatchMode, PythonKeyTracer, make_fx
 from understudy.symbolic_shapes import ShapeEnv
-from understudy.torch_names import IMPORTED, INSTEAD, SWITCHES, write_page
+from understudy.torch_names import ATTRIBUTES, IMPORTED, INSTEAD, SWITCHES, write_page
 
 aten = torch.ops.aten
 PAIRS = {
@@ -207,6 +207,67 @@ def test_every_name_is_there_or_says_what_to_use(ours: ModuleType, theirs: Modul
 def test_names_that_torch_imports_are_torchs_own(ours: ModuleType, theirs: ModuleType) -> None:
     for name in set(names_of_torch(theirs)) & set(IMPORTED) - set(vars(ours)):
         assert getattr(ours, name) is getattr(theirs, name), name
+
+
+def instances(modules: dict[str, ModuleType]) -> Iterator[Any]:
+    """One instance of each class whose attributes programs read."""
+    stand_ins, recording, shapes = modules["fake_tensor"], modules["proxy_tensor"], modules["symbolic_shapes"]
+    env = shapes.ShapeEnv()
+    mode = stand_ins.FakeTensorMode(shape_env=env)
+    tracer = recording.PythonKeyTracer()
+    yield from (env, mode, mode.from_tensor(torch.ones(2)), mode.fake_tensor_converter, tracer)
+    yield env.create_unbacked_symint().node
+    yield recording.ProxyTorchDispatchMode(tracer, "real")
+    gm = torch.fx.symbolic_trace(torch.nn.ReLU())
+    yield recording.DecompositionInterpreter(gm, Graph())
+    yield modules["fake_tensor_prop"].FakeTensorProp(gm)
+    yield modules["meta_tracer"].MetaTracer()
+
+
+ADVISED = [
+    (kind, name) for kind, groups in ATTRIBUTES.items() for names in groups.values() for name in names.split()
+]
+
+
+def has(value: object, name: str) -> bool:
+    try:
+        return hasattr(value, name)
+    except Exception:  # `tensor.H` of a vector
+        return True
+
+
+def test_every_attribute_of_instances_is_there_or_says_what_to_use() -> None:
+    theirs = {module.__name__.rpartition(".")[2]: module for module in PAIRS.values()}
+    for ours, original in zip(instances(MODULES), instances(theirs), strict=True):
+        kind = type(ours).__name__
+        advised = {name for each, name in ADVISED if each == kind}
+        names = {
+            name for name in {*dir(original), *getattr(original, "__dict__", ())} if not name.startswith("__")
+        }
+        missing = {name for name in names if not has(ours, name)} - advised - {"_is_protocol"}
+        assert missing == set(), f"{kind}: define it, or add it to understudy/torch_names.py"
+        assert not any(has(ours, name) for name in advised)
+
+
+def test_the_advice_on_attributes() -> None:
+    env, (_, mode, x, *_) = ShapeEnv(), instances(MODULES)
+    text = (
+        "understudy's ShapeEnv has no axioms. Use torch._check(condition) to state a condition, and "
+        "statically_known_true(condition) to ask for one."
+    )
+    with pytest.raises(AttributeError) as caught:
+        env.axioms  # type: ignore[attr-defined]
+    assert str(caught.value) == text
+    with pytest.raises(AttributeError, match=r"has no counter. Use env.guards"):
+        env.counter = 3  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError, match=r"has no enter_stack. Use `with mode:`"):
+        mode.enter_stack
+    with pytest.raises(AttributeError, match=r"has no _item_memo_vc. Use x.nonzero_memo"):
+        x._item_memo_vc
+    assert x.item_memo is None and x._item_memo is None
+    info = FakeTensorMode.cache_info()
+    assert (mode.cache_hits, FakeTensorMode.cache_misses) == (info.hits, info.misses)
+    assert FakeTensorMode.cache_bypasses == info.bypasses
 
 
 def test_the_page_of_differences_is_written_from_the_table() -> None:

@@ -57,8 +57,9 @@ from understudy.fake.torch_api import (
     unset_fake_temporarily as unset_fake_temporarily,
 )
 from understudy.infer.cache import DispatchCacheInfo as DispatchCacheInfo
-from understudy.torch_names import INSTEAD as _INSTEAD, module_getattr as _module_getattr
+from understudy.torch_names import INSTEAD as _INSTEAD, advise as _advise, module_getattr as _module_getattr
 
+_advise(FakeTensorMode, FakeTensor)
 __getattr__ = _module_getattr(
     __name__,
     {"CONSTANT_NUMEL_LIMIT": 1},

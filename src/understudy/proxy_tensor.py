@@ -55,8 +55,9 @@ from understudy.capture.unrecorded_effects.torch_functions import (
     TorchFunctionMetadataMode as TorchFunctionMetadataMode,
 )
 from understudy.fake.tensor import FakeTensor as _FakeTensor
-from understudy.torch_names import module_getattr as _module_getattr
+from understudy.torch_names import advise as _advise, module_getattr as _module_getattr
 
+_advise(PythonKeyTracer, ProxyTorchDispatchMode)
 __getattr__ = _module_getattr(
     __name__, {"CONSTANT_NUMEL_LIMIT": 1, "HANDLED_TYPES": (_Tensor, _Parameter, _FakeTensor)}
 )

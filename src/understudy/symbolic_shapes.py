@@ -32,6 +32,7 @@ from understudy.shapes.bindings import (
 )
 from understudy.shapes.env import Settings as _Settings, ShapeEnv as ShapeEnv
 from understudy.shapes.guards import Guard as _Guard
+from understudy.shapes.node import SymNode as _SymNode
 from understudy.shapes.torch_api.names import (
     SYMPY_INTERP as SYMPY_INTERP,
     Constraint as Constraint,
@@ -78,10 +79,11 @@ from understudy.shapes.torch_api.names import (
     sym_or as sym_or,
     uninteresting_files as uninteresting_files,
 )
-from understudy.torch_names import INSTEAD as _INSTEAD, module_getattr as _module_getattr
+from understudy.torch_names import INSTEAD as _INSTEAD, advise as _advise, module_getattr as _module_getattr
 
 ShapeEnvSettings, RuntimeAssert, _ShapeEnvGuardError = _Settings, _Guard, _GuardsFrozen
 
+_advise(ShapeEnv, _SymNode)
 __getattr__ = _module_getattr(__name__)
 __all__ = [
     *("CallMethodKey", "ConvertIntKey", "DivideByKey", "InnerTensorKey"),

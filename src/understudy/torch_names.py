@@ -2,9 +2,10 @@
 
     IMPORTED      names that torch's modules import from other modules of torch: they are torch's own, loaded when named
     INSTEAD       names of mechanisms that understudy does not have, each with what to use instead
+    ATTRIBUTES    attributes of torch's classes that the classes of the same names here do not have, each with advice
     module_getattr  the `__getattr__` of `understudy.fake_tensor` and the other four modules
 
-The page "What differs from torch's modules" (docs/differences.md) is written from `INSTEAD`:
+The page "What differs from torch's modules" (docs/differences.md) is written from these tables:
 `python -m understudy.torch_names > docs/differences.md`.
 """
 
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 from understudy.errors import NotProvided
 
@@ -214,12 +215,132 @@ def module_getattr(
     return __getattr__
 
 
+# --- attributes -----------------------------------------------------------------------------------------------------------
+
+MODES = "Use `with mode:`, and mode.stack for where the mode was made."
+PROVE = (
+    "Use torch._check(condition) to state a condition, and statically_known_true(condition) to ask for one."
+)
+VALIDATION = (
+    "Conditions are not translated for Z3. Use env.check(*inputs) for the guards that inputs do not meet."
+)
+LINES = "Use env.guards: each guard has the line that made it, guard.line. Errors name that line, too."
+CONSTRAINTS = "Use env.guards, env.specialisations, and produce_guards(..., input_contexts=...) for violated constraints."
+NEW_SYMBOLS = "Use env.create_symbol, create_symint, create_unbacked_symint and their kind, or mode.from_tensor(x, source=)."
+VALUES = "Use env.var_to_val for the values in the example, and FakeTensorMode(propagate_real_tensors=True) for real ones."
+EQUAL = "Use env.replacements, and env.simplify(expression)."
+ATTRIBUTES: dict[str, dict[str, str]] = {
+    "ShapeEnv": {
+        PROVE: "axioms get_axioms get_implications divisible _add_divisible _update_divisible _is_nonneg_sum "
+        "_is_nonneg_term _resimplify_floor_div_axioms _maybe_fast_eval_comparison _maybe_evaluate_range_only "
+        "_maybe_guard_rel _should_skip_static_eval _equality_graph",
+        VALIDATION: "_add_assertion _add_target_expr _add_z3var _check_translation_validate "
+        "_create_fx_placeholder_and_z3var _add_fx_node_metadata _remove_fx_node fx_node_cache _expr_sym_node_id",
+        REPLAY: "events is_recording _recording check_recorded_events _last_event_index _snapshot_tracked_fakes check_equal",
+        RANGES: "_constrain_range _default_value_range _refine_ranges _update_var_to_range var_to_range_sloc",
+        EQUAL: "_find _set_replacement _unbacked_replacements replacements_slocs _eliminate_unbacked _constrain_unify",
+        LINES: "var_to_stack specialization_stacks symbol_guard_counter counter log _log_guard _get_sloc _get_stack_summary "
+        "_find_frame_locals _log_create_unbacked_symbol _log_real_tensor_propagation _log_suppressed_dde "
+        "_make_data_dependent_error _is_python_assert _get_user_frame",
+        CONSTRAINTS: "dim_constraints exclusion_constraints _record_exclusion_constraint "
+        "_render_range_for_constraint_violation patch_source_specialization",
+        NEW_SYMBOLS: "unique_ids unbacked_inputs unbacked_alloc_order unbacked_symint_counter unbacked_symfloat_counter "
+        "transfer_symbols_from_foreign_shape_env _create_symbol_for_source _create_symbolic_sizes_strides_storage_offset "
+        "_compute_symbolic_stride _produce_dyn_sizes _produce_dyn_sizes_from_int_tuple _generate_unique_id _init "
+        "_shape_id_to_unbacked_symbol _add_shape_id_eq_check _shape_spec_pending_assumptions "
+        "_spec_symbol_to_compile_symbol",
+        VALUES: "add_var_to_val add_backed_var_to_val var_to_hint_override real_tensor_prop_unbacked_vals "
+        "set_real_tensor_prop_unbacked_vals set_unbacked_var_to_val unbacked_var_to_val",
+        "Use env.source_to_var and env.var_to_sources.": "source_to_symbol source_name_to_debug_name _debug_name",
+        "Use env.evaluate_expr(expression).": "_evaluate_expr _inner_evaluate_expr",
+        SUPPRESSION: "_suppress_guards_enter _suppress_guards_exit _suppress_guards_tls _ignore_fresh_unbacked_symbols_tls "
+        "_ignore_fresh_unbacked_symbols_set",
+        "Use env.freeze(), env.freeze_runtime_asserts() and env.error_on_new_guards().": ""
+        "_check_frozen _error_on_new_guards",
+        "Use FakeTensorMode.cache_info() and FakeTensorMode.cache_clear(). A ShapeEnv needs no cleanup.": ""
+        "fake_tensor_cache cleanup _prev_cache_key _get_key _version_counter _update_version_counter",
+    },
+    "FakeTensorMode": {
+        MODES: "enter_stack old_dispatch_mode_flags old_non_infra_dispatch_mode_flags "
+        "old_without_ignore_compile_internals_dispatch_mode_flags _stack _stack_trace",
+        CACHE: "cache _cache_key _cached_dispatch_impl _crosscheck_cache_output _get_output_info_for_cache_entry "
+        "_get_output_tensor_from_cache_entry _make_cache_entry _output_from_cache_entry _prep_args_for_hash "
+        "_validate_cache_key _validate_output_for_cache_entry",
+        HANDLERS: "_cpp_meta_supports_symint cpp_meta_supports_symint _unbacked_special_fake_handling_ops _maybe_infer_fake "
+        "_maybe_infer_fake_kernel_from_pytree_out",
+        "Use FakeTensorMode(allow_fallback_kernels=), and mode.allow_fallback_kernels.": "can_run_unsafe_fallback "
+        "_can_run_unsafe_fallback_allowed_namespaces",
+        "Use mode.from_tensor(jagged) with a ShapeEnv; the symbol of the ragged size is jagged.shape[1].": ""
+        "create_symbolic_nested_int nt_tensor_id_counter nt_tensor_id_initial_count",
+        "Read x.constant, or x.item(): the values of constants are followed through views and writes.": "may_turn_const "
+        "lift_fns invalidate_written_to_constants",
+        "Use mode.from_tensor(tensor), or FakeTensorConverter().from_meta_and_device(mode, tensor, device).": ""
+        "validate_and_convert_non_fake_tensors wrap_meta_outputs_with_default_device_logic",
+    },
+    "FakeTensor": {
+        "Use x.device, and understudy.rule for the device of an operator's result.": "_find_common_device "
+        "_normalize_fake_device",
+        "Use x.fake_mode.": "_mode_key",
+        "Use x.nonzero_memo and its kind: they are None after a write, and in a new epoch of the mode.": " ".join(
+            f"_{kind}_memo_{part}"
+            for kind in ("nonzero", "item", "unique", "unique_consecutive", "nested_int")
+            for part in ("vc", "epoch")
+        ),
+    },
+    "SymNode": {
+        "Use node.expr.": "_expr_cache _expr_ver",
+        "Use the method of the same name without the underscore.": "_abs _add _and_ _bitwise_and _bitwise_or _bitwise_xor "
+        "_ceil _eq _float_pow _float_truediv _floor _ge _gt _int_floordiv _int_truediv _is_channels_last_contiguous_2d "
+        "_is_channels_last_contiguous_3d _is_channels_last_strides_2d _is_channels_last_strides_3d _is_contiguous "
+        "_is_integer _is_non_overlapping_and_dense_indicator _le _lshift _lt _mod _mul _ne _neg _or_ _pos "
+        "_pow_by_natural _round _rshift _sub _sym_float _sym_ite _sym_max _sym_min _sym_not _trunc",
+    },
+    "FakeTensorProp": {
+        "The values of all nodes are kept: read node.meta['val'], or spec_of(node).": "user_to_last_uses"
+    },
+    "PythonKeyTracer": {
+        SYMBOL_NODES: "sympy_expr_tracker",
+        "Use tracer.script_object_tracker for script objects; opaque objects are not traced.": ""
+        "opaque_tracker _opaque_real_obj_proxy _try_reconstruct_opaque",
+    },
+    "ProxyTorchDispatchMode": {
+        MODES: "enter_stack old_dispatch_mode_flags old_non_infra_dispatch_mode_flags "
+        "old_without_ignore_compile_internals_dispatch_mode_flags",
+        "Use decompose(table), or mode.enable_decompositions(table).": "decomp_layers _decomposition_table_stack",
+        "It is a setting of torch's compiler; a recorder here records the casts that run.": "emulate_precision_casts",
+        "A subgraph is traced at each call.": "_invoke_subgraph_cache _invoke_subgraph_names",
+    },
+}
+"""Class → what to use instead → attributes of torch's class of this name, public and private."""
+
+
+class MissingAttribute:
+    """A descriptor: reading or setting the attribute is an AttributeError that names the alternative."""
+
+    def __init__(self, name: str, advice: str) -> None:
+        self._name, self._advice = name, advice
+
+    def __get__(self, value: object, kind: type) -> NoReturn:
+        raise AttributeError(f"understudy's {kind.__name__} has no {self._name}. {self._advice}")
+
+    def __set__(self, value: object, new: object) -> NoReturn:
+        self.__get__(value, type(value))
+
+
+def advise(*classes: type) -> None:
+    """Give these classes an error with advice for each attribute that they do not have."""
+    for kind in classes:
+        for advice, names in ATTRIBUTES[kind.__name__].items():
+            for name in names.split():
+                setattr(kind, name, MissingAttribute(name, advice))
+
+
 SWITCHES: dict[str, str] = {
     "fake_tensor_propagate_real_tensors": "as in torch; also FakeTensorMode(propagate_real_tensors=True)",
     "fake_tensor_allow_meta": "as in torch",
     "fake_tensor_allow_unsafe_data_ptr_access": "no effect: data_ptr() of a stand-in always raises, with what to do",
     "fake_tensor_crossref": "read by torch's AOTAutograd, not by a mode",
-    "fake_tensor_prefer_device_type": "not supported: tensors on two devices are an error that names both; move one of them",
+    "fake_tensor_prefer_device_type": "as in torch",
     "fake_tensor_cache_enabled": "as in torch",
     "fake_tensor_cache_crosscheck_enabled": "as FakeTensorMode(crosscheck=True)",
     "fake_tensor_disable_inference_mode": "read by torch's compiler, not by a mode",
@@ -262,6 +383,16 @@ def write_page() -> str:
     for module, groups in _GROUPS.items():
         lines += ["", f"## understudy.{module}", "", "| names of torch's module | instead |", "|---|---|"]
         for advice, names in groups.items():
+            lines.append(f"| {', '.join(f'`{name}`' for name in names.split())} | {advice} |")
+    lines += [
+        "",
+        "## Attributes",
+        "",
+        "Reading or setting one of these is an `AttributeError` with the text of the table.",
+    ]
+    for kind, by_advice in ATTRIBUTES.items():
+        lines += ["", f"### {kind}", "", "| attributes of torch's class | instead |", "|---|---|"]
+        for advice, names in by_advice.items():
             lines.append(f"| {', '.join(f'`{name}`' for name in names.split())} | {advice} |")
     lines += ["", "## Operators in graphs", "", "| where | what `make_fx` records here |", "|---|---|"]
     lines += [f"| {where} | {what} |" for where, what in GRAPHS.items()]

@@ -49,6 +49,28 @@ def test_meta_tensors_are_refused_where_that_was_asked_for() -> None:
     assert FakeTensorMode().from_tensor(torch.empty(2, device="meta")).device.type == "meta"
 
 
+def test_calls_run_on_the_preferred_device() -> None:
+    """As under torch's mode, for inputs of which none is written to."""
+
+    def run(make: Any) -> Any:
+        with functorch_config.patch(fake_tensor_prefer_device_type="cuda"), make():
+            a, b = torch.ones(3, 2).t(), torch.ones(2, 3, device="cuda")
+            found = [
+                a + b,
+                b + a,
+                torch.where(a > 0, b, a),
+                a @ b.t(),
+                a * 2,
+                a + torch.ones((), device="cuda"),
+            ]
+            b += a
+            return [(x.device, x.shape, x.stride()) for x in [*found, a, b]]
+
+    assert run(FakeTensorMode) == run(torch_fake_tensor.FakeTensorMode)
+    with FakeTensorMode(), pytest.raises(errors.FakeTensorDeviceMismatchError, match="two devices"):
+        torch.ones(3) + torch.ones(3, device="cuda")
+
+
 def test_pointers_are_refused_whatever_the_switch_says() -> None:
     mode = FakeTensorMode()
     assert not mode._allow_unsafe_data_ptr_access

@@ -386,6 +386,7 @@ SWITCHES: dict[str, tuple[str, str, str, Any]] = {
     "generate_fake_kernels_from_real_mismatches": (FUNCTORCH, "", "", False),
     "fake_tensor_allow_unsafe_data_ptr_access": (FUNCTORCH, "", "", True),
     "fake_tensor_allow_meta": (FUNCTORCH, "FAKE_ALLOW_META", "0", True),
+    "fake_tensor_prefer_device_type": (FUNCTORCH, "", "", None),
     "fake_tensor_cache_enabled": (DYNAMO, "TORCH_FAKE_TENSOR_DISPATCH_CACHE", "0", True),
     "fake_tensor_cache_crosscheck_enabled": (
         DYNAMO,

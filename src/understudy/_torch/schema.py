@@ -127,7 +127,8 @@ def decomposition_of(op: OpOverload) -> Callable[..., Any] | None:
 
 def python_kernel(op: OpOverload) -> Callable[..., Any]:
     """The kernel of a composite operator in torch's Python dispatcher."""
-    import torch._decomp  # noqa: F401 - why: registers the kernels; slow to load, and seldom needed
+    # why: registers the kernels; slow to load, and seldom needed
+    import torch._decomp  # noqa: F401
 
     return op.py_kernels[DispatchKey.CompositeImplicitAutograd]
 

@@ -11,9 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from understudy import _torch
 from understudy.errors import MetaDeviceError
+from understudy.fake.misses import make_call
+from understudy.fake.realise import make_new
 from understudy.fake.tensor import FakeTensor
 from understudy.infer.cache import UnusualArgument
-from understudy.spec.call import flat
+from understudy.ops.registry import record_of
+from understudy.ops.traits.writes import written_inputs
+from understudy.spec.call import flat, map_structure
 from understudy.spec.error_context import with_line
 
 if TYPE_CHECKING:
@@ -32,11 +36,33 @@ def needs_look_at_results(mode: FakeTensorMode) -> bool:
 
 def dispatch_hooked(mode: FakeTensorMode, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
     """A call of a hooked mode."""
+    if mode.preferred_device_type is not None:
+        args, kwargs = move_to_preferred(mode, func, args, kwargs or {})
     result = mode.dispatch(func, types, args, kwargs)
     if needs_look_at_results(mode):
         for fake in flat(FakeTensor, (result,), {}):
             look_at(mode, fake, str(func))
     return result
+
+
+def move_to_preferred(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """The arguments of a call on one device: where some inputs are on a device of the preferred type, the others stand for
+    tensors there as well. Those that the call writes to stay where they are."""
+    wanted = mode.preferred_device_type
+    inputs = flat(FakeTensor, args, kwargs)
+    device = next((fake._spec.device for fake in inputs if fake._spec.device.type == wanted), None)
+    if device is None or all(fake._spec.device == device for fake in inputs):
+        return args, kwargs
+    if record_of(func).may_mix is not None:
+        return args, kwargs
+    written = {id(inputs[position]) for position in written_inputs(make_call(mode, func, args, kwargs))}
+
+    def move(fake: FakeTensor) -> FakeTensor:
+        spec = fake._spec
+        is_moved = spec.device.type != wanted and spec.shape and id(fake) not in written
+        return make_new(mode, spec.on(device)) if is_moved else fake
+
+    return map_structure(move, FakeTensor, (tuple(args), kwargs))
 
 
 def look_at(mode: FakeTensorMode, fake: FakeTensor, made_by: str) -> None:

@@ -59,7 +59,7 @@ from understudy.spec.error_context import refuse_order
 
 READ_SWITCHES = (
     "fake_tensor_propagate_real_tensors", "fake_tensor_allow_meta", "fake_tensor_cache_crosscheck_enabled",
-    "fake_tensor_cache_enabled",
+    "fake_tensor_cache_enabled", "fake_tensor_prefer_device_type",
 )  # fmt: skip
 """Torch's switches that are read when a mode is made."""
 PLAIN_SCOPES, SYMBOLIC_SCOPES = combine(ANY_MODE), combine(ANY_MODE, SYMBOLS)
@@ -73,6 +73,16 @@ Module = TypeVar("Module", bound=torch.nn.Module)
 
 UNUSUAL_ARGUMENT = Plan(())
 """Marks a call with an argument that can't be part of a key."""
+
+
+class CacheCounter:
+    """A field of `FakeTensorMode.cache_info()`, as an attribute of the class and of modes."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, mode: object, kind: type) -> Any:
+        return getattr(cache.info(), self._name)
 
 
 class FakeTensorMode(ModeServices):
@@ -100,6 +110,8 @@ class FakeTensorMode(ModeServices):
     """Whether this mode's stand-ins pose as meta tensors: see `in_kernel_invocation_manager`."""
     propagate_real_tensors = False
     allow_meta = True
+    preferred_device_type: str | None = None
+    """The type of the device on which calls with inputs on several devices run, where torch's switch names one."""
     is_hooked = False
     """Whether all calls take the slow path, where something looks at them: see `fake/hooks.py`."""
     network: Any = None
@@ -128,7 +140,7 @@ class FakeTensorMode(ModeServices):
             shape_env, static_shapes = ShapeEnv(), static_shapes is None or static_shapes
         if crosscheck:
             check_option(crosscheck)
-        propagates, allows_meta, crosschecks, caches = _torch.switches(*READ_SWITCHES)
+        propagates, allows_meta, crosschecks, caches, preferred = _torch.switches(*READ_SWITCHES)
         if propagate_real_tensors is None:
             propagate_real_tensors = propagates
         # Only what differs from the default: with more than 30 attributes in its dict, reading them is slow.
@@ -136,9 +148,11 @@ class FakeTensorMode(ModeServices):
             self.propagate_real_tensors = True
         if not allows_meta:
             self.allow_meta = False
+        if preferred is not None:
+            self.preferred_device_type = preferred
         looks_at_results = _torch.FakeTensorConfig.debug or not allows_meta
         own_class: Any = type(self)
-        if propagate_real_tensors or looks_at_results or has_hooks(own_class):
+        if propagate_real_tensors or looks_at_results or preferred is not None or has_hooks(own_class):
             self.is_hooked = True
         policy = None if answers == "error" else make_policy(answers)
         self.answers = None if policy is None else Answers(policy)
@@ -412,6 +426,8 @@ class FakeTensorMode(ModeServices):
     @classmethod
     def cache_clear(cls) -> None:
         cache.clear()
+
+    cache_hits, cache_misses, cache_bypasses = map(CacheCounter, ("hits", "misses", "bypasses"))
 
 
 HOOKS = ("dispatch", "_dispatch_impl")

@@ -48,6 +48,7 @@ class ModeServices(_torch.TorchDispatchMode):
         crosscheck: bool | str
         propagate_real_tensors: bool
         allow_meta: bool
+        preferred_device_type: str | None
         is_hooked: bool
         fake_tensor_converter: Any
         _device_facts: Hashable | None

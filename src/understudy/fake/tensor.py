@@ -63,11 +63,12 @@ class SymNumberMemoDescriptor:
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = f"_{name}"
+        setattr(owner, self._name, None)
 
     def __get__(self, fake: Any, owner: type | None = None) -> Any:
         if fake is None:
             return self
-        memo = getattr(fake, self._name, None)
+        memo = getattr(fake, self._name)
         return memo if self._is_nested_int else recall(fake, memo)
 
     def __set__(self, fake: Any, value: Any) -> None:
