@@ -301,7 +301,6 @@ substitute("torch.Event", value=objects.Event, reason=BY_NUMBERS)
 substitute("torch.cuda.Event", value=objects.CudaEvent, reason=BY_NUMBERS)
 NO_GRAPHS = "CUDA graphs have a memory pool of their own, which is not simulated: they are refused."
 substitute("torch.cuda.CUDAGraph", value=objects.RefusedGraph, reason=NO_GRAPHS)
-substitute("torch.cuda.make_graphed_callables", value=objects.refuse_graph, reason=NO_GRAPHS)
 substitute("torch.cuda.nvtx._nvtx", value=objects.Nvtx(), reason="A build without CUDA has no NVTX.")
 
 

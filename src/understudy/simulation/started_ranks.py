@@ -161,7 +161,7 @@ def start_training_process(original: Function, self: Any) -> None:
     self._popen = _WaitingProcess()
 
 
-@patch_call("multiprocessing.queues.Queue.get", "multiprocessing.queues.SimpleQueue.get", during=REHEARSAL)
+@patch_call("multiprocessing.queues.Queue.get", during=REHEARSAL)
 def get_from_processes(original: Function, self: object, *args: object, **kwargs: object) -> Any:
     """What waits for results of processes that train."""
     run_waiting_processes()
