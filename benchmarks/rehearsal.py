@@ -29,7 +29,7 @@ from torch.distributed._tools.mem_tracker import MemTracker
 
 from benchmarks.models import WORKLOADS, Workload
 from understudy import FakeTensorMode
-from understudy.report.runs import Recorder
+from understudy.report.runs import MeasuredRun
 
 MODELS = ("gpt2", "transformer")
 MOST_OF_BARE = 1.5
@@ -89,7 +89,7 @@ def seconds_of(run: Step) -> float:
 
 SIDES: dict[str, Callable[[Workload], float]] = {
     "bare": lambda workload: second_step(FakeTensorMode(), workload, "cuda"),
-    "rehearsal": lambda workload: second_step(Recorder("h100"), workload, "cuda", end=ask_for_memory),
+    "rehearsal": lambda workload: second_step(MeasuredRun("h100"), workload, "cuda", end=ask_for_memory),
     "MemTracker": lambda workload: second_step(TorchFakeTensorMode(), workload, "cpu", tracked),
 }
 
@@ -134,7 +134,7 @@ def grow(console: Console) -> None:
     for column in ("operators", "seconds", "µs an operator"):
         table.add_column(column, justify="right")
     for count in LONG_STEPS:
-        recorder = Recorder("h100")
+        recorder = MeasuredRun("h100")
         with recorder:
             weight = torch.nn.Parameter(torch.randn(64, 64, device="cuda"))
 

@@ -25,12 +25,12 @@ from typing import Any
 from understudy.cli.fixes import read_sources
 from understudy.cli.plans import PASSES, Rehearser, Wishes, run_search
 from understudy.cli.rehearsals import Queue, Variant, Workers
-from understudy.cli.search_space import FoundSpace, Request, find_space
+from understudy.cli.search_space import FoundSpace, SearchRequest, find_space
 from understudy.plans.axes import Axis
 from understudy.plans.candidates import Candidate
 from understudy.plans.estimates import Estimates, Speeds
-from understudy.plans.search import Limits, Search
-from understudy.plans.store import Store
+from understudy.plans.search import Limits, PlanSearch
+from understudy.plans.store import ResultStore
 from understudy.simulation.catalogue import find_card
 from understudy.timing.collectives import find_link, find_network, usual_network
 
@@ -80,7 +80,7 @@ def make_space(
         Axis(name, tuple(sorted({layout[index] for layout in layouts})), name)
         for index, name in enumerate(NAMES)
     )
-    request = Request(
+    request = SearchRequest(
         str(DECODER), ("--size", SIZES[model], *ARGUMENTS), read_sources(str(DECODER)), parsers=parsers, varied=axes,
         nodes=nodes, per_node=PER_NODE, has_ranks=True, tries_changes=False,
     )  # fmt: skip
@@ -111,10 +111,10 @@ def plan_group(
     limits = Limits(card.usable, most=options.most)
     wishes = Wishes(
         card, PER_NODE, found.request, limits, f"{PER_NODE}x{CARD}", None, 3, PASSES, 2, options.jobs, None,
-        Store(options.cache),
+        ResultStore(options.cache),
     )  # fmt: skip
     first = None if estimates.results else choose_first(candidates)
-    search = Search(candidates, first, estimates, limits)
+    search = PlanSearch(candidates, first, estimates, limits)
     began = time.time()
     with Workers(options.jobs) as workers:
         queue = Queue(workers, f"{PER_NODE}x{CARD}")

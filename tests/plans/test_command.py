@@ -15,9 +15,16 @@ import pytest
 
 from understudy.cli import main, plans
 from understudy.cli.rehearsals import Outcome, Queue, Variant, Workers
-from understudy.plans.answer import SCHEMA_FILE, Plan, Row, SearchedAxis, _make_whole_schema, find_front
+from understudy.plans.answer import (
+    SCHEMA_FILE,
+    Row,
+    SearchedAxis,
+    TrainingPlan,
+    _make_whole_schema,
+    find_front,
+)
 from understudy.plans.page import make_page
-from understudy.plans.store import Store, make_key
+from understudy.plans.store import ResultStore, make_key
 from understudy.plans.text import write_plan
 
 SCRIPT = """\
@@ -45,10 +52,10 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "train.py"
 
 
-def plan(script: str, *words: str, expected: int = 0) -> Plan:
+def plan(script: str, *words: str, expected: int = 0) -> TrainingPlan:
     given = ["--device", "t4", "--jobs", "1", "--cache", "kept", "--json", "plan.json", *words, script]
     assert main(["plan", *given]) == expected
-    return Plan.from_json(Path("plan.json").read_text())
+    return TrainingPlan.from_json(Path("plan.json").read_text())
 
 
 WORDS = ("--vary", "batch=1024,4096,1048576,2097152", "--no-changes")
@@ -217,7 +224,7 @@ def test_an_interrupt_prints_the_best_so_far(
 def test_records_hold_as_long_as_files_stay(tmp_path: Path) -> None:
     data = tmp_path / "data.txt"
     data.write_text("1")
-    store = Store(tmp_path / "kept")
+    store = ResultStore(tmp_path / "kept")
     key = make_key({"arguments": ["a"]})
     assert store.read(key) is None
     store.write(key, {"x": 1}, [str(data)])
@@ -239,8 +246,8 @@ def make_row(memory: int, seconds: float, place: int = 0, verdict: str = "fits",
     )  # fmt: skip
 
 
-def make_answer(*rows: Row) -> Plan:
-    return Plan(
+def make_answer(*rows: Row) -> TrainingPlan:
+    return TrainingPlan(
         "NVIDIA H100", 8, "speed", True, [row for row in rows if row.place], list(rows), [SearchedAxis("batch", ["1"], "asked")],
         40, 30, {"a smaller one does not fit": 20, "predicted to be behind": 5}, len(rows), 0, ["lr"], script="train.py",
     )  # fmt: skip

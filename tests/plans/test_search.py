@@ -12,8 +12,8 @@ from understudy.plans.axes import Axis, parse_vary
 from understudy.plans.candidates import Candidate, Shape, Space
 from understudy.plans.constraints import RequirementError, parse_requirement
 from understudy.plans.estimates import Estimates, Speeds
-from understudy.plans.results import Result, Wire, extend, failed
-from understudy.plans.search import BY_MONOTONY, COST, MEMORY, Limits, Search
+from understudy.plans.results import Result, Wire, extend, make_failure
+from understudy.plans.search import BY_MONOTONY, COST, MEMORY, Limits, PlanSearch
 
 GB = 10**9
 LIMIT = 80 * GB
@@ -50,7 +50,7 @@ def simulate(shape: Shape, penalty: float = 1.0) -> Result:
     )  # fmt: skip
 
 
-def run(search: Search, evaluate: Callable[[Candidate], Result], jobs: int = 2) -> list[Candidate]:
+def run(search: PlanSearch, evaluate: Callable[[Candidate], Result], jobs: int = 2) -> list[Candidate]:
     """In the order in which they were begun; several at a time, the last one ends first."""
     begun: list[Candidate] = []
     running: list[Candidate] = []
@@ -64,9 +64,9 @@ def run(search: Search, evaluate: Callable[[Candidate], Result], jobs: int = 2) 
         search.record(done, evaluate(done))
 
 
-def make_search(space: Space, **more: object) -> Search:
+def make_search(space: Space, **more: object) -> PlanSearch:
     candidates = space.list_candidates()
-    return Search(
+    return PlanSearch(
         candidates,
         candidates[0],
         Estimates(Speeds(4.5e11, 5e10)),
@@ -152,13 +152,13 @@ def test_values_without_a_role_are_learned() -> None:
 
 def test_a_candidate_that_fails_is_no_answer() -> None:
     search = make_search(make_space("batch=1,2,4", per_node=8, fixed={"tp": 8}))
-    run(search, lambda c: failed("no") if c.shape.batch == 4 else simulate(c.shape))
+    run(search, lambda c: make_failure("no") if c.shape.batch == 4 else simulate(c.shape))
     assert [c.shape.batch for c in search.best()] == [2, 1]
 
 
 def test_a_script_that_always_fails_is_given_up() -> None:
     search = make_search(make_space("batch=1..1024"))
-    begun = run(search, lambda candidate: failed("no"), 1)
+    begun = run(search, lambda candidate: make_failure("no"), 1)
     assert len(begun) == 3
     assert not search.best()
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from understudy.cli.search_space import FoundSpace, Request, find_space, uses_ranks
+from understudy.cli.search_space import FoundSpace, SearchRequest, find_space, uses_ranks
 from understudy.errors import UnderstudyError
 from understudy.plans.axes import parse_vary
 from understudy.simulation.parsers import describe_action
@@ -37,10 +37,10 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def request(*vary: str, arguments: tuple[str, ...] = (), **more: object) -> Request:
+def request(*vary: str, arguments: tuple[str, ...] = (), **more: object) -> SearchRequest:
     parsers = describe(make_parser())
     varied = tuple(parse_vary(text) for text in vary)
-    return Request("train.py", arguments, {"train.py": SCRIPT}, parsers=parsers, varied=varied, **more)  # type: ignore[arg-type]
+    return SearchRequest("train.py", arguments, {"train.py": SCRIPT}, parsers=parsers, varied=varied, **more)  # type: ignore[arg-type]
 
 
 def commands(found: FoundSpace) -> list[str]:

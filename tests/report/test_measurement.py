@@ -11,11 +11,11 @@ import torch
 
 import understudy
 from tests.counting import count_calls
-from understudy.report.runs import Recorder
+from understudy.report.runs import MeasuredRun
 
 
 def test_nothing_is_kept_alive() -> None:
-    with Recorder() as recorder:
+    with MeasuredRun() as recorder:
         x = torch.ones(1000)
         reference = weakref.ref(x)
         recorder.mode.report_events()
@@ -28,11 +28,11 @@ def test_nothing_is_kept_alive() -> None:
 
 def test_records_do_not_make_the_collector_run_more_often() -> None:
     before = gc.get_threshold()
-    with Recorder():
+    with MeasuredRun():
         assert gc.get_threshold()[0] > before[0] and gc.get_threshold()[1:] == before[1:]
     assert gc.get_threshold() == before
     try:
-        with Recorder():
+        with MeasuredRun():
             gc.set_threshold(900)  # what the program has chosen
         assert gc.get_threshold()[0] == 900
     finally:
@@ -196,7 +196,7 @@ def test_lines_are_not_those_of_generated_code() -> None:
 
 def test_a_step_that_fails_is_over() -> None:
     """An optimizer that runs out of memory calls no hook at the end of its step."""
-    with Recorder("t4", understudy.RehearsalOptions(oom="raise")) as recorder:
+    with MeasuredRun("t4", understudy.RehearsalOptions(oom="raise")) as recorder:
         for width in (40_000, 100):
             model = torch.nn.Linear(width, width, device="cuda")
             optimizer = torch.optim.Adam(model.parameters())

@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributed import _functional_collectives as functional
 
 import understudy
-from understudy.report.runs import Recorder
+from understudy.report.runs import MeasuredRun
 from understudy.simulation.machine import Machine
 from understudy.simulation.network import NotRehearsedError
 
@@ -129,7 +129,7 @@ def test_categories_of_sharded_state(monkeypatch: pytest.MonkeyPatch, accumulate
 
     for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "4"}.items():
         monkeypatch.setenv(name, value)
-    recorder = Recorder("4xh100")
+    recorder = MeasuredRun("4xh100")
     with recorder:
         mesh = init_device_mesh("cuda", (4,))
         model = nn.Sequential(nn.Linear(256, 512, bias=False), nn.Linear(512, 256, bias=False)).cuda()

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from understudy.timing.rank_logs import Awaited, Collective, PhaseEnd, RankLog, Synchronized
+from understudy.timing.rank_logs import Awaited, LoggedCollective, PhaseEnd, RankLog, Synchronized
 from understudy.timing.ranks import replay
 from understudy.timing.timeline import Timeline
 
@@ -14,17 +14,17 @@ STREAM = (0, 0)
 MESSAGE = 0.1
 
 
-def seconds_of(collective: Collective) -> float:
+def seconds_of(collective: LoggedCollective) -> float:
     return MESSAGE
 
 
 def reduce(log: RankLog, ranks: tuple[int, ...], is_waited: bool = True, number: int = 0) -> None:
-    log.add(Collective("all_reduce", "0", ranks, 1, STREAM, number, is_waited=is_waited))
+    log.add(LoggedCollective("all_reduce", "0", ranks, 1, STREAM, number, is_waited=is_waited))
 
 
 def message(log: RankLog, kind: str, rank: int, peer: int, number: int) -> None:
     ends = min(rank, peer), max(rank, peer)
-    log.add(Collective(kind, "0", ends, 1, STREAM, number, peer))
+    log.add(LoggedCollective(kind, "0", ends, 1, STREAM, number, peer))
     if kind == "recv":
         log.add(Awaited(STREAM, number))
 

@@ -17,7 +17,7 @@ import torch
 import torch.distributed.fsdp  # its operators
 
 from tools.fit_kernels.programs import describe_program, make_program
-from understudy.report.runs import Recorder
+from understudy.report.runs import MeasuredRun
 from understudy.simulation.events import specs_of_call
 from understudy.spec import TensorSpec
 from understudy.spec.call import Call, map_structure
@@ -77,7 +77,7 @@ def read_stream(row: dict[str, Any], folder: Path) -> Stream:
 
 
 def rehearse_stream(row: dict[str, Any]) -> Stream:
-    recorder = Recorder(row.get("device", row["card"]))
+    recorder = MeasuredRun(row.get("device", row["card"]))
     calls: list[Any] = []
     numbers: dict[int, int] = {}
     moments: list[tuple[int, str, list[int]]] = []

@@ -16,19 +16,19 @@ from typing import Any
 from understudy.cli.commands import INTERRUPTED, Command
 from understudy.cli.fixes import read_sources
 from understudy.cli.rehearsals import Outcome, Progress, Queue, Variant, Workers, rehearse_variant
-from understudy.cli.search_space import FoundSpace, Request, find_space, uses_ranks
+from understudy.cli.search_space import FoundSpace, SearchRequest, find_space, uses_ranks
 from understudy.cli.tables import clean, get_terminal_width, parse_seconds, parse_size
 from understudy.cluster.launchers import parse_launch
 from understudy.errors import UnderstudyError
-from understudy.plans.answer import Plan, Row, SearchedAxis, write_values
+from understudy.plans.answer import Row, SearchedAxis, TrainingPlan, write_values
 from understudy.plans.axes import parse_vary, write_value
 from understudy.plans.candidates import Candidate
 from understudy.plans.constraints import parse_requirement
 from understudy.plans.estimates import Estimates, Speeds
 from understudy.plans.page import make_page
-from understudy.plans.results import Result, extend, failed, measure
-from understudy.plans.search import GOALS, Limits, Search
-from understudy.plans.store import Store, find_folder, make_key
+from understudy.plans.results import Result, extend, make_failure, measure
+from understudy.plans.search import GOALS, Limits, PlanSearch
+from understudy.plans.store import ResultStore, find_folder, make_key
 from understudy.plans.text import write_plan
 from understudy.report.rehearsal import read_record
 from understudy.simulation.catalogue import Card, parse_devices, read_cards
@@ -112,7 +112,7 @@ class Wishes:
     card: Card
     count: int
     """Cards of a node."""
-    request: Request
+    request: SearchRequest
     limits: Limits
     device: str
     cards: Path | None
@@ -121,7 +121,7 @@ class Wishes:
     steps: int
     jobs: int | None
     price: float | None
-    store: Store
+    store: ResultStore
     notes: list[str] = field(default_factory=list)
 
 
@@ -175,11 +175,11 @@ def check_words(options: argparse.Namespace) -> Wishes:
         )
     if launcher and os.path.basename(launcher[0]) != "accelerate":
         launcher = ()  # ranks are options of ours
-    request = Request(
+    request = SearchRequest(
         program[0], program[1:], files, launcher, (), tuple(varied), requirements, nodes, per_node, has_ranks,
         _read_count("--global-batch", options.global_batch), not options.no_changes,
     )  # fmt: skip
-    store = Store(None if options.cache == "-" else find_folder(options.cache))
+    store = ResultStore(None if options.cache == "-" else find_folder(options.cache))
     return Wishes(
         card, count, request, Limits(budget, limit, numbers["most"]), options.device, options.cards and Path(options.cards),
         numbers["top"], numbers["passes"], numbers["steps"], jobs, _read_price(options.cost), store, notes,
@@ -253,7 +253,7 @@ class Rehearser:
         candidate, passes, key = self._parts[number]
         shape = candidate.shape if passes is None else replace(candidate.shape, accumulate=passes)
         if outcome.rehearsal is None and outcome.cluster is None:
-            result = failed(outcome.error)
+            result = make_failure(outcome.error)
         else:
             report = str(outcome.cluster or outcome.rehearsal)
             result = measure(outcome.rehearsal, outcome.cluster, shape, report)
@@ -296,7 +296,7 @@ class Rehearser:
         )  # fmt: skip
 
 
-def _read_result(store: Store, key: str) -> Result | None:
+def _read_result(store: ResultStore, key: str) -> Result | None:
     """A record of another version is none."""
     record = store.read(key)
     try:
@@ -374,7 +374,7 @@ def plan_script(options: argparse.Namespace) -> int:
     device = wishes.card.key if is_single else f"{wishes.count}x{wishes.card.key}"
     workers = Workers(wishes.jobs or os.cpu_count() or 1, options.scheduler)
     was_interrupted = False
-    search: Search | None = None
+    search: PlanSearch | None = None
     with workers:
         queue = Queue(workers, device, rehearse_variant, attempts=ATTEMPTS)
         found = find_space(replace(request, parsers=read_parsers(wishes, queue)))
@@ -390,7 +390,7 @@ def plan_script(options: argparse.Namespace) -> int:
         jobs = () if is_single else ("--jobs", str(max(1, (os.cpu_count() or 1) // at_a_time)))
         rehearser = Rehearser(wishes, found, queue, (*_find_run_options(wishes), *more, *jobs), request.files)
         estimates = Estimates(_find_speeds(wishes.card))
-        search = Search(
+        search = PlanSearch(
             candidates,
             found.find_first(candidates),
             estimates,
@@ -410,7 +410,7 @@ def plan_script(options: argparse.Namespace) -> int:
     return INTERRUPTED if was_interrupted else choose_exit_code(plan)
 
 
-def run_search(search: Search, rehearser: Rehearser, jobs: int, kept: set[Candidate]) -> None:
+def run_search(search: PlanSearch, rehearser: Rehearser, jobs: int, kept: set[Candidate]) -> None:
     progress = Progress(len(search.candidates))
     _show(progress, search)
     try:
@@ -432,7 +432,7 @@ def run_search(search: Search, rehearser: Rehearser, jobs: int, kept: set[Candid
         progress.clear()
 
 
-def _show(progress: Progress, search: Search) -> None:
+def _show(progress: Progress, search: PlanSearch) -> None:
     best = search.best()
     progress.done = len(search.results) + len(search.ruled_out)
     out = f"{len(search.results)} rehearsed, {len(search.ruled_out)} ruled out"
@@ -446,13 +446,15 @@ def _find_speeds(card: Card) -> Speeds:
     return Speeds(find_link(card).bandwidth, find_network(usual_network(card)).bandwidth)
 
 
-def choose_exit_code(plan: Plan) -> int:
+def choose_exit_code(plan: TrainingPlan) -> int:
     if plan.choices:
         return 0
     return NOTHING_FITS if any(row.reserved_bytes for row in plan.rehearsals) else FAILED
 
 
-def make_plan(wishes: Wishes, found: FoundSpace, search: Search, kept: Iterable[Candidate] = ()) -> Plan:
+def make_plan(
+    wishes: Wishes, found: FoundSpace, search: PlanSearch, kept: Iterable[Candidate] = ()
+) -> TrainingPlan:
     open_ones = search.rule_out()
     search.end()
     kept = set(kept)
@@ -469,7 +471,7 @@ def make_plan(wishes: Wishes, found: FoundSpace, search: Search, kept: Iterable[
     ]
     if found.space.derived is not None:
         axes.append(SearchedAxis(found.space.derived, ["follows from --global-batch"], "asked"))
-    return Plan(
+    return TrainingPlan(
         device=wishes.card.name, cards=request.nodes * request.per_node, goal=search.goal, is_complete=not open_ones,
         choices=[rows[candidate] for candidate in best], rehearsals=list(rows.values()), searched=axes,
         combinations=len(search.candidates) + found.space.excluded, candidates=len(search.candidates),
@@ -506,7 +508,7 @@ def _make_row(
     )  # fmt: skip
 
 
-def _write(plan: Plan, options: argparse.Namespace) -> None:
+def _write(plan: TrainingPlan, options: argparse.Namespace) -> None:
     text = write_plan(plan, get_terminal_width() or 400)
     print(text, file=sys.stderr if options.json == "-" else sys.stdout)
     if options.json == "-":

@@ -29,7 +29,7 @@ from understudy.simulation.catalogue import Card
 from understudy.simulation.sandbox import NAMESPACES, Sandbox, SandboxOptions, run_sandboxed
 
 if TYPE_CHECKING:
-    from understudy.report.runs import Recorder
+    from understudy.report.runs import MeasuredRun
     from understudy.simulation.run_notes import RunNotes
 
 NUMBER_BYTES = 8
@@ -97,7 +97,7 @@ def _run_inside(options: argparse.Namespace, card: Card | None, count: int, sand
 
 def _rehearse(options: argparse.Namespace, card: Card | None, count: int, sandbox: Sandbox) -> bytes:
     # why: torch is imported inside, once the input is known to be right
-    from understudy.report.runs import Recorder, RehearsalOptions
+    from understudy.report.runs import MeasuredRun, RehearsalOptions
     from understudy.report.script_facts import take_facts  # why: as above
     from understudy.simulation.scripts import Script, run_script  # why: as above
 
@@ -106,7 +106,7 @@ def _rehearse(options: argparse.Namespace, card: Card | None, count: int, sandbo
         context=options.context, budget=options.budget, oom=options.oom, answers=options.answers, host=options.host,
         per_step=options.per_step, **given,
     )  # fmt: skip
-    recorder = Recorder(card, wanted)
+    recorder = MeasuredRun(card, wanted)
     recorder.count = count
     is_module = options.program[0] == "-m"
     name, *arguments = options.program[1:] if is_module else options.program
@@ -160,7 +160,7 @@ def _note_older_torch(script: str, notes: RunNotes) -> None:
 
 
 @contextmanager
-def _record_history(options: argparse.Namespace, recorder: Recorder) -> Iterator[io.BytesIO]:
+def _record_history(options: argparse.Namespace, recorder: MeasuredRun) -> Iterator[io.BytesIO]:
     """The trace of the first card, with the lines of the program, as torch's memory snapshot."""
     history = io.BytesIO()
     if not options.snapshot:
@@ -204,7 +204,7 @@ def _direct_output(options: argparse.Namespace) -> Iterator[io.StringIO]:
         yield said
 
 
-def _describe_progress(recorder: Recorder) -> Callable[[], str]:
+def _describe_progress(recorder: MeasuredRun) -> Callable[[], str]:
     """How far a run is, and how fast since the last time that was asked."""
     before, since = 0, time.monotonic()
 

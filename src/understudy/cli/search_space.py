@@ -38,7 +38,7 @@ from understudy.plans.axes import (
     normalise,
 )
 from understudy.plans.candidates import Candidate, Space
-from understudy.plans.constraints import Requirement
+from understudy.plans.constraints import PlanRequirement
 
 MOST_BATCH = 64
 LARGER_BATCH = 16
@@ -60,7 +60,7 @@ ACCELERATE = (
 
 
 @dataclass(frozen=True)
-class Request:
+class SearchRequest:
     """What the command line asks for. `launcher`: words before the script; `parsers`: what its parser shows."""
 
     script: str
@@ -69,7 +69,7 @@ class Request:
     launcher: tuple[str, ...] = ()
     parsers: Sequence[Mapping[str, Any]] = ()
     varied: tuple[Axis, ...] = ()
-    requirements: tuple[Requirement, ...] = ()
+    requirements: tuple[PlanRequirement, ...] = ()
     nodes: int = 1
     per_node: int = 1
     has_ranks: bool = False
@@ -92,7 +92,7 @@ class Setter:
 
 @dataclass
 class FoundSpace:
-    request: Request
+    request: SearchRequest
     space: Space
     setters: dict[str, Setter]
     not_searched: list[str] = field(default_factory=list)
@@ -229,7 +229,7 @@ def _set_option(arguments: list[str], setter: Setter, value: Value) -> list[str]
 # --- the space
 
 
-def find_space(request: Request) -> FoundSpace:
+def find_space(request: SearchRequest) -> FoundSpace:
     shown: dict[str, Mapping[str, Any]] = {}
     for option in request.parsers:
         for flag in option["flags"]:
@@ -288,7 +288,10 @@ def _origin_of(setter: Setter) -> str:
 
 
 def _find_derived(
-    request: Request, shown: Mapping[str, Mapping[str, Any]], setters: dict[str, Setter], axes: Sequence[Axis]
+    request: SearchRequest,
+    shown: Mapping[str, Mapping[str, Any]],
+    setters: dict[str, Setter],
+    axes: Sequence[Axis],
 ) -> str | None:
     """The option for accumulation, if it follows from --global-batch."""
     if request.global_batch is None or any(axis.role == ACCUMULATE for axis in axes):
@@ -308,7 +311,7 @@ def _find_derived(
     return None
 
 
-def _find_setter(axis: Axis, request: Request, shown: Mapping[str, Mapping[str, Any]]) -> Setter:
+def _find_setter(axis: Axis, request: SearchRequest, shown: Mapping[str, Mapping[str, Any]]) -> Setter:
     name = axis.name
     for word in request.arguments:
         for mark in re.findall(r"\{([\w.-]+)\}", word):
@@ -402,7 +405,7 @@ def _as_kind(values: Sequence[Value], option: Mapping[str, Any] | None) -> tuple
 
 
 def _default_values(
-    role: str, option: Mapping[str, Any] | None, setter: Setter, request: Request
+    role: str, option: Mapping[str, Any] | None, setter: Setter, request: SearchRequest
 ) -> tuple[Value, ...]:
     """The values to try for an option without given values."""
     start = setter.start
@@ -442,7 +445,7 @@ SEARCHED = (BATCH, CHECKPOINT, TP, PP, ZERO)
 """Roles of options that are searched without being named."""
 
 
-def _find_axes(request: Request, shown: Mapping[str, Mapping[str, Any]]) -> list[tuple[Axis, Setter]]:
+def _find_axes(request: SearchRequest, shown: Mapping[str, Mapping[str, Any]]) -> list[tuple[Axis, Setter]]:
     """The axes of the script's own options: those with a role in memory and time, and switches that save either."""
     found: list[tuple[Axis, Setter]] = []
     seen: set[int] = set()
@@ -475,7 +478,7 @@ TRIED = ("fused ", "bf16 autocast", "checkpoint each", "gradient checkpointing",
 
 
 def _choose_changes(
-    request: Request, roles: set[str], shown: Mapping[str, Mapping[str, Any]]
+    request: SearchRequest, roles: set[str], shown: Mapping[str, Mapping[str, Any]]
 ) -> list[Change]:
     """The text's own changes, without those for which the script has an option, whether that is searched or not."""
     names = {"".join(c for c in name.lower() if c.isalnum()) for name in shown}

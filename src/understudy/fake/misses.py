@@ -116,8 +116,8 @@ def find_shared_plan(mode: FakeTensorMode, func: Any, key: Any) -> tuple[Plan | 
     plan = mode._cache.find_for_any_floats(func, key)
     if plan is not None:
         return plan, None
-    question = mode._shared.make_question(key)
-    plan = None if question is None else mode._shared.find_plan(question)
+    question = mode._shared_plans.make_question(key)
+    plan = None if question is None else mode._shared_plans.find_plan(question)
     if plan is not None:
         mode._cache.share(key, plan)
     return plan, question
@@ -135,7 +135,7 @@ def _keep_plan(
     elif key is not None:
         mode._cache.add(key, plan)
         if question is not None:
-            mode._shared.share_plan(question, plan)
+            mode._shared_plans.share_plan(question, plan)
         elif mode._cache is not cache and not any(map(_is_symbolic, key)):
             cache.share(key, plan)
 

@@ -188,7 +188,7 @@ class FakeTensorMode(ModeServices):
     """Whether the program, which runs uncompiled here, would be compiled: some kernels exist only then."""
 
     @functools.cached_property
-    def _shared(self) -> SharedPlans:
+    def _shared_plans(self) -> SharedPlans:
         """The plans that environments share."""
         return SharedPlans(self.shape_env, cache)
 

@@ -106,7 +106,7 @@ class Derivation:
         found = self._made.get(id(tensor))
         if found is not None:
             return found[1]
-        with self._tracer.suspended():
+        with self._tracer.suspend():
             made = self._mode.from_tensor(tensor, static_shapes=True)
             self.read_values(tensor, made)
         self._made[id(tensor)] = tensor, made

@@ -153,7 +153,7 @@ class MetaTracer(torch.fx.Tracer):
             )
         outer = recording_tracer()
         if outer is not None:
-            with outer.suspended():
+            with outer.suspend():
                 return self.trace(root, meta_args, concrete_args, symbolic=symbolic, strict=strict)
         function = self._begin(root, meta_args, symbolic, strict)
         pending = [] if self.shape_env is None else self.shape_env.pending_fresh_unbacked_symbols
@@ -303,7 +303,7 @@ class MetaTracer(torch.fx.Tracer):
 
     # --- calls of the program ------------------------------------------------------------------------------------
 
-    def suspended(self) -> Suspended:
+    def suspend(self) -> Suspended:
         """Inside, nothing is recorded."""
         return Suspended(self)
 
@@ -372,7 +372,7 @@ class MetaTracer(torch.fx.Tracer):
         return (node is not None and self.is_open(node.graph)) or self.name_of(value) is not None
 
     def _make_alias(self, fake: FakeTensor) -> Any:
-        with self.suspended():
+        with self.suspend():
             return torch.ops.aten.alias.default(fake)
 
     def record(self, kind: str, target: Any, args: Any, kwargs: Any, meta: object) -> Any:
@@ -478,7 +478,7 @@ class MetaTracer(torch.fx.Tracer):
         if metas is UNKNOWN:
             raise self.make_refusal(f"{asked}() of a value with unknown metadata", value)
         try:
-            with self.suspended():
+            with self.suspend():
                 return function(*metas, **kwargs)
         except UnderstudyError as error:
             raise self.make_refusal(
@@ -614,7 +614,7 @@ class MetaTracer(torch.fx.Tracer):
 
     def example(self, tensor: torch.Tensor, source: str) -> Any:
         """The metadata of an argument."""
-        with self.suspended():
+        with self.suspend():
             return self._examples.stand_in(tensor, source)
 
     def stand_in(self, tensor: torch.Tensor) -> Any:

@@ -90,7 +90,7 @@ def _run_body(tracer: MetaTracer, module: GraphModule, options: dict[str, Any], 
     if any(meta is UNKNOWN for meta in metas):
         return UNKNOWN
     try:
-        with tracer.suspended():
+        with tracer.suspend():
             return run_vmap(module, options, *metas)
     except (UnderstudyError, RuntimeError, ValueError, TypeError):
         return UNKNOWN
@@ -103,7 +103,7 @@ def _from_one_part(tracer: MetaTracer, result: object, out_dims: object, mapped:
     if not all(type(part) is FakeTensor for part in parts):
         return UNKNOWN
     places = [out_dims] * len(parts) if isinstance(out_dims, int) else _torch.tree_flatten(out_dims)[0]
-    with tracer.suspended():
+    with tracer.suspend():
         count = value.shape[dim]
         metas = [
             part.new_empty((count, *part.shape)).movedim(0, place)
@@ -120,7 +120,7 @@ def _part(tracer: MetaTracer, number: int, value: Any, dim: int | None) -> Any:
     meta = tracer.find_meta(value)
     if meta is UNKNOWN:
         return tracer.proxy(node)
-    with tracer.suspended():
+    with tracer.suspend():
         shape = list(meta.shape)
         is_empty = type(shape[dim]) is int and shape.pop(dim) == 0  # has no slice
         part = meta.new_empty(shape) if is_empty else meta.select(dim, 0)

@@ -3,7 +3,7 @@
     plan.choices[0].values, .seconds_per_step, .command
     plan.rehearsals                every candidate that was rehearsed, the choices among them
     plan.ruled_out                 {"a smaller one does not fit": 41, …}
-    plan.to_json(), Plan.from_json(text)
+    plan.to_json(), TrainingPlan.from_json(text)
 
 JSON has the same names; `plan.schema.json` beside this file is its schema.
 """
@@ -63,7 +63,7 @@ class SearchedAxis:
 
 
 @dataclass
-class Plan:
+class TrainingPlan:
     """`is_complete`: whether the best ones are decided: all others are ruled out. `time_error` and `memory_error`: the
     largest factor by which a prediction was wrong, less one, of candidates that were rehearsed after it."""
 
@@ -94,7 +94,7 @@ class Plan:
         return json.dumps(self.to_dict(), indent=indent)
 
     @classmethod
-    def from_json(cls, text: str | bytes) -> Plan:
+    def from_json(cls, text: str | bytes) -> TrainingPlan:
         data = json.loads(text)
         version = data.get("schema_version")
         if data.get("kind") != KIND or version != SCHEMA_VERSION:
@@ -127,7 +127,7 @@ def time_of(row: Row) -> float | None:
 
 def _make_whole_schema() -> dict[str, Any]:
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Plan of understudy"}
-    schema = head | make_schema(Plan)
+    schema = head | make_schema(TrainingPlan)
     schema["properties"]["schema_version"] = {"const": SCHEMA_VERSION}
     schema["properties"]["kind"] = {"const": KIND}
     return schema

@@ -33,7 +33,7 @@ from understudy.plans.axes import (
     find_role,
     write_value,
 )
-from understudy.plans.constraints import Requirement, RequirementError
+from understudy.plans.constraints import PlanRequirement, RequirementError
 
 MOST_COMBINATIONS = 500_000
 
@@ -92,7 +92,7 @@ class Space:
 
     axes: tuple[Axis, ...]
     fixed: Mapping[str, Value] = field(default_factory=dict)
-    requirements: tuple[Requirement, ...] = ()
+    requirements: tuple[PlanRequirement, ...] = ()
     nodes: int = 1
     per_node: int = 1
     global_batch: int | None = None

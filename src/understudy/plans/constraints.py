@@ -40,7 +40,7 @@ class RequirementError(UnderstudyError, ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Requirement:
+class PlanRequirement:
     text: str
     names: frozenset[str]
     _tree: ast.expr
@@ -56,7 +56,7 @@ class Requirement:
             ) from None
 
 
-def parse_requirement(text: str) -> Requirement:
+def parse_requirement(text: str) -> PlanRequirement:
     """A single `=` is a comparison. Raises `RequirementError`."""
     if len(text) > MOST_CHARACTERS:
         raise RequirementError(f"--require: expected at most {MOST_CHARACTERS} characters, got {len(text)}")
@@ -69,7 +69,7 @@ def parse_requirement(text: str) -> Requirement:
     if not isinstance(tree, (ast.Compare, ast.BoolOp, ast.UnaryOp)):
         raise RequirementError(f"--require {text}: expected a comparison such as tp*pp*dp=8")
     names = frozenset(node.id for node in ast.walk(tree) if isinstance(node, ast.Name))
-    return Requirement(text, names, tree)
+    return PlanRequirement(text, names, tree)
 
 
 _PLAIN = (

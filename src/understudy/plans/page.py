@@ -7,14 +7,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-from understudy.plans.answer import Plan, Row, find_front, time_of
+from understudy.plans.answer import Row, TrainingPlan, find_front, time_of
 from understudy.plans.text import write_plan, write_rate, write_time
 from understudy.report.text import clean
 
 PAGE_FILE = Path(__file__).with_name("page.html")
 
 
-def make_page(plan: Plan) -> str:
+def make_page(plan: TrainingPlan) -> str:
     front = {id(row) for row in find_front(plan.rehearsals)}
     rows = [_make_point(row, id(row) in front) for row in plan.rehearsals]
     data = {"unit": find_unit(plan), "rows": rows}
@@ -30,7 +30,7 @@ def make_page(plan: Plan) -> str:
     return page
 
 
-def find_unit(plan: Plan) -> str:
+def find_unit(plan: TrainingPlan) -> str:
     if any(row.tokens_per_second for row in plan.rehearsals):
         return "seconds for a thousand tokens"
     return (

@@ -66,7 +66,7 @@ class Result:
         return self.verdict not in (FAILED, NO_VERDICT)
 
 
-def failed(error: str) -> Result:
+def make_failure(error: str) -> Result:
     return Result(FAILED, error=error)
 
 
@@ -75,7 +75,7 @@ def measure(
 ) -> Result:
     """`rehearsal`: of the only rank, or of the worst."""
     if rehearsal is None:
-        return failed("no rehearsal")
+        return make_failure("no rehearsal")
     verdict, headline = (
         (cluster.verdict, cluster.headline) if cluster else (rehearsal.verdict, rehearsal.headline)
     )

@@ -1,6 +1,6 @@
 """Which candidate is rehearsed next, which ones need no rehearsal, and when the answer is decided.
 
-    search = Search(space.list_candidates(), first, estimates, wanted=3)
+    search = PlanSearch(space.list_candidates(), first, estimates, wanted=3)
     while (candidate := search.take()) is not None:
         search.record(candidate, result)        # from any number of workers, in any order
     search.best()
@@ -45,7 +45,7 @@ class Limits:
 
 
 @dataclass
-class Search:
+class PlanSearch:
     candidates: Sequence[Candidate]
     first: Candidate | None
     estimates: Estimates

@@ -1,6 +1,6 @@
 """Results by content, in a folder: what was rehearsed once is not rehearsed again.
 
-    store = Store(find_folder(None))
+    store = ResultStore(find_folder(None))
     key = make_key({"arguments": […], "card": …, "sources": {…}})
     store.read(key)                      None, or the record
     store.write(key, record, reads)      `reads`: files of which the record holds as long as they stay as they are
@@ -59,7 +59,7 @@ def _hash(file: Any) -> str:
 
 
 @dataclass
-class Store:
+class ResultStore:
     """`folder` is None where nothing is kept."""
 
     folder: Path | None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from understudy.plans.answer import Plan, Row
+from understudy.plans.answer import Row, TrainingPlan
 from understudy.report.text import clean, write_table
 from understudy.report.times import write_interval
 
@@ -11,7 +11,7 @@ MOST_NAMES = 12
 MOST_FAILED = 5
 
 
-def write_plan(plan: Plan, width: int = 120) -> str:
+def write_plan(plan: TrainingPlan, width: int = 120) -> str:
     parts = [
         _write_head(plan),
         _write_choices(plan, width),
@@ -23,7 +23,7 @@ def write_plan(plan: Plan, width: int = 120) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-def _write_head(plan: Plan) -> str:
+def _write_head(plan: TrainingPlan) -> str:
     where = f"{plan.cards} x {plan.device}" if plan.cards > 1 else plan.device
     if not plan.choices:
         if not any(row.reserved_bytes for row in plan.rehearsals):
@@ -41,7 +41,7 @@ def _write_values(row: Row) -> str:
     return clean(", ".join(f"{name}={value}" for name, value in row.values.items()) or "unchanged")
 
 
-def _write_choices(plan: Plan, width: int) -> str:
+def _write_choices(plan: TrainingPlan, width: int) -> str:
     if not plan.choices:
         return ""
     has_cost = any(row.cost is not None for row in plan.choices)
@@ -79,7 +79,7 @@ def write_rate(row: Row) -> str:
     return ""
 
 
-def _write_commands(plan: Plan) -> str:
+def _write_commands(plan: TrainingPlan) -> str:
     lines: list[str] = []
     for row in plan.choices[:1]:
         lines += ["To run it:", f"    {clean(row.command)}"]
@@ -88,7 +88,7 @@ def _write_commands(plan: Plan) -> str:
     return "\n".join(lines)
 
 
-def _write_search(plan: Plan) -> str:
+def _write_search(plan: TrainingPlan) -> str:
     axes = "; ".join(
         clean(f"{axis.name}: {', '.join(axis.values[:MOST_NAMES])}{', …' * (len(axis.values) > MOST_NAMES)}")
         for axis in plan.searched
@@ -123,7 +123,7 @@ def _write_search(plan: Plan) -> str:
     return "\n".join(lines)
 
 
-def _write_failed(plan: Plan) -> str:
+def _write_failed(plan: TrainingPlan) -> str:
     wrong = [row for row in plan.rehearsals if row.error]
     lines = [
         clean(f"failed: {_write_values(row)}: {row.error.strip().splitlines()[-1].strip()}")

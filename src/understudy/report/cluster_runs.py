@@ -38,7 +38,7 @@ from understudy.report.cluster_rehearsal import CardUse, ClusterMesh, ClusterReh
 from understudy.report.cluster_times import estimate_time
 from understudy.report.measurement import Measurement
 from understudy.report.rehearsal import DOES_NOT_FIT, FAILED, FITS, NO_VERDICT, TIGHT, Device, Peak, Rehearsal
-from understudy.report.runs import Recorder, RehearsalOptions
+from understudy.report.runs import MeasuredRun, RehearsalOptions
 from understudy.report.script_facts import take_facts
 from understudy.report.summary import write_line
 from understudy.report.text import format_range, format_size
@@ -215,7 +215,7 @@ def _run_rank(
     rank: int, layout: Layout, program: Script | Callable[[], object], card: Card | None, options: ClusterOptions,
     entry: bytes, is_shown: bool, sandbox: Sandbox,
 ) -> dict[str, Any]:  # fmt: skip
-    recorder = Recorder(card, options.rehearsal)
+    recorder = MeasuredRun(card, options.rehearsal)
     recorder.count = layout.per_node
     if options.interconnect is not None:
         given = options.interconnect

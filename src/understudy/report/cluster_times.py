@@ -15,7 +15,7 @@ from understudy.cluster.layout import Interconnect
 from understudy.report.cluster_rehearsal import ClusterRehearsal
 from understudy.simulation.catalogue import find_card
 from understudy.timing.collectives import group_seconds
-from understudy.timing.rank_logs import MESSAGES, Collective, RankLog
+from understudy.timing.rank_logs import MESSAGES, LoggedCollective, RankLog
 from understudy.timing.ranks import RankTime, estimate_cluster
 from understudy.timing.step_time import TimeEstimate
 
@@ -38,7 +38,7 @@ def estimate_time(
         return None
     card, given = find_card(cluster.device.key), interconnect or Interconnect()
 
-    def seconds_of(collective: Collective) -> float:
+    def seconds_of(collective: LoggedCollective) -> float:
         return group_seconds(
             collective.kind, collective.ranks, collective.nbytes, card, cluster.per_node, given.within_node,
             given.between_nodes, given.latency,
@@ -57,7 +57,7 @@ def _count_data_ranks(cluster: ClusterRehearsal, ranks: Mapping[int, RankTime]) 
     for name, size in sizes.items():
         shared *= size if MODEL_DIMENSIONS.match(name) else 1
     has_messages = any(
-        type(entry) is Collective and entry.kind in MESSAGES
+        type(entry) is LoggedCollective and entry.kind in MESSAGES
         for found in ranks.values()
         for entry in found.log.entries
     )

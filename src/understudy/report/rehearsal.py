@@ -179,7 +179,7 @@ class Coverage:
 
 
 @dataclass(frozen=True)
-class Span:
+class MemorySpan:
     """Storages that were alive from one point of the timeline to another (excluded): made in one module by one line."""
 
     start: int
@@ -192,7 +192,7 @@ class Span:
 
 
 @dataclass(frozen=True)
-class Timeline:
+class MemoryTimeline:
     """Memory over the run, at most some thousand points: `operators` counts calls, `bytes[category]` what was alive.
 
     `spans` are the largest of what makes it up."""
@@ -202,7 +202,7 @@ class Timeline:
     phases: list[str] = field(default_factory=list)
     bytes: dict[str, list[int]] = field(default_factory=dict)
     peak_index: int = 0
-    spans: list[Span] = field(default_factory=list)
+    spans: list[MemorySpan] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -252,7 +252,7 @@ class Rehearsal:
     operations: int = 0
     bytes_moved: int = 0
     time: TimeEstimate | None = None
-    timeline: Timeline = field(default_factory=Timeline)
+    timeline: MemoryTimeline = field(default_factory=MemoryTimeline)
     answers: list[dict[str, Any]] = field(default_factory=list)
     writes: list[dict[str, Any]] = field(default_factory=list)
     assumptions: list[str] = field(default_factory=list)

@@ -3,9 +3,9 @@
     rehearsal = understudy.rehearse(train_step, model, batch, device="h100")
     rehearsal.verdict, rehearsal.peak.reserved_bytes, print(rehearsal)
 
-`Recorder` is what `rehearse` and `understudy run` share: a simulated machine with a measurement around some code.
+`MeasuredRun` is what `rehearse` and `understudy run` share: a simulated machine with a measurement around some code.
 
-    recorder = Recorder("h100", options)
+    recorder = MeasuredRun("h100", options)
     with recorder:
         ...                          # the program
     rehearsal = recorder.rehearsal() # also after an exception
@@ -70,7 +70,7 @@ class RehearsalOptions:
     per_step: int | None = None
 
 
-class Recorder:
+class MeasuredRun:
     """One measured run. `mode` is active inside; `facts` come from the runner."""
 
     def __init__(self, device: str | Card | None = None, options: RehearsalOptions | None = None) -> None:
@@ -86,7 +86,7 @@ class Recorder:
         self.memory: MachineMemory
         self.measurement: Measurement
 
-    def __enter__(self) -> Recorder:
+    def __enter__(self) -> MeasuredRun:
         self._run = self._measure()
         self._run.__enter__()
         return self
@@ -196,7 +196,7 @@ def _call_once(
     device: str | Card | None,
     options: RehearsalOptions | None,
 ) -> Rehearsal:
-    recorder = Recorder(device, options)
+    recorder = MeasuredRun(device, options)
     with recorder, borrow_state(recorder.mode, fn, args, kwargs):
         args, kwargs = map_structure(
             lambda tensor: make_stand_in(recorder.mode, tensor), torch.Tensor, (args, kwargs)

@@ -27,22 +27,21 @@ from understudy.report.rehearsal import (
     Coverage,
     Device,
     LineRow,
+    MemorySpan,
+    MemoryTimeline,
     ModuleRow,
     OperatorRow,
     OutOfMemoryRecord,
     Peak,
     PhaseRow,
     Rehearsal,
-    Span,
-    Timeline,
 )
 from understudy.report.sanity import RunFacts, find_missing_work, make_sanity
 from understudy.report.text import format_size
 from understudy.simulation.catalogue import Card, make_cpu_card, read_software
 from understudy.simulation.events import MemoryRecord, StorageRecord
 from understudy.simulation.memory import DeviceMemory, FirstOOM, MachineMemory
-from understudy.timing.estimate import RunFacts as TimeFacts
-from understudy.timing.estimate import estimate_time
+from understudy.timing.estimate import StepFacts, estimate_time
 from understudy.timing.step_time import TimeEstimate
 
 GiB = 1 << 30
@@ -477,7 +476,7 @@ def _estimate_time(measurement: Measurement, options: VerdictOptions) -> TimeEst
     samples = measurement.samples
     if options.per_step is not None:
         samples = dict.fromkeys({step for step, _ in clock.phases}, options.per_step)
-    facts = TimeFacts(
+    facts = StepFacts(
         steps=steps,
         passes=measurement.passes,
         has_backward=measurement.has_backward,
@@ -490,13 +489,13 @@ def _estimate_time(measurement: Measurement, options: VerdictOptions) -> TimeEst
     return estimate_time(clock, facts)
 
 
-def _make_timeline(measurement: Measurement, totals: DeviceTotals) -> Timeline:
+def _make_timeline(measurement: Measurement, totals: DeviceTotals) -> MemoryTimeline:
     """The most of each stretch of events, so that no peak is lost. Its operator, step and phase are those of the last
     birth: the event of a death refers to its birth only."""
     stretch = max(1, len(measurement.events) // POINTS)
     live = dict.fromkeys(CATEGORIES, 0)
     seen: set[int] = set()
-    line = Timeline(bytes={name: [] for name in CATEGORIES})
+    line = MemoryTimeline(bytes={name: [] for name in CATEGORIES})
     moments: list[int] = []
     best, best_total, best_event, peak_index = dict(live), -1, 0, 0
     latest = best_latest = 0
@@ -518,10 +517,10 @@ def _make_timeline(measurement: Measurement, totals: DeviceTotals) -> Timeline:
             moments.append(best_event)
             best_total = -1
     spans = _find_spans(measurement, totals, moments)
-    return Timeline(line.operators, line.steps, line.phases, line.bytes, peak_index, spans)
+    return MemoryTimeline(line.operators, line.steps, line.phases, line.bytes, peak_index, spans)
 
 
-def _find_spans(measurement: Measurement, totals: DeviceTotals, moments: list[int]) -> list[Span]:
+def _find_spans(measurement: Measurement, totals: DeviceTotals, moments: list[int]) -> list[MemorySpan]:
     """Storages that were alive at points of the timeline, whose events are `moments`. One that died before the next point
     is in no span."""
     born: dict[int, int] = {}
@@ -546,12 +545,12 @@ def _find_spans(measurement: Measurement, totals: DeviceTotals, moments: list[in
         close(last[number], len(measurement.events))
     largest = sorted(groups.items(), key=lambda item: -sum(item[1]))[:SPANS]
     return [
-        Span(start, end, sum(sizes), len(sizes), category, module, write_line(line))
+        MemorySpan(start, end, sum(sizes), len(sizes), category, module, write_line(line))
         for (start, end, category, module, line), sizes in largest
     ]
 
 
-def _add_point(line: Timeline, live: dict[str, int], latest: MemoryRecord) -> None:
+def _add_point(line: MemoryTimeline, live: dict[str, int], latest: MemoryRecord) -> None:
     line.steps.append(latest.born.step)
     line.phases.append(latest.born.phase)
     for name, size in live.items():

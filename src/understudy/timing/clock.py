@@ -27,8 +27,8 @@ from understudy.timing.curves import Curve, Host
 from understudy.timing.kernels import name_dtype, seconds_of
 from understudy.timing.rank_logs import (
     Awaited,
-    Collective,
     EventWait,
+    LoggedCollective,
     PhaseEnd,
     RankLog,
     Recorded,
@@ -204,7 +204,7 @@ class RunClock:
         stream = event.device, self._streams.get(event.device, 0)
         is_waited = not (event.is_functional or event.is_async)
         is_message = event.kind in POINT_TO_POINT
-        collective = Collective(
+        collective = LoggedCollective(
             event.kind,
             event.group,
             event.ranks,
@@ -232,7 +232,7 @@ class RunClock:
         else:
             timeline.wait(stream, end)
 
-    def seconds_of(self, collective: Collective) -> float:
+    def seconds_of(self, collective: LoggedCollective) -> float:
         """Time of a collective, once all of its ranks have arrived."""
         return group_seconds(
             collective.kind, collective.ranks, collective.nbytes, self.curve.card, self.per_node, self.within,

@@ -24,7 +24,7 @@ SHOWN = {COMMUNICATION: "exposed communication", HOST: LAUNCHES}
 
 
 @dataclass
-class RunFacts:
+class StepFacts:
     """What the measurement knows of a run beside its calls."""
 
     steps: int = 0
@@ -42,7 +42,7 @@ class RunFacts:
     """The part of these in which the forward pass is recomputed."""
 
 
-def estimate_time(clock: RunClock, facts: RunFacts) -> TimeEstimate | None:
+def estimate_time(clock: RunClock, facts: StepFacts) -> TimeEstimate | None:
     chosen = choose_steps(facts.steps, {step for step, _ in clock.phases})
     count = len(chosen) if facts.steps else max(1, facts.passes)
     phases: dict[str, float] = defaultdict(float)
@@ -85,7 +85,7 @@ def estimate_time(clock: RunClock, facts: RunFacts) -> TimeEstimate | None:
     )
 
 
-def _tables(facts: RunFacts) -> dict[str, Mapping[int, float]]:
+def _tables(facts: StepFacts) -> dict[str, Mapping[int, float]]:
     return {
         "ideal": facts.ideal,
         "recomputed": facts.recomputed,
@@ -123,7 +123,7 @@ def find_windows(clock: RunClock, chosen: set[int]) -> list[tuple[float, float, 
     return windows
 
 
-def stated_error(clock: RunClock, facts: RunFacts, shares: Mapping[str, float]) -> float:
+def stated_error(clock: RunClock, facts: StepFacts, shares: Mapping[str, float]) -> float:
     """Logarithm of the factor that 90% of steps lie within: from the card's curves, the host's time, and kernels without a
     known family."""
     kind = "training" if facts.has_backward else "inference"

@@ -2,7 +2,7 @@
 
     log = RankLog()
     log.launch(stream, seconds=0.010, host=5e-6)          a kernel, as of `Timeline.launch`
-    log.add(Collective("all_reduce", "0", (0, 1), 1 << 20, stream, number=0))
+    log.add(LoggedCollective("all_reduce", "0", (0, 1), 1 << 20, stream, number=0))
     log.add(Awaited(stream, number=0))
 
 Work between two entries is kept as three numbers for each stretch on one stream, whatever the number of kernels: a host that
@@ -18,7 +18,7 @@ from typing import NamedTuple
 MESSAGES = ("send", "recv")
 
 
-class Collective(NamedTuple):
+class LoggedCollective(NamedTuple):
     """One of a rank's log. `number`: by which `Awaited` refers to it. `ranks`: of a message, its two ends. `is_waited`: the
     stream goes on after it; a message is waited for only where the program says so, another one at the end of the phase
     at the latest."""
@@ -71,7 +71,7 @@ class PhaseEnd(NamedTuple):
 
 
 @dataclass(slots=True)
-class Work:
+class LocalWork:
     """A stretch of kernels on one stream. `reach`: from the host's time at its beginning to the end of the last kernel, if
     the stream were free before."""
 
@@ -81,18 +81,18 @@ class Work:
     reach: float = 0.0
 
 
-Entry = Collective | Awaited | Recorded | EventWait | Synchronized | PhaseEnd | Work
+Entry = LoggedCollective | Awaited | Recorded | EventWait | Synchronized | PhaseEnd | LocalWork
 
 
 @dataclass
 class RankLog:
     entries: list[Entry] = field(default_factory=list)
-    _last: Work | None = None
+    _last: LocalWork | None = None
 
     def launch(self, stream: Hashable, seconds: float, host: float) -> None:
         last = self._last
         if last is None or last.stream != stream:
-            last = self._last = Work(stream)
+            last = self._last = LocalWork(stream)
             self.entries.append(last)
         last.host += host
         last.busy += seconds
@@ -101,7 +101,7 @@ class RankLog:
     def work(self, seconds: float) -> None:
         """Add work of the host."""
         if self._last is None:
-            self._last = Work(None)
+            self._last = LocalWork(None)
             self.entries.append(self._last)
         self._last.host += seconds
 

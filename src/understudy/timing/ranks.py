@@ -17,18 +17,18 @@ from math import exp, hypot, log
 from understudy.timing.estimate import COMMUNICATION_ERROR, choose_steps, is_counted
 from understudy.timing.rank_logs import (
     Awaited,
-    Collective,
     EventWait,
+    LocalWork,
+    LoggedCollective,
     PhaseEnd,
     RankLog,
     Recorded,
     Synchronized,
-    Work,
 )
 from understudy.timing.step_time import TimeEstimate
 
 OTHER_RANKS = "waiting for other ranks"
-SecondsOf = Callable[[Collective], float]
+SecondsOf = Callable[[LoggedCollective], float]
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ class _Replay:
         transfer.end = self._ends[transfer.channel] = start + transfer.seconds
 
     def _arrive(
-        self, rank: int, collective: Collective, counts: dict[Hashable, int], time: float
+        self, rank: int, collective: LoggedCollective, counts: dict[Hashable, int], time: float
     ) -> _Transfer:
         members: Hashable = collective.ranks
         if collective.is_message:
@@ -189,11 +189,11 @@ class _Replay:
 
         for entry in log.entries:
             match entry:
-                case Work(stream, seconds, busy, reach):
+                case LocalWork(stream, seconds, busy, reach):
                     if busy:
                         free[stream] = max(free[stream] + busy, host + reach)
                     host += seconds
-                case Collective():
+                case LoggedCollective():
                     time = max(host, free[entry.stream])
                     transfer = self._arrive(rank, entry, counts, time)
                     if entry.is_waited:

@@ -180,9 +180,11 @@ def _make_kernel(op: Any) -> Callable[..., Any]:
         except (NoRecipe, UnusualArgument, TypeError):
             recipe = NONE
         if recipe is None:
-            question = mode._shared.make_question(tuple(key))
+            question = mode._shared_plans.make_question(tuple(key))
             if question is not None:
-                recipe = mode._shared.find_answer(question, partial(_localise_recipe, mode._shared))
+                recipe = mode._shared_plans.find_answer(
+                    question, partial(_localise_recipe, mode._shared_plans)
+                )
             if recipe is None:
                 return _record_recipe(mode, run, args, kwargs, tensors, tuple(key), question)
             mode._cache.add_recipe(tuple(key), recipe)
@@ -369,7 +371,7 @@ def _record_recipe(
         recipe = _make_recipe(log.calls, tensors, result)
         mode._cache.add_recipe(key, recipe)
         if question is not None:
-            mode._shared.share_answer(question, partial(_generalise_recipe, mode._shared), recipe)
+            mode._shared_plans.share_answer(question, partial(_generalise_recipe, mode._shared_plans), recipe)
     return result
 
 

@@ -16,7 +16,7 @@ from understudy.patching import ANY_MODE, patch_call
 
 
 @contextmanager
-def known_to_engine(tensors: Iterable[Any]) -> Iterator[None]:
+def show_as_plain(tensors: Iterable[Any]) -> Iterator[None]:
     """Let uninitialized tensors be plain stand-ins, with no elements, meanwhile."""
     kinds = [(fake, type(fake)) for fake in tensors]
     for fake, _ in kinds:
@@ -57,7 +57,7 @@ class Uninitialized(_torch.UninitializedTensorMixin, FakeTensor):
             raise ValueError(
                 f"expected a parameter with a shape in {func}, got an uninitialized one; run the lazy module on a batch"
             )
-        with known_to_engine(arg for arg in args if isinstance(arg, Uninitialized)):
+        with show_as_plain(arg for arg in args if isinstance(arg, Uninitialized)):
             result = func(*args, **(kwargs or {}))
         if issubclass(cls, UninitializedBuffer) and type(result) is FakeTensor:
             vars(result).update(vars(args[0]))
@@ -68,12 +68,12 @@ class Uninitialized(_torch.UninitializedTensorMixin, FakeTensor):
 
     @property
     def data(self) -> torch.Tensor:
-        with known_to_engine([self]):
+        with show_as_plain([self]):
             return self.data
 
     @data.setter
     def data(self, other: torch.Tensor) -> None:
-        with known_to_engine([self]):
+        with show_as_plain([self]):
             self.data = other
 
     def __repr__(self, *, tensor_contents: object = None) -> str:  # type: ignore[override]

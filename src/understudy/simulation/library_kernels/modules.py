@@ -56,7 +56,7 @@ def refuse(name: str) -> Any:
     return type(name.rpartition(".")[2], (), {"__init__": __init__, "__module__": package})
 
 
-class _Loader(importlib.abc.Loader):
+class _StandInLoader(importlib.abc.Loader):
     def __init__(self, stand_in: StandIn, modules: Mapping[str, Names]) -> None:
         self._stand_in, self._modules = stand_in, modules
 
@@ -96,7 +96,7 @@ class _Distribution(importlib.metadata.Distribution):
         return path
 
 
-class _Finder(importlib.abc.MetaPathFinder):
+class _StandInFinder(importlib.abc.MetaPathFinder):
     """The last one that is asked: only for modules that no other has found."""
 
     def __init__(self, stand_ins: Mapping[str, StandIn]) -> None:
@@ -113,7 +113,7 @@ class _Finder(importlib.abc.MetaPathFinder):
         if name not in modules:
             return None
         is_package = any(other.startswith(f"{name}.") for other in modules)
-        return importlib.util.spec_from_loader(name, _Loader(stand_in, modules), is_package=is_package)
+        return importlib.util.spec_from_loader(name, _StandInLoader(stand_in, modules), is_package=is_package)
 
     def find_distributions(
         self, context: importlib.metadata.DistributionFinder.Context | None = None
@@ -129,7 +129,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 def is_stand_in_module(name: str) -> bool:
     """Whether this module is loaded, and is one of ours."""
     module = sys.modules.get(name)
-    return module is not None and isinstance(getattr(module.__spec__, "loader", None), _Loader)
+    return module is not None and isinstance(getattr(module.__spec__, "loader", None), _StandInLoader)
 
 
 def _asks_for_program() -> bool:
@@ -151,7 +151,7 @@ def offer_stand_ins(stand_ins: Mapping[str, StandIn]) -> Iterator[None]:
         if name not in sys.modules and importlib.util.find_spec(name) is None
     }
     _torch.has_triton()  # torch remembers the answer: it would compile with Triton, and a stand-in is not for that
-    finder = _Finder(missing)
+    finder = _StandInFinder(missing)
     sys.meta_path.append(finder)
     try:
         yield

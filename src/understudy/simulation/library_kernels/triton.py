@@ -19,7 +19,7 @@ VERSION = "3.5.0"
 NOTE = "kernels in Triton are not run: they allocate nothing, and take the time of moving their tensors once"
 
 
-class Kernel:
+class TritonKernel:
     """kernel[grid](x, y, n, BLOCK=128)"""
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -47,7 +47,7 @@ def _launch(args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
 
 
 def jit(function: Callable[..., Any] | None = None, **settings: object) -> Any:
-    return Kernel if function is None else Kernel(function)
+    return TritonKernel if function is None else TritonKernel(function)
 
 
 def _decorate(*args: object, **settings: object) -> Callable[[Any], Any]:
@@ -91,7 +91,7 @@ class Name:
 def make_modules() -> Mapping[str, Names]:
     names = {
         "jit": jit, "autotune": _decorate, "heuristics": _decorate, "Config": Config, "cdiv": cdiv,
-        "next_power_of_2": next_power_of_2, "JITFunction": Kernel,
+        "next_power_of_2": next_power_of_2, "JITFunction": TritonKernel,
     }  # fmt: skip
     language: Names = {"cdiv": cdiv}
     return {
