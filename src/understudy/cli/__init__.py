@@ -12,6 +12,7 @@
     patches     understudy patches: what is changed of torch, when and why
     snapshots   understudy replay SNAPSHOT, calibrate SNAPSHOT --device D: memory snapshots of real runs
 
+    program_words  the program of a command line, as people type it
     script_runs one rehearsal of a script in a sandbox, and what comes back from it
     changes     changes of a script that save memory, found in its source
     rehearsals  many rehearsals on an executor
@@ -41,6 +42,7 @@ from collections.abc import Sequence
 
 from understudy import __version__
 from understudy.cli.commands import INTERRUPTED, USAGE, Command, Parser
+from understudy.cli.program_words import read_program
 from understudy.errors import UnderstudyError
 
 COMMANDS = (
@@ -145,5 +147,5 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     options, unknown = parser.parse_known_args(arguments)
     if unknown:
         parsers[-1].refuse(unknown[0])
-    options.program = program
+    options.program = read_program(program)
     return options

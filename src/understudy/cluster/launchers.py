@@ -42,6 +42,11 @@ def parse_launch(words: Sequence[str], default_per_node: int) -> Launch | None:
     return None if name is None else _LAUNCHERS[name](name, list(rest), default_per_node)
 
 
+def is_launch(words: Sequence[str]) -> bool:
+    """Whether a command line begins with a known launcher."""
+    return _find_launcher(words)[0] is not None
+
+
 def _find_launcher(words: Sequence[str]) -> tuple[str | None, Sequence[str]]:
     if not words:
         return None, ()
