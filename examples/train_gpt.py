@@ -1,6 +1,7 @@
-"""Train a small GPT on random tokens: an ordinary script for one GPU.
+"""Train a small GPT on random tokens: an ordinary script for one GPU, or for several (data parallel).
 
 python examples/train_gpt.py --layers 24 --width 1024 --batch 8 --amp
+torchrun --nproc-per-node 8 examples/train_gpt.py --amp
 """
 
 import argparse
@@ -90,8 +91,15 @@ def parse(arguments=None):
 def main():
     options = parse()
     device = "cuda" if torch.cuda.is_available() else "cpu"
+    ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    if ranks > 1:  # started by torchrun
+        torch.distributed.init_process_group("nccl" if device == "cuda" else "gloo")
+        if device == "cuda":
+            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     torch.manual_seed(0)
     model = GPT(options).to(device)
+    if ranks > 1:
+        model = nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
     print(f"{sum(p.numel() for p in model.parameters()) / 1e6:.0f} million parameters on {device}")
     for step in range(options.steps):

@@ -291,7 +291,7 @@ def notice_data_parallel(original: Function, tensors: Any, *args: object, **kwar
     "torch.nn.parallel.distributed.DistributedDataParallel._passing_sync_batchnorm_handle",
     during=DATA_PARALLEL,
 )
-def reduce_with_nobody(original: Function, self: Any, module: Any) -> None:
+def reduce_within_rank(original: Function, self: Any, module: Any) -> None:
     """The reducer waits in C++ for results of the process group. For stand-ins, each bucket is its own sum: a
     communication hook returns it. Installed here, because this is called once the reducer exists."""
     original(self, module)
@@ -316,6 +316,12 @@ def rebuild_buckets(original: Function, self: object) -> object:
         return original(self)
     with _RealIndices(mode):
         return original(self)
+
+
+@patch_call("torch.distributed.Logger.set_runtime_stats_and_log", during=DATA_PARALLEL)
+def skip_time_statistics(original: Function, self: object) -> object:
+    """Its timers are for CPU and CUDA tensors; it prints a warning for others."""
+    return original(self) if _torch.active_fake_mode() is None else None
 
 
 class _RealIndices(_torch.TorchDispatchMode):
