@@ -314,7 +314,7 @@ def _get_hints(kind: Any) -> dict[str, Any]:
 def read_record(kind: Callable[..., Record], data: Any, path: str = "") -> Record:
     """Every value is checked: the file may be anybody's. Raises ValueError that names the place."""
     if not isinstance(data, dict):
-        raise ValueError(f"{path or 'it'}: expected an object, got {type(data).__name__}")
+        raise ValueError(f"{path or 'the rehearsal'}: expected an object, got {type(data).__name__}")
     hints = _get_hints(kind)
     unknown = sorted(set(data) - set(hints))
     if unknown:
