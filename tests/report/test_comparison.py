@@ -142,7 +142,7 @@ FORGED = {
     "answers[0].answer: expected object, got None": {
         "answers": [{"line": "", "read": "", "tensor": "", "count": 1}]
     },
-    "Peak has no 'x'": {"peak": {"x": 1}},
+    "peak.x: unknown field": {"peak": {"x": 1}},
 }
 
 

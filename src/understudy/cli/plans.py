@@ -30,7 +30,7 @@ from understudy.plans.results import Result, extend, make_failure, measure
 from understudy.plans.search import GOALS, Limits, PlanSearch
 from understudy.plans.store import ResultStore, find_folder, make_key
 from understudy.plans.text import write_plan
-from understudy.report.rehearsal import read_record
+from understudy.report.documents import read_record
 from understudy.simulation.catalogue import Card, parse_devices, read_cards
 from understudy.timing.collectives import find_link, find_network, usual_network
 
