@@ -226,10 +226,10 @@ def test_graphs(file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
             ["nets_of_test.py"],
             "expected file.py:name, package.module:name or a config.json, got 'nets_of_test.py'",
         ),
-        (["nets_of_test.py:Nett"], "nets_of_test.py has nothing named 'Nett': did you mean Net?"),
+        (["nets_of_test.py:Nett"], "nets_of_test.py does not define 'Nett': did you mean Net?"),
         (["nets_of_test.py:Net(os)"], "expected a name, or a call with literals, after the colon"),
         (["nets_of_test.py:"], "expected file.py:name"),
-        (["no_such_package:Net"], "no module is named 'no_such_package'"),
+        (["no_such_package:Net"], "no module named 'no_such_package'"),
         (["missing/config.json"], "missing/config.json: No such file or directory"),
         (
             ["nets_of_test.py:Net", "--input", "spam"],

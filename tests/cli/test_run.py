@@ -461,7 +461,7 @@ def test_what_a_run_costs(script: str, capsys: pytest.CaptureFixture[str]) -> No
     "words, message",
     [
         (["--max-step-time", "soon"], "expected a time such as 0.5s or 250ms, got 'soon'"),
-        (["--cost", "2.49/h"], "--cost needs --total-steps or --total-tokens"),
+        (["--cost", "2.49/h"], "--cost requires --total-steps or --total-tokens"),
         (["--cost", "cheap", "--total-steps", "3"], "expected a positive number such as 300e9, got 'cheap'"),
         (["--host", "fridge"], "--host: invalid choice 'fridge' (choose from desktop, server, cloud, heavy)"),
         (

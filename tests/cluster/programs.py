@@ -1,7 +1,8 @@
-"""Small distributed programs, run by real processes on the CPU and rehearsed: `python programs.py KIND`.
+"""Small distributed programs, run by real processes on the CPU and rehearsed: `python programs.py KIND` runs one.
 
-As a script it runs one kind; with REAL=memory or REAL=communication in the environment, for real, and writes what was measured
-to the file named by RESULT. The process group is gloo's, or torch's fake one with GROUP=fake, which needs no other process.
+`python programs.py serve` imports torch once, and runs real ranks in forked processes: for each line `KIND WORLD WHAT GROUP`
+on its input, it prints what the ranks measured, as JSON. WHAT is memory or communication. GROUP is gloo, or torch's fake
+process group, which needs no other process.
 """
 
 from __future__ import annotations
@@ -9,7 +10,10 @@ from __future__ import annotations
 import collections
 import json
 import os
+import socket
 import sys
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,7 +23,7 @@ from torch.distributed._functional_collectives import all_gather_tensor_autograd
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn import functional as F
 
-rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
 WIDTH, HEADS, VOCABULARY = 64, 4, 1000
 
 
@@ -183,18 +187,58 @@ def measure_communication(kind: str) -> dict[str, list[int]]:
     return dict(found)
 
 
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    if os.environ.get("GROUP") == "fake":
+def measure(kind: str, what: str, group: str) -> Any:
+    if group == "fake":
         from torch.testing._internal.distributed.fake_pg import FakeStore
 
         dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
     else:
-        dist.init_process_group("gloo")
-    real = os.environ.get("REAL")
-    if real is None:
-        train(sys.argv[1])
+        dist.init_process_group(group)
+    return measure_memory(kind) if what == "memory" else measure_communication(kind)
+
+
+def start_rank(number: int, count: int, port: str, job: tuple[str, str, str], file: Path) -> int:
+    """In a forked process, which may end with an error of gloo's threads after its figures are written."""
+    global rank, world
+    process = os.fork()
+    if process == 0:
+        try:
+            rank, world = number, count
+            places = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)}
+            os.environ.update(places, MASTER_ADDR="localhost", MASTER_PORT=port)
+            file.write_text(json.dumps(measure(*job)))
+        finally:
+            os._exit(0)
+    return process
+
+
+def run_ranks(count: int, job: tuple[str, str, str]) -> list[Any]:
+    with socket.socket() as found:
+        found.bind(("localhost", 0))
+        port = str(found.getsockname()[1])
+    with tempfile.TemporaryDirectory() as folder:
+        files = [Path(folder, str(number)) for number in range(count)]
+        processes = [start_rank(number, count, port, job, file) for number, file in enumerate(files)]
+        for process in processes:
+            os.waitpid(process, 0)
+        return [json.loads(file.read_text()) if file.exists() else None for file in files]
+
+
+def serve() -> None:
+    import torch.distributed.fsdp
+    import torch.distributed.optim
+    import torch.distributed.tensor.parallel
+    import torch.testing._internal.distributed.fake_pg  # noqa: F401
+
+    for line in sys.stdin:
+        kind, count, what, group = line.split()
+        print(json.dumps(run_ranks(int(count), (kind, what, group))), flush=True)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    if sys.argv[1] == "serve":
+        serve()
     else:
-        measured = measure_memory(sys.argv[1]) if real == "memory" else measure_communication(sys.argv[1])
-        with open(os.environ["RESULT"], "w") as file:
-            json.dump(measured, file)
+        dist.init_process_group("gloo")
+        train(sys.argv[1])

@@ -7,11 +7,12 @@ run to run. DistributedDataParallel does not run on the fake group, and is compa
 from __future__ import annotations
 
 import collections
+import functools
 import json
 import os
-import socket
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,57 +33,42 @@ NAMES = {
     "reduce_scatter_tensor": "reduce_scatter", "scatter_": "scatter", "barrier": "barrier", "broadcast": "broadcast",
 }  # fmt: skip
 
-
-def free_port() -> str:
-    with socket.socket() as found:
-        found.bind(("localhost", 0))
-        return str(found.getsockname()[1])
+Rehearse = Callable[[str, int], ClusterRehearsal]
 
 
-def run_for_real(kind: str, world: int, what: str, group: str, folder: Path) -> list[Any]:
-    """One process for each rank; what each measured."""
-    common = {
-        "MASTER_ADDR": "localhost",
-        "MASTER_PORT": free_port(),
-        "WORLD_SIZE": str(world),
-        "REAL": what,
-        "GROUP": group,
-    }
-    files = [folder / f"real_{rank}.json" for rank in range(world)]
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(PROGRAM), kind],
-            env={**os.environ, **common, "RANK": str(rank), "LOCAL_RANK": str(rank), "RESULT": str(file)},
-            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-        )
-        for rank, file in enumerate(files)
-    ]  # fmt: skip
-    said_by_all = []
-    for process in processes:
-        _, said = process.communicate(timeout=200)
-        said_by_all.append(said)
-    # gloo's threads may end a process with an error after its figures are written
-    assert all(file.exists() for file in files), said_by_all
-    return [json.loads(file.read_text()) for file in files]
+@pytest.fixture(scope="module")
+def server() -> Iterator[subprocess.Popen[str]]:
+    """A process that has imported torch, and forks real ranks."""
+    words = [sys.executable, str(PROGRAM), "serve"]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        yield process
+        assert process.stdin is not None
+        process.stdin.close()
 
 
-def rehearse(kind: str, world: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> ClusterRehearsal:
-    monkeypatch.chdir(folder)
-    monkeypatch.delenv("WORLD_SIZE", raising=False)
-    words = [
-        "run",
-        "--quiet",
-        "--steps",
-        "3",
-        "--nproc-per-node",
-        str(world),
-        "--json",
-        "run.json",
-        str(PROGRAM),
-        kind,
-    ]
-    assert main(words) == 0
-    return ClusterRehearsal.from_json((folder / "run.json").read_text())
+def run_for_real(server: subprocess.Popen[str], kind: str, world: int, what: str, group: str) -> list[Any]:
+    """What each rank measured, in a process of its own."""
+    assert server.stdin is not None and server.stdout is not None
+    print(kind, world, what, group, file=server.stdin, flush=True)
+    measured: list[Any] = json.loads(server.stdout.readline())
+    assert None not in measured
+    return measured
+
+
+@pytest.fixture(scope="module")
+def rehearse(tmp_path_factory: pytest.TempPathFactory) -> Rehearse:
+    """Each program is rehearsed once."""
+
+    @functools.cache
+    def rehearse(kind: str, world: int) -> ClusterRehearsal:
+        file = tmp_path_factory.mktemp(kind) / "run.json"
+        words = ["run", "--quiet", "--steps", "3", "--nproc-per-node", str(world), "--json", str(file)]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.delenv("WORLD_SIZE", raising=False)
+            assert main([*words, str(PROGRAM), kind]) == 0
+        return ClusterRehearsal.from_json(file.read_text())
+
+    return rehearse
 
 
 def sum_up(cluster: ClusterRehearsal, rank: int) -> dict[str, list[int]]:
@@ -99,9 +85,9 @@ def sum_up(cluster: ClusterRehearsal, rank: int) -> dict[str, list[int]]:
     [("fsdp2", 2), ("fsdp2", 3), ("mixed", 2), ("hsdp", 4), ("fsdp1", 2), ("tp", 2), ("sp", 2), ("cp", 2)],
     ids=lambda value: str(value),
 )
-def test_peaks_to_the_byte(kind: str, world: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = run_for_real(kind, world, "memory", "fake", tmp_path)
-    cluster = rehearse(kind, world, tmp_path, monkeypatch)
+def test_peaks_to_the_byte(kind: str, world: int, server: subprocess.Popen[str], rehearse: Rehearse) -> None:
+    real = run_for_real(server, kind, world, "memory", "fake")
+    cluster = rehearse(kind, world)
     assert [cluster.ranks[rank].peak.allocated_bytes for rank in range(world)] == real
 
 
@@ -110,9 +96,9 @@ def test_peaks_to_the_byte(kind: str, world: int, tmp_path: Path, monkeypatch: p
     [("ddp", 2), ("zero1", 2), ("fsdp2", 3), ("tp", 2)],
     ids=lambda value: str(value),
 )
-def test_communication(kind: str, world: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cluster = rehearse(kind, world, tmp_path, monkeypatch)
-    for rank, measured in enumerate(run_for_real(kind, world, "communication", "gloo", tmp_path)):
+def test_communication(kind: str, world: int, server: subprocess.Popen[str], rehearse: Rehearse) -> None:
+    cluster = rehearse(kind, world)
+    for rank, measured in enumerate(run_for_real(server, kind, world, "communication", "gloo")):
         real: dict[str, list[int]] = collections.defaultdict(lambda: [0, 0])
         for name, (calls, nbytes) in measured.items():
             real[NAMES[name]][0] += calls

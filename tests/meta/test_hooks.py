@@ -233,6 +233,46 @@ def test_a_proxy_made_by_hand() -> None:
     assert (proxy + 1)._tensor_meta.shape == (4, 6)
 
 
+class ByHand(MetaTracer):
+    """Builds its graph itself, as programs do that interpret expressions: `trace` is not called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.root = nn.Module()
+        self.root.weight = nn.Parameter(torch.ones(6))
+        self.graph = torch.fx.Graph(tracer_cls=ByHand)
+        self.tensor_attrs = {}
+        self.meta_args = {"x": torch.empty(4, 6, device="meta")}
+        self.orig_fns = {torch.zeros}
+        self.patched_torch_methods = {"zeros": meta_tracer.gen_constructor_wrapper(torch.zeros)}
+
+
+def test_a_graph_built_by_hand() -> None:
+    tracer = ByHand()
+    value = tracer.create_proxy("placeholder", "x", (), {})
+    weight = tracer.create_proxy("get_attr", "weight", (), {})
+    result = torch.cat([(value * weight).relu(), value])
+    assert type(result) is MetaProxy and result.shape == (8, 6) and result.T.shape == (6, 8)
+    module = tracer.create_proxy("call_function", torch.relu, (result,), {})
+    assert module.size(0) == 8 and MetaAttribute(value, "T").node.target is getattr
+    tracer.create_node("output", "output", (tracer.create_arg(module),), {})
+    constant = tracer.create_arg(torch.ones(2))
+    assert constant.op == "get_attr" and torch.equal(getattr(tracer.root, constant.target), torch.ones(2))
+    traced = torch.fx.GraphModule(tracer.root, tracer.graph)
+    example = torch.randn(4, 6)
+    assert torch.equal(traced(example), torch.cat([example.relu(), example]).relu())
+
+
+def test_unknown_metadata_of_a_graph_built_by_hand() -> None:
+    tracer = ByHand()
+    value = tracer.create_proxy("placeholder", "x", (), {})
+    with pytest.warns(UserWarning, match="Could not compute metadata for call_method target no_such_method"):
+        unknown = value.no_such_method()
+    with pytest.warns(UserWarning, match=r"unknown; set it with install_tensor_meta\(example\)"):
+        unknown + 1
+    assert not hasattr(unknown, "_tensor_meta")
+
+
 def test_an_attribute_made_by_hand() -> None:
     proxy = proxy_of_input()
     proxy.install_tensor_meta(torch.empty(4, 6))

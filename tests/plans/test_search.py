@@ -245,7 +245,7 @@ def test_a_name_that_is_not_there() -> None:
     space = make_space("tp=1,2", requirements=(parse_requirement("tp*dq=8"),), fixed={"layers": 2})
     with pytest.raises(
         RequirementError,
-        match=r"--require tp\*dq=8: there is no 'dq' \(choose from cards, cp, dp, layers, nodes, pp, tp\)",
+        match=r"--require tp\*dq=8: unknown name 'dq' \(choose from cards, cp, dp, layers, nodes, pp, tp\)",
     ):
         space.list_candidates()
 

@@ -154,9 +154,9 @@ def test_options_of_accelerate() -> None:
          "stands in the command line"),
         ("attn=flash", "--vary attn: invalid choice 'flash' (choose from eager, sdpa)"),
         ("lr=none", "--vary lr: expected numbers, got none"),
-        ("checkpoint=2", "--vary checkpoint: it takes no value: expected on or off, got 2"),
+        ("checkpoint=2", "--vary checkpoint: expected on or off (an option without a value), got 2"),
         ("name", "--vary name: expected values, as in name=1,2,4"),
-        ("nodes=1,2", "--vary nodes: the script starts no ranks: it runs on one card"),
+        ("nodes=1,2", "--vary nodes: expected a script with several ranks, got one that runs on one card"),
     ],
 )  # fmt: skip
 def test_wrong_names(vary: str, message: str) -> None:

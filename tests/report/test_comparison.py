@@ -131,7 +131,7 @@ FORGED = {
     "steps: expected integer, got bool": {"steps": True},
     "headline: expected string, got NoneType": {"headline": None},
     "modules: expected list, got dict": {"modules": {}},
-    "modules[0].: expected an object, got int": {"modules": [3]},
+    "modules[0]: expected an object, got int": {"modules": [3]},
     "margin: expected a finite number, got inf": {"margin": float("inf")},
     "flops: 1000000000000000000000000000000 is out of range": {"flops": 10**30},
     "verdict: expected one of fits, tight, does not fit, failed, no verdict, got 'maybe'": {
@@ -142,7 +142,7 @@ FORGED = {
     "answers[0].answer: expected object, got None": {
         "answers": [{"line": "", "read": "", "tensor": "", "count": 1}]
     },
-    "Peak has no 'x'": {"peak": {"x": 1}},
+    "peak.x: unknown field": {"peak": {"x": 1}},
 }
 
 

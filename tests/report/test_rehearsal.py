@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 import understudy
 from tests.report.programs import BATCH, GPT, LENGTH, PROGRAMS, VOCABULARY, train
-from understudy.report.rehearsal import CATEGORIES, SCHEMA_FILE, Rehearsal, _make_whole_schema, read_schema
+from understudy.report.rehearsal import CATEGORIES, Rehearsal, read_schema
 from understudy.report.text import fold_modules, write_text
 
 MiB = 1 << 20
@@ -286,15 +286,6 @@ def test_json_round_trip_and_schema(on_h100: Rehearsal) -> None:
         "line",
     } <= set(data["peak"])
     assert set(data["categories"]) == set(CATEGORIES)
-
-
-def test_the_schema_that_is_shipped_is_that_of_the_data() -> None:
-    assert json.loads(SCHEMA_FILE.read_text()) == _make_whole_schema()
-
-
-def test_another_schema_version_is_refused(on_h100: Rehearsal) -> None:
-    with pytest.raises(ValueError, match="schema_version 99; this version of understudy reads 2"):
-        Rehearsal.from_dict(on_h100.to_dict() | {"schema_version": 99})
 
 
 def test_the_timeline_keeps_the_peak(on_h100: Rehearsal) -> None:

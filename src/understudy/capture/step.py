@@ -124,7 +124,7 @@ def _loss_program(loss_fn: Callable[..., object], count: int, targets: int | Non
         return lambda model, inputs: loss_fn(model, *inputs)
     split = count - (max(len(required) - 1, 0) if targets is None else targets)
     if not 0 <= split <= count:
-        raise ValueError(f"loss_fn takes {count - split} targets, but there are {count} inputs")
+        raise ValueError(f"loss_fn: expected {count - split} targets, got {count} inputs in all")
     return lambda model, inputs: loss_fn(model(*inputs[:split]), *inputs[split:])
 
 

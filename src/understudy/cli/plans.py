@@ -30,7 +30,7 @@ from understudy.plans.results import Result, extend, make_failure, measure
 from understudy.plans.search import GOALS, Limits, PlanSearch
 from understudy.plans.store import ResultStore, find_folder, make_key
 from understudy.plans.text import write_plan
-from understudy.report.rehearsal import read_record
+from understudy.report.documents import read_record
 from understudy.simulation.catalogue import Card, parse_devices, read_cards
 from understudy.timing.collectives import find_link, find_network, usual_network
 
@@ -128,9 +128,7 @@ class Wishes:
 def check_words(options: argparse.Namespace) -> Wishes:
     """Before torch is imported."""
     if not options.program:
-        raise PlanOptionError(
-            "no script is named: understudy plan --device D [options] script.py [arguments]"
-        )
+        raise PlanOptionError("expected a script: understudy plan --device D [options] script.py [arguments]")
     card, count = parse_devices(options.device, read_cards(options.cards) if options.cards else ())
     nodes = _read_count("--nodes", options.nodes) or 1
     names = ("top", "most", "passes", "steps")
@@ -139,7 +137,7 @@ def check_words(options: argparse.Namespace) -> Wishes:
     varied = [parse_vary(text) for text in options.vary]
     twice = next((axis.name for axis in varied if sum(axis.name == other.name for other in varied) > 1), None)
     if twice is not None:
-        raise PlanOptionError(f"--vary {twice}: named twice")
+        raise PlanOptionError(f"--vary {twice}: given more than once; give all its values in one --vary")
     requirements = tuple(parse_requirement(text) for text in options.require)
     budget = card.usable if options.budget is None else min(parse_size(options.budget), card.usable)
     limit = None if options.max_step_time is None else parse_seconds(options.max_step_time)

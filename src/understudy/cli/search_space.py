@@ -325,7 +325,9 @@ def _find_setter(axis: Axis, request: SearchRequest, shown: Mapping[str, Mapping
             return Setter("word", flag=given, start=value)
     if axis.role in (NODES, PER_NODE):
         if not request.has_ranks:
-            raise UnderstudyError(f"--vary {name}: the script starts no ranks: it runs on one card")
+            raise UnderstudyError(
+                f"--vary {name}: expected a script with several ranks, got one that runs on one card"
+            )
         if request.launcher[:1] == ("accelerate",):
             raise UnderstudyError(
                 f"--vary {name}: not an option of accelerate launch; name num_processes or num_machines"
@@ -396,7 +398,7 @@ def _as_kind(values: Sequence[Value], option: Mapping[str, Any] | None) -> tuple
             value = same
         if kind in (FLAG, SWITCH) and not isinstance(value, bool):
             raise UnderstudyError(
-                f"--vary {option['name']}: it takes no value: expected on or off, got {value}"
+                f"--vary {option['name']}: expected on or off (an option without a value), got {value}"
             )
         if kind in NUMBERS and isinstance(value, (str, bool)):
             raise UnderstudyError(f"--vary {option['name']}: expected numbers, got {value}")

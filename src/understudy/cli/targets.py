@@ -157,7 +157,7 @@ def parse_target(text: str) -> ModelTarget:
         and not Path(place.partition(".")[0] + ".py").exists()
         and not Path(place.partition(".")[0]).is_dir()
     ):
-        raise TargetError(f"no module is named {place!r}")
+        raise TargetError(f"no module named {place!r}")
     return ModelTarget(text, "", place, *parts)
 
 
@@ -211,7 +211,7 @@ def _check_name(path: str, name: str) -> None:
     if first not in names and "*" not in names:
         near = difflib.get_close_matches(first, names, n=1)
         hint = f": did you mean {near[0]}?" if near else _suggest_names(path)
-        raise TargetError(f"{path} has nothing named {first!r}{hint}")
+        raise TargetError(f"{path} does not define {first!r}{hint}")
 
 
 def _list_bound_names(body: Sequence[ast.stmt]) -> Iterator[str]:
@@ -302,13 +302,13 @@ def _find_object(target: ModelTarget) -> Any:
         except ModuleNotFoundError as error:
             if error.name is None or not target.module.startswith(error.name):
                 raise
-            raise TargetError(f"no module is named {error.name!r}") from None
+            raise TargetError(f"no module named {error.name!r}") from None
     found: Any = module
     for part in target.name.split("."):
         if not hasattr(found, part):
             near = difflib.get_close_matches(part, dir(found), n=1)
             raise TargetError(
-                f"{target.text}: nothing is named {part!r}{f', did you mean {near[0]}?' if near else ''}"
+                f"{target.text}: name {part!r} not found{f', did you mean {near[0]}?' if near else ''}"
             )
         found = getattr(found, part)
     return found

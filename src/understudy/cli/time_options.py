@@ -86,7 +86,7 @@ def check_time_options(options: argparse.Namespace) -> None:
             f"--host: invalid choice {options.host!r} (choose from {', '.join(list_hosts())})"
         )
     if options.cost is not None and options.total_steps is None and options.total_tokens is None:
-        raise TimeOptionError("--cost needs --total-steps or --total-tokens")
+        raise TimeOptionError("--cost requires --total-steps or --total-tokens")
 
 
 def add_cost(options: argparse.Namespace, rehearsal: Rehearsal | ClusterRehearsal, cards: int) -> None:

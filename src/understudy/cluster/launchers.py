@@ -91,7 +91,9 @@ def add_options_of_torchrun(parser: argparse.ArgumentParser) -> None:
 def _parse_torchrun(name: str, words: list[str], default_per_node: int) -> Launch:
     given = _make_torchrun_parser(name).parse_args(words)
     if given.no_python:
-        raise LayoutError(f"{name} --no-python starts another program than Python, which can't be rehearsed")
+        raise LayoutError(
+            f"{name}: expected a Python program, got --no-python; rehearse the Python command that it runs"
+        )
     per_node = default_per_node
     if given.per_node not in (None, "auto", "gpu"):
         per_node = parse_count(f"{name} --nproc-per-node", given.per_node)
@@ -166,7 +168,7 @@ def _parse_accelerate(name: str, words: list[str], default_per_node: int) -> Lau
     try:
         answer = ours.recv()
     except EOFError:
-        raise LayoutError(f"{name}: accelerate ended while it read the command line") from None
+        raise LayoutError(f"{name}: accelerate failed to parse the command line") from None
     finally:
         os.waitpid(process, 0)
     if isinstance(answer, LayoutError):

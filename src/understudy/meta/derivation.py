@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.fx import Proxy
+from torch.fx.node import map_aggregate
 
 from understudy import _torch
 from understudy.errors import OperatorError, UnderstudyError
@@ -247,6 +248,31 @@ CALLS: dict[Any, Callable[..., Any]] = {
     target: item_call(target) for target in (operator.getitem, operator.setitem)
 }
 """Functions that are run on stand-ins instead of a target."""
+
+
+def run_on_metadata(kind: str, target: Any, args: Any, kwargs: Any, root: torch.nn.Module) -> Any:
+    """The result of a call of a graph that is built by hand: proxies are replaced by their metadata, and tensors of the
+    root by tensors on the meta device."""
+
+    def meta_of(value: Any) -> Any:
+        if not isinstance(value, Proxy):
+            return value
+        meta = meta_of_proxy(value)
+        if meta is UNKNOWN:
+            raise MetadataUnknown(f"the metadata of {value} is unknown; set it with install_tensor_meta(example)")
+        return meta
+
+    args, kwargs = map_aggregate(args, meta_of), map_aggregate(kwargs, meta_of)
+    if kind == "get_attr":
+        return functools.reduce(getattr, target.split("."), root).to("meta")
+    if kind == "call_module":
+        module = root.get_submodule(target)
+        override = find_override(type(module))
+        return module(*args, **kwargs) if override is None else override(module, *args, **kwargs)
+    override = find_override(target)
+    if override is not None:
+        return override(*args, **kwargs)
+    return (method_call(target) if kind == "call_method" else target)(*args, **kwargs)
 
 
 @functools.cache

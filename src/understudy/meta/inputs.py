@@ -279,8 +279,8 @@ class TraceInputs:
     def _default(
         self, parameter: inspect.Parameter, later: list[inspect.Parameter], follows_default: bool
     ) -> Any:
-        """The default in the code of the graph, where no argument without one may follow: an argument that is fixed has
-        none before one that is not, and what only a keyword passes is None behind a default, and is then asked for."""
+        """The default in the code of the graph, where a default can't precede an argument without one: a fixed argument has
+        none before a required one; a required keyword-only argument has None, which the graph then refuses."""
         is_fixed, value = self._find_fixed(parameter)
         if is_fixed and isinstance(value, PLAIN):
             behind = itertools.takewhile(lambda other: other.kind is not other.VAR_POSITIONAL, later)

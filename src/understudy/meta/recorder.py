@@ -304,7 +304,7 @@ ANSWERED_BY_OBJECT = frozenset(
     "__setstate__ data_ptr untyped_storage storage register_hook "
     "register_post_accumulate_grad_hook share_memory_ is_shared is_pinned __cuda_array_interface__".split()
 )
-"""Methods that a tensor answers itself."""
+"""Methods that run on the tensor itself, without a node."""
 
 
 def _convert(tracer: MetaTracer, func: Any, args: Any, kwargs: Any) -> Any:

@@ -81,7 +81,7 @@ class Regions:
 
 
 def erase_empty_regions(graph: Graph) -> None:
-    """Erase regions without nodes, and random states that are not put back: a checkpoint reads one in any case."""
+    """Erase regions without nodes, and random states that are not restored: a checkpoint reads one in any case."""
     for node in graph.find_nodes(op="call_function", target=torch_get_rng_state):
         if not node.users:
             graph.erase_node(node)

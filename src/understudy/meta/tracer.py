@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -35,7 +36,7 @@ from understudy.graph.node_values import NodeMeta, set_val, snapshot
 from understudy.graph.random_state import KeptRandomState
 from understudy.meta import modules
 from understudy.meta.arguments import NodeArguments, SizeNodes
-from understudy.meta.derivation import Derivation, is_of_torch
+from understudy.meta.derivation import Derivation, is_of_torch, run_on_metadata
 from understudy.meta.devices import DeviceOf
 from understudy.meta.errors import MetaTraceError, make_left_over_error, make_refused_error
 from understudy.meta.inputs import ExampleInputs, TraceInputs
@@ -96,6 +97,8 @@ class MetaTracer(torch.fx.Tracer):
 
     root: torch.nn.Module
     is_over: bool = False
+    recorder: Any = None
+    """None before the first trace: then `root` and `graph` are set by hand, and nodes are made as in `torch.fx.Tracer`."""
     random_state: KeptRandomState | None = None
     orig_forward: Any = None
     """The forward of the module that was called last."""
@@ -121,11 +124,11 @@ class MetaTracer(torch.fx.Tracer):
         """Whether a subclass overrides a method or attribute of `MetaTracer`."""
         return getattr(type(self), name) is not getattr(MetaTracer, name) or name in vars(self)
 
-    @property
+    @functools.cached_property
     def orig_fns(self) -> set[Any]:
         return {getattr(torch, name) for name in self._TORCH_METHODS_TO_PATCH}
 
-    @property
+    @functools.cached_property
     def patched_torch_methods(self) -> dict[str, Any]:
         return {name: gen_constructor_wrapper(getattr(torch, name)) for name in self._TORCH_METHODS_TO_PATCH}
 
@@ -399,6 +402,8 @@ class MetaTracer(torch.fx.Tracer):
         proxy_factory_fn: Callable[[Node], Any] | None = None,
     ) -> Any:  # fmt: skip
         """Add a node for a call; returns its proxy, with the metadata of the result in `_tensor_meta`."""
+        if self.recorder is None:
+            return self._create_proxy_by_hand(kind, target, args, kwargs, name, type_expr, proxy_factory_fn)
         if self.is_over:
             raise make_left_over_error(str(target))
         derived, self._derived = self._derived, None
@@ -416,6 +421,25 @@ class MetaTracer(torch.fx.Tracer):
             object.__setattr__(made, "_tensor_meta", meta)
         return made
 
+    def _create_proxy_by_hand(
+        self, kind: str, target: Any, args: Any, kwargs: Any, name: Any, type_expr: Any, factory: Any
+    ) -> Any:
+        """`create_proxy` outside of a trace: the metadata is that of the same call on the metadata of the arguments."""
+        made = super().create_proxy(kind, target, args, kwargs, name, type_expr, factory)
+        if not isinstance(made, MetaProxy) or kind == "output":
+            return made
+        if kind == "placeholder":
+            if target in self.meta_args:
+                made.install_tensor_meta(self.meta_args[target])
+            return made
+        try:
+            meta = run_on_metadata(kind, target, args, kwargs, self.root)
+        except Exception as error:  # a call may fail in any way
+            warnings.warn(f"Could not compute metadata for {kind} target {target}: {error}", stacklevel=2)
+        else:
+            made.install_tensor_meta(meta)
+        return made
+
     def _meta_of_input(self, kind: str, target: Any) -> Any:
         if kind == "get_attr":
             value: Any = functools.reduce(getattr, target.split("."), self.root)
@@ -425,7 +449,7 @@ class MetaTracer(torch.fx.Tracer):
 
     def proxy(self, node: Node) -> Any:
         """The proxy of a node."""
-        return make_proxy(self, node)
+        return MetaProxy(node, self) if self.recorder is None else make_proxy(self, node)
 
     def _as_proxies(self, value: Any) -> Any:
         """The arguments of a call with stand-ins replaced by proxies."""
@@ -503,6 +527,8 @@ class MetaTracer(torch.fx.Tracer):
         name: str | None = None,
         type_expr: object = None,
     ) -> Node:
+        if self.recorder is None:
+            return super().create_node(kind, target, args, kwargs, name, type_expr)
         path = self.arguments.safe_path(target) if kind in READS else target
         if kind in ENDS or name is not None or type_expr is not None:
             node = super().create_node(kind, path, args, kwargs, name, type_expr)
@@ -535,7 +561,7 @@ class MetaTracer(torch.fx.Tracer):
         return node
 
     def create_arg(self, a: object) -> Any:
-        return self.arguments.argument(a)
+        return super().create_arg(a) if self.recorder is None else self.arguments.argument(a)
 
     def _node(
         self, kind: str, target: Any, args: Any, kwargs: Any, name: Any = None, type_expr: object = None

@@ -236,7 +236,8 @@ def arange_count(start: object, end: Any, step: Any, dtype: Dtype) -> Any:
         if isinstance(bound, float) and not math.isfinite(bound):
             raise ArgumentError(f"arange: expected finite bounds, got {start} and {end}")
     if (end < start) if step > 0 else (end > start):
-        raise ArgumentError(f"arange: the sign of step {step} does not lead from {start} to {end}")
+        direction = "negative" if end < start else "positive"
+        raise ArgumentError(f"arange: the step from {start} to {end} must be {direction}, got {step}")
     floats = [isinstance(number, float) for number in (start, end, step)]
     if any(floats) and not (dtype is torch.int64 and holds("arange_truncates_to_int64")):
         return math.ceil((end - start) / step)
@@ -280,7 +281,8 @@ def range_inclusive(
     if step == 0:
         raise ArgumentError("range: the step must not be 0")
     if (end < start) if step > 0 else (end > start):
-        raise ArgumentError(f"range: the sign of step {step} does not lead from {start} to {end}")
+        direction = "negative" if end < start else "positive"
+        raise ArgumentError(f"range: the step from {start} to {end} must be {direction}, got {step}")
     if not all(isinstance(number, (int, float)) for number in (start, end, step)):
         return NotImplemented
     if dtype is torch.int64:

@@ -10,14 +10,13 @@ JSON has the same names; `plan.schema.json` beside this file is its schema.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from understudy.plans.axes import Value, write_value
-from understudy.report.rehearsal import make_schema, read_record
+from understudy.report.documents import Document, make_document_schema
 
 SCHEMA_VERSION = 1
 SCHEMA_FILE = Path(__file__).with_name("plan.schema.json")
@@ -63,9 +62,11 @@ class SearchedAxis:
 
 
 @dataclass
-class TrainingPlan:
+class TrainingPlan(Document):
     """`is_complete`: whether the best ones are decided: all others are ruled out. `time_error` and `memory_error`: the
     largest factor by which a prediction was wrong, less one, of candidates that were rehearsed after it."""
+
+    TITLE = "plan"
 
     device: str
     cards: int
@@ -86,22 +87,6 @@ class TrainingPlan:
     script: str = ""
     kind: str = KIND
     schema_version: int = SCHEMA_VERSION
-
-    def to_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
-
-    def to_json(self, indent: int | None = 2) -> str:
-        return json.dumps(self.to_dict(), indent=indent)
-
-    @classmethod
-    def from_json(cls, text: str | bytes) -> TrainingPlan:
-        data = json.loads(text)
-        version = data.get("schema_version")
-        if data.get("kind") != KIND or version != SCHEMA_VERSION:
-            raise ValueError(
-                f"expected a plan of schema_version {SCHEMA_VERSION}, got {data.get('kind')!r} of {version!r}"
-            )
-        return read_record(cls, data)
 
 
 def write_values(values: dict[str, Value]) -> dict[str, str]:
@@ -126,11 +111,8 @@ def time_of(row: Row) -> float | None:
 
 
 def _make_whole_schema() -> dict[str, Any]:
-    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Plan of understudy"}
-    schema = head | make_schema(TrainingPlan)
-    schema["properties"]["schema_version"] = {"const": SCHEMA_VERSION}
-    schema["properties"]["kind"] = {"const": KIND}
-    return schema
+    """`python -m understudy.plans.answer` writes it to the file that is shipped."""
+    return make_document_schema(TrainingPlan, {})
 
 
 if __name__ == "__main__":

@@ -123,7 +123,7 @@ class Space:
             if unknown:
                 names = ", ".join(sorted(name for name in known if name.isidentifier()))
                 raise RequirementError(
-                    f"--require {requirement.text}: there is no {unknown[0]!r} (choose from {names})"
+                    f"--require {requirement.text}: unknown name {unknown[0]!r} (choose from {names})"
                 )
 
     def _whole(self, table: Mapping[str, Value]) -> dict[str, Value]:

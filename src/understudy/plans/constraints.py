@@ -52,7 +52,7 @@ class PlanRequirement:
             return False
         except TypeError:
             raise RequirementError(
-                f"--require {self.text}: numbers are compared with words, or computed with"
+                f"--require {self.text}: expected operands of one kind, got numbers and words"
             ) from None
 
 

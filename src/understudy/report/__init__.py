@@ -1,6 +1,7 @@
 """report: measurements of a rehearsal, and their presentation.
 
 rehearsal     `Rehearsal`, the plain data of one run; saved as JSON, checked by rehearsal.schema.json
+documents     dataclasses as JSON documents: reading with checks, writing, schemas
 measurement   the listener that measures: categories, phases, modules, lines, the peak, work
 places        where the program is: module paths, phases, steps, lines of the user's code
 borrowed_state  real modules and optimizers that work on stand-ins for a while

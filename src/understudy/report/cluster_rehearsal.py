@@ -14,7 +14,6 @@ JSON has the same names; `cluster.schema.json` beside this file is its schema.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,17 +22,17 @@ from typing import Any
 from understudy.cluster.communication import CommunicationRow, Schedule
 from understudy.cluster.faults import Fault
 from understudy.cluster.nccl import Communicator
+from understudy.report.documents import Document, make_document_schema
 from understudy.report.rehearsal import (
     DOES_NOT_FIT,
     FAILED,
     FITS,
     NO_VERDICT,
     TIGHT,
+    VERDICTS,
     Device,
     Peak,
     Rehearsal,
-    make_schema,
-    read_record,
 )
 from understudy.timing.step_time import TimeEstimate
 
@@ -91,8 +90,10 @@ class RankRow:
 
 
 @dataclass
-class ClusterRehearsal:
+class ClusterRehearsal(Document):
     """All that was measured of one program on several cards."""
+
+    TITLE = "cluster rehearsal"
 
     verdict: str
     headline: str
@@ -149,40 +150,16 @@ class ClusterRehearsal:
             found[node] = found.get(node, 0) + row.host_peak_bytes
         return dict(sorted(found.items()))
 
-    def to_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
-
-    def to_json(self, indent: int | None = 2) -> str:
-        return json.dumps(self.to_dict(), indent=indent)
-
-    @classmethod
-    def from_json(cls, text: str | bytes) -> ClusterRehearsal:
-        data = json.loads(text)
-        version = data.get("schema_version")
-        if data.get("kind") != KIND or version != SCHEMA_VERSION:
-            raise ValueError(
-                f"expected a cluster rehearsal of schema_version {SCHEMA_VERSION}, got {data.get('kind')!r} of {version!r}"
-            )
-        return read_record(cls, data)
-
     def __str__(self) -> str:
-        from understudy.report.cluster_text import (
-            write_cluster,
-        )  # why: tables are loaded when they are printed
+        # why: tables are loaded when they are printed
+        from understudy.report.cluster_text import write_cluster
 
         return write_cluster(self)
 
 
 def _make_whole_schema() -> dict[str, Any]:
-    head = {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "Cluster rehearsal of understudy",
-    }
-    schema = head | make_schema(ClusterRehearsal)
-    schema["properties"]["verdict"] = {"enum": [FITS, TIGHT, DOES_NOT_FIT, NO_VERDICT, FAILED]}
-    schema["properties"]["schema_version"] = {"const": SCHEMA_VERSION}
-    schema["properties"]["kind"] = {"const": KIND}
-    return schema
+    """`python -m understudy.report.cluster_rehearsal` writes it to the file that is shipped."""
+    return make_document_schema(ClusterRehearsal, {"verdict": VERDICTS})
 
 
 if __name__ == "__main__":

@@ -17,15 +17,12 @@ The shape is that of the dataclasses below; `rehearsal.schema.json` beside this 
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import json
-import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any
 
+from understudy.report.documents import Document, make_document_schema
 from understudy.timing.step_time import TimeEstimate
 
 SCHEMA_VERSION = 2
@@ -37,11 +34,7 @@ CATEGORIES = (
 FITS, TIGHT, DOES_NOT_FIT, FAILED, NO_VERDICT = "fits", "tight", "does not fit", "failed", "no verdict"
 
 VERDICTS = (FITS, TIGHT, DOES_NOT_FIT, FAILED, NO_VERDICT)
-MOST = 1 << 80
-"""Upper limit for sizes and counts in a file."""
 ISOLATION_LEVELS = ("namespaces", "landlock", "python", "off")
-
-Record = TypeVar("Record")
 
 
 @dataclass(frozen=True)
@@ -230,8 +223,10 @@ class Isolation:
 
 
 @dataclass
-class Rehearsal:
+class Rehearsal(Document):
     """All that was measured in one run."""
+
+    TITLE = "rehearsal"
 
     verdict: str
     headline: str
@@ -262,24 +257,8 @@ class Rehearsal:
     isolation: Isolation = field(default_factory=Isolation)
     schema_version: int = SCHEMA_VERSION
 
-    def to_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
-
-    def to_json(self, indent: int | None = 2) -> str:
-        return json.dumps(self.to_dict(), indent=indent)
-
-    @classmethod
-    def from_json(cls, text: str | bytes) -> Rehearsal:
-        return cls.from_dict(json.loads(text))
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Rehearsal:
-        version = data.get("schema_version")
-        if version != SCHEMA_VERSION:
-            raise ValueError(
-                f"a rehearsal of schema_version {version!r}; this version of understudy reads {SCHEMA_VERSION}"
-            )
-        return _check(read_record(cls, data))
+    def _check(self) -> None:
+        _check_rehearsal(self)
 
     def to_html(self, title: str = "Rehearsal") -> str:
         """One page that needs nothing else."""
@@ -303,59 +282,7 @@ def read_schema() -> dict[str, Any]:
     return schema
 
 
-# --- dataclasses from JSON, and their schema
-
-
-@functools.cache
-def _get_hints(kind: Any) -> dict[str, Any]:
-    return get_type_hints(kind)
-
-
-def read_record(kind: Callable[..., Record], data: Any, path: str = "") -> Record:
-    """Every value is checked: the file may be anybody's. Raises ValueError that names the place."""
-    if not isinstance(data, dict):
-        raise ValueError(f"{path or 'it'}: expected an object, got {type(data).__name__}")
-    hints = _get_hints(kind)
-    unknown = sorted(set(data) - set(hints))
-    if unknown:
-        raise ValueError(f"{kind.__name__} has no {unknown[0]!r}")
-    values = {name: _read_value(hints[name], value, f"{path}{name}") for name, value in data.items()}
-    required = [
-        entry.name
-        for entry in dataclasses.fields(kind)  # type: ignore[arg-type]
-        if entry.default is dataclasses.MISSING and entry.default_factory is dataclasses.MISSING
-    ]
-    missing = [name for name in required if name not in values]
-    if missing:
-        raise ValueError(f"{kind.__name__} lacks {missing[0]!r}")
-    return kind(**values)
-
-
-def _read_value(hint: Any, value: Any, path: str) -> Any:
-    arguments = get_args(hint)
-    parts: Any = value
-    if hint is Any or (value is None and type(None) in arguments):
-        return value
-    if type(None) in arguments:
-        return _read_value(arguments[0], value, path)
-    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
-        return read_record(hint, value, f"{path}.")
-    origin = get_origin(hint) or hint
-    expected = (int, float) if origin is float else origin
-    if not isinstance(value, expected) or (isinstance(value, bool) and origin is not bool):
-        raise ValueError(
-            f"{path}: expected {_PLAIN.get(origin, origin.__name__)}, got {type(value).__name__}"
-        )
-    if isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"{path}: expected a finite number, got {value}")
-    if isinstance(value, int) and abs(value) > MOST:
-        raise ValueError(f"{path}: {value} is out of range")
-    if origin is list:
-        return [_read_value(arguments[0], part, f"{path}[{i}]") for i, part in enumerate(parts)]
-    if origin is dict:
-        return {key: _read_value(arguments[1], part, f"{path}.{key}") for key, part in parts.items()}
-    return value
-
+# --- values that contradict each other
 
 ROW_KEYS = {
     "answers": {"line": str, "read": str, "tensor": str, "count": int, "answer": object},
@@ -363,8 +290,7 @@ ROW_KEYS = {
 }
 
 
-def _check(rehearsal: Rehearsal) -> Rehearsal:
-    """What types do not say."""
+def _check_rehearsal(rehearsal: Rehearsal) -> None:
     if rehearsal.verdict not in VERDICTS:
         raise ValueError(f"verdict: expected one of {', '.join(VERDICTS)}, got {rehearsal.verdict!r}")
     for name, keys in ROW_KEYS.items():
@@ -386,7 +312,6 @@ def _check(rehearsal: Rehearsal) -> Rehearsal:
         _check_columns("time.trace", trace.clocks, trace.names, trace.starts, trace.durations)
         _check_numbers("time.trace.names", trace.names, trace.span_names)
         _check_numbers("time.trace.clocks", trace.clocks, trace.clock_names)
-    return rehearsal
 
 
 def _check_columns(name: str, *columns: list[Any]) -> None:
@@ -401,43 +326,9 @@ def _check_numbers(name: str, numbers: list[int], entries: list[Any]) -> None:
         raise ValueError(f"{name}: expected a number below {len(entries)}, got {wrong}")
 
 
-_PLAIN = {int: "integer", float: "number", str: "string", bool: "boolean"}
-
-
-def make_schema(kind: type = Rehearsal) -> dict[str, Any]:
-    """The JSON Schema of a dataclass: `python -m understudy.report.rehearsal` writes it to the file that is shipped."""
-    hints = get_type_hints(kind)
-    return {
-        "type": "object",
-        "description": (kind.__doc__ or "").split("\n")[0],
-        "properties": {name: _make_schema_of_type(hint) for name, hint in hints.items()},
-        "required": sorted(hints),
-        "additionalProperties": False,
-    }
-
-
-def _make_schema_of_type(hint: object) -> dict[str, Any]:
-    if hint in _PLAIN:
-        return {"type": _PLAIN[hint]}
-    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
-        return make_schema(hint)
-    arguments = get_args(hint)
-    if get_origin(hint) is list:
-        return {"type": "array", "items": _make_schema_of_type(arguments[0])}
-    if get_origin(hint) is dict:
-        return {"type": "object", "additionalProperties": _make_schema_of_type(arguments[1])}
-    if type(None) in arguments:
-        return {"anyOf": [_make_schema_of_type(arguments[0]), {"type": "null"}]}
-    return {}
-
-
 def _make_whole_schema() -> dict[str, Any]:
-    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Rehearsal of understudy"}
-    schema = head | make_schema()
-    schema["properties"]["verdict"] = {"enum": [*VERDICTS]}
-    schema["properties"]["isolation"]["properties"]["level"] = {"enum": [*ISOLATION_LEVELS]}
-    schema["properties"]["schema_version"] = {"const": SCHEMA_VERSION}
-    return schema
+    """`python -m understudy.report.rehearsal` writes it to the file that is shipped."""
+    return make_document_schema(Rehearsal, {"verdict": VERDICTS, "isolation.level": ISOLATION_LEVELS})
 
 
 if __name__ == "__main__":

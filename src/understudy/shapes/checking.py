@@ -37,7 +37,7 @@ class Requirement:
     number: Expr | None = None
     """The symbol for that size in the condition."""
     is_of_operator: bool = False
-    """Whether an operator asked it, and not the program itself."""
+    """Whether it comes from an operator, not from the program itself."""
 
     @property
     def text(self) -> str:

@@ -111,7 +111,7 @@ class Decisions:
     def _decide_if_larger_than_one(self, relation: str, a: Scalar, b: Scalar) -> bool | None:
         """The answer if one side is at most 1 and the other an unbacked size, which is assumed to be larger.
 
-        Not for remainders, which are usually compared with 0 in the hope that they are."""
+        Not for remainders, which are usually compared with 0 because they often are."""
         number, size = (a, b) if type(a) is int else (b, a)
         if type(number) is not int or number > 1:
             return None

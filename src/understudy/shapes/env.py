@@ -32,7 +32,7 @@ class Settings:
     `assume_static_by_default`: sizes stay numbers unless a context or a mark requests symbols.
     `allow_scalar_outputs`, `allow_dynamic_output_shape_ops`: data-dependent numbers and sizes become unbacked symbols.
     `prefer_deferred_runtime_asserts_over_guards`: `torch._check` on backed sizes also makes a runtime assert.
-    `trace_asserts`: what an `assert` of the program asks about unbacked numbers becomes a runtime assert.
+    `trace_asserts`: an `assert` of the program about unbacked numbers becomes a runtime assert.
     """
 
     allow_scalar_outputs: bool = True
@@ -104,8 +104,8 @@ class ShapeEnv:
         self.unbacked: dict[Expr, SymbolOrigin] = {}
         """For each unbacked symbol: its origin."""
         self.real_values: dict[Expr, Any] = {}
-        """The values of unbacked symbols for the real tensors of a run. They decide where nothing else does, and what they
-        decide is a promise, as by `torch._check`."""
+        """The values of unbacked symbols for the real tensors of a run. They decide conditions that nothing else decides;
+        such a decision is a promise, as by `torch._check`."""
         self.definitions: dict[Expr, FloatExpr] = {}
         """The definitions of symbols that are computed from others."""
         self.choices: dict[Expr, FloatExpr] = {}

@@ -14,7 +14,7 @@ from understudy.shapes.node import Scalar, Size
 @dataclass(frozen=True, slots=True)
 class Guard:
     """A condition on sizes under which the recorded answers hold. `is_checked_by_operator`: the operator checks it when
-    it runs. `is_of_operator`: an operator asked it, not the program itself."""
+    it runs. `is_of_operator`: it comes from an operator, not from the program itself."""
 
     condition: AnyCondition
     line: str = ""

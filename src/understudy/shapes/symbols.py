@@ -107,7 +107,7 @@ class Symbols:
             self.env.specialisations.append(specialisation)
 
     def _create_float(self, example: float) -> SymNode:
-        """A float with this hint. Its symbol stands for no integer: comparisons of integers would round."""
+        """A float with this hint. Its symbol is not an integer: comparisons of integers would round."""
         symbol = self.algebra.symbol(self._make_fresh_name("zf"), None, None)
         self.hints[symbol] = cast(Any, example)  # all other hints are integers
         return self.numbers.node(self.numbers.make_float("value", symbol), float)

@@ -64,7 +64,7 @@ class _PlainUnpickler(pickle.Unpickler):
         raise RefusedObject(f"expected data only, got a reference to {module}.{name}; nothing was executed")
 
     def persistent_load(self, pid: object) -> NoReturn:
-        raise RefusedObject("it refers to objects outside of the file")
+        raise RefusedObject("expected data only, got references to objects outside of the file")
 
 
 @dataclass(frozen=True, slots=True)

@@ -152,7 +152,7 @@ def _wide_ring_seconds(kind: str, ranks: int, nodes: int, nbytes: float, link: L
 
 
 def _tree_seconds(inside: int, nodes: int, nbytes: float, link: Link, network: Link) -> float:
-    """Of an all-reduce within each node, and up and down a tree of the nodes, in a pipeline."""
+    """The time of an all-reduce within each node, pipelined with one up and down a tree of the nodes."""
     within = _ring_seconds("all_reduce", inside, nbytes, link)
     between = 2 * nbytes / inside * (nodes - 1) / nodes / network.speed(TREE)
     return max(within, between) + network.fixed + 2 * ceil(log2(nodes)) * network.latency

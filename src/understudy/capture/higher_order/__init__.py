@@ -5,5 +5,5 @@ closures         tensors from the closure of a branch become operands, its varia
 derivatives      forward and backward of these operators
 transforms       these operators under torch.func, and with ordinary gradients
 batching         these operators under torch.vmap
-torch_tracing    answers torch's own rules when they ask for the current tracer
+torch_tracing    the current tracer for torch's own rules
 """

@@ -166,7 +166,7 @@ class FrozenFunction:
             return self.function(*args)
 
     def _freeze(self, value: Any) -> Any:
-        """A copy of a function with variables of its own; other values as they are."""
+        """A copy of a function with its own variables; other values are not copied."""
         if id(value) in self._copies:
             return self._copies[id(value)]
         kind = type(value)
@@ -199,7 +199,7 @@ class FrozenFunction:
 
     @contextmanager
     def _with_tensors(self) -> Iterator[None]:
-        """The modules have the tensors that they had, for the time of a call."""
+        """Inside, the modules have the tensors that they had before."""
         changed = [
             (table, before, table.copy()) for table, before in self._tables if not _are_same(table, before)
         ]

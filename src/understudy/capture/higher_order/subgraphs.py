@@ -92,7 +92,7 @@ def enter(
         if answer is not NotImplemented:
             return answer
     if recorder.pre_dispatch and _torch.is_recorded_above_autograd():
-        if _torch.has_transforms():  # which answer it first
+        if _torch.has_transforms():  # which handle it first
             with branches_below_autograd():
                 return recorder.record_below_autograd(op, args, kwargs)
         if (

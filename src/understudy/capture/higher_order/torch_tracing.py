@@ -1,8 +1,7 @@
 """The current capture of this thread.
 
 torch's higher-order operators trace their functions in several places: where they are recorded, and in their rules for
-autograd. All of them ask torch for its current tracer. While a capture runs, that is `CurrentTracer`, which makes our
-subgraphs.
+autograd. All of them read torch's current tracer. While a capture runs, that is `CurrentTracer`, which makes our subgraphs.
 """
 
 from __future__ import annotations

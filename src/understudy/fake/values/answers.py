@@ -138,8 +138,8 @@ class Plausible:
         return min(max(read.least, round(share * most)), most)
 
     def _next_loss(self, read: Read) -> float:
-        """A loss: positive, and a little smaller each time. What has bounds that no such loss keeps to, as an accuracy, is
-        in the middle of them."""
+        """A loss: positive, and a little smaller each time. A value with bounds that such a loss would leave, such as an
+        accuracy, is in the middle of its bounds."""
         number, low, high = 1 + 1.5 * 0.99**read.repeats, read.values.low, read.values.high
         if -math.inf < low and high < math.inf and not low <= number <= high:
             return (low + high) / 2
@@ -219,12 +219,12 @@ def refuse_in_composite() -> Iterator[None]:
 
 
 def is_in_composite() -> bool:
-    """Whether a read must be refused: it is one of a composite operator that runs on placeholders."""
+    """Whether a read must be refused, because a composite operator runs on placeholders."""
     return _composites.depth > 0
 
 
 def answers_of(mode: FakeTensorMode) -> Answers | None:
-    """What answers the reads of a mode here; None if nothing is made up."""
+    """The policy and list for reads of a mode here; None if no answers are made up."""
     return None if _composites.depth else mode.answers
 
 
@@ -232,7 +232,7 @@ def answers_of(mode: FakeTensorMode) -> Answers | None:
 
 
 def number_from_program(fake: FakeTensor) -> Number | None:
-    """The value of all elements of a tensor, if its range is a single number."""
+    """The value of all elements of a tensor if its range is a single number."""
     dtype = fake._spec.dtype
     if fake._spec.is_symbolic or dtype.is_complex:
         return None
@@ -252,13 +252,13 @@ def answer_item(mode: FakeTensorMode, fake: FakeTensor, what: str = "item") -> A
 
 
 MOST_CHOSEN = 1 << 16
-"""Elements up to which the contents of integer tensors are chosen as a whole, and kept."""
+"""The contents of integer tensors of up to this many elements are chosen as a whole, and kept."""
 
 
 def choose_contents(mode: FakeTensorMode, fake: FakeTensor, what: str) -> torch.Tensor | None:
-    """Choose the contents of a small tensor of integers, which become determined: what is read of it again, and what is
-    computed from it, agrees with the first read. Views are parts of their base, which is chosen as a whole. None for other
-    tensors, and without a policy."""
+    """Choose the contents of a small tensor of integers, which become determined: later reads, and results computed from
+    it, agree with the first read. Views are parts of their base, which is chosen as a whole. None for other tensors, and
+    without a policy."""
     base = fake._base if type(fake._base) is type(fake) else fake
     spec = base._spec
     if (
@@ -366,17 +366,17 @@ def answer_size(mode: FakeTensorMode, func: Any, fake: FakeTensor, least: int, m
 _OUR_SOURCE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
 _METHODS = os.path.join("torch", "_tensor.py")
 _FUNCTION_MODES = ("__torch_function__", "handle_torch_function")
-"""Functions through which a read goes, on its way from a line of the program, below `torch.device` and its like."""
+"""Functions between a line of the program and its read, below `torch.device` and its like."""
 EXIT_FUNCTIONS = ("exit", "_exit", "abort", "fail")
 ROUNDS, MOST_ROUNDS, SEARCH_ROUNDS = 10, 1000, 3
-"""Rounds of a loop that only the answer ends, of one that other conditions may end before, of a search for a point."""
+"""The number of rounds: of a loop that only the answer ends; of one that other conditions may end earlier; of a search."""
 SETTLING_SEARCHES = {
     (
         os.path.join("torch", "optim", "lbfgs.py"),
         "_strong_wolfe",
-    ): "a line search takes the first or the second point",
+    ): "a line search accepts the first or the second point",
 }
-"""Functions that search, and set a flag where they are done. All other loops go on as long as they may."""
+"""Functions that search, and set a flag when they are done. All other loops run as long as possible."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -396,7 +396,7 @@ def find_decision() -> Wanted:
     """The truth value with which the check on the user's current line passes, or its loop goes on.
 
     A check is an `assert`, or an `if` whose body raises. A loop goes on by the condition of a `while`, or by an `if` whose
-    body ends in `break`: early stopping does not stop, and what iterates does not converge at once.
+    body ends in `break`: early stopping does not stop, and iterations do not converge at once.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 aten = torch.ops.aten
 
 answer_from_values: Slot[Callable[..., Any]] = declare("answer_from_values", Slot())
-"""What it gives, from the determined values of some of its inputs."""
+"""The result of a call, from the determined values of some of its inputs."""
 
 
 def answer(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Any:

@@ -56,12 +56,12 @@ class DeterminedContents:
         self.extremes: tuple[Any, Any, Any] | None = None
         """For integers in a tensor of symbolic size, without a content: the least, the greatest, and how many there are."""
         self.watch: int | None = None
-        """While a range of values goes by it: a number of its own, until the next write."""
+        """A unique number until the next write, if a range of values depends on there being none."""
         self.counting_mode: Any = None
         """The mode that counts writes, if tensors on the storage have version counters of their own: see
         `record_for_alias`."""
         self.storage: weakref.ref[torch.UntypedStorage] | None = None
-        """What is written to then; None of sparse tensors."""
+        """The storage whose writes are counted then; None for sparse tensors."""
 
     @property
     def is_empty(self) -> bool:
@@ -427,8 +427,8 @@ def start_contents(
 
 
 def start_extremes(op: OpOverload, args: tuple[object, ...], spec: TensorSpec) -> DeterminedContents | None:
-    """What is known of a tensor of symbolic size that is filled with one number, or counts: the bounds of its values. The
-    values are not computed, which would specialise the size."""
+    """The bounds of the values of a tensor of symbolic size that is filled with one number, or counts. The values are not
+    computed, which would specialise the size."""
     rule = record_of(op).extremes
     found = None if rule is None else rule(*args)
     if found is None:
@@ -443,7 +443,7 @@ def extremes_of(known: DeterminedContents | None, spec: TensorSpec) -> tuple[Any
     if known is None or known.extremes is None:
         return None
     least, most, count = known.extremes
-    # A view may leave out some of the values, but not of those that are all the same; what is expanded has all.
+    # A view may lack some of the values, unless all of them are equal; an expanded tensor has all of them.
     sizes = (
         size
         for size, step in zip(spec.shape, spec.stride, strict=True)

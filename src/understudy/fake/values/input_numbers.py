@@ -4,7 +4,7 @@
     if t.item() > 3: …          guard: t.item() > 3
 
 The value of the example is the hint, and decisions on it are guards, as decisions on sizes are. A write to the tensor ends
-that: what is read then depends on data. Not in modes made for export, where no guard could be checked.
+that: later reads depend on data. Not in modes made for export, where no guard could be checked.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ CLASSES = (torch.Tensor, torch.nn.Parameter)
 
 
 def make_symbol_of_number(mode: FakeTensorMode, real: torch.Tensor, fake: FakeTensor, source: object) -> None:
-    """Remember a symbol as what `.item()` of an input gives. Only for the two dtypes in which Python has numbers: smaller
-    ones overflow, or round."""
+    """Store a symbol as the result of `.item()` of an input. Only for the two dtypes of Python's numbers: smaller ones
+    overflow, or round."""
     is_plain = type(real) in CLASSES and real.device.type == "cpu" and not real.dim()
     if not is_plain or real.dtype not in (torch.int64, torch.float64):
         return

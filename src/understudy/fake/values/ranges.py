@@ -1,9 +1,9 @@
-"""Ranges of values: `torch.rand([]) < 0.0` is False whatever is drawn, `isnan` of integers too.
+"""Ranges of values: `torch.rand([]) < 0.0` is False whatever is drawn; so is `isnan` of integers.
 
-Kept beside determined values, for results of which these are not known: masks, single numbers, random ones. A range holds
-until its tensor is written to. A tensor made for inference counts no writes: the record of what its storage holds is
-watched, which all of its aliases share. Without such a record, of a tensor that is written in place only the guess is kept;
-nor is more kept of a tensor that others write to uncounted, such as `x.data`.
+Ranges are kept for results without determined values: masks, single numbers, random numbers. A range holds until its tensor
+is written to. A tensor made in inference mode counts no writes, so the record of its storage, which all aliases share, is
+watched instead. Only the likely value is kept for a tensor without such a record that is written in place, and for one with
+uncounted writes by others, such as `x.data`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from understudy.spec import TensorSpec
 from understudy.spec.call import map_structure
 
 MOST_COMPUTED = 1 << 12
-"""Elements up to which the range of determined values is computed."""
+"""The range of determined values is computed for up to this many elements."""
 
 
 def range_of(fake: FakeTensor) -> ValueRange:

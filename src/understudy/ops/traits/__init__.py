@@ -4,7 +4,7 @@ writes       which arguments a call writes to, and which overlaps it rejects
 values       whether the values of results follow from those of inputs; which arguments are indices
 ranges       bounds of the values of results
 devices      on which device a call runs, which calls accept several devices
-autocast     which dtype autocast casts to, which way composites go on an accelerator
+autocast     which dtype autocast casts to, the paths of composites on an accelerator
 caching      which plans may be cached, which composites have recipes, how operators appear in a recorded graph
 scratch      temporary memory of kernels and libraries; how reductions spread over blocks
 cuda_kernels temporary memory of attention and of sorts

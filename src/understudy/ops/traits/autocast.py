@@ -1,4 +1,4 @@
-"""What autocast does with the arguments of an operator, and which way a composite operator goes on an accelerator."""
+"""What autocast does with the arguments of an operator, and the path of a composite operator on an accelerator."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def log_softmax(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Any:
 
 
 def _is_widened(x: Tensor, dtype: torch.dtype | None) -> bool:
-    """The kernel widens float16 itself, and no other dtype."""
+    """Whether the kernel itself widens the input, as it does for float16 only."""
     return x.dtype is torch.float16 and dtype is torch.float32 and _torch.inner_device(x).type == "cuda"
 
 
@@ -120,7 +120,7 @@ def ctc_loss(
     log_probs: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor, blank: int = 0, reduction: int = 1,
     zero_infinity: bool = False,
 ) -> Any:  # fmt: skip
-    """Lengths may be on the CPU: C++ reads them, but of subclasses it computes with the tensors as they are."""
+    """Lengths may be on the CPU, where C++ reads them; with subclasses, it computes with the tensors unchanged."""
     device = _torch.inner_device(log_probs)
     lengths = input_lengths, target_lengths
     if all(_torch.inner_device(tensor) == device for tensor in lengths):
@@ -136,8 +136,8 @@ def ctc_loss(
 def rms_norm(
     x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None
 ) -> Any:
-    """Only where memory is observed: the operator is a composite to C++, which sees a meta device, and has no formula of a
-    gradient there."""
+    """Only where memory is observed: the operator is a composite to C++, which sees a meta device, and has no gradient
+    formula there."""
     if (
         _torch.inner_device(x).type != "cuda"
         or x.is_complex()

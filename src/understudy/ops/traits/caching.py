@@ -1,5 +1,5 @@
-"""Which plans may be kept, which composite operators are remembered as those that they are made of, and how an operator
-appears in a recorded graph, where that is not as it was called."""
+"""Which plans may be cached, which composite operators have recipes, and which operators appear in a recorded graph as
+other calls."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Temporary memory of CUDA kernels of attention, and of those that sort, scan and select: gradients of indexing, too.
+"""Temporary memory of CUDA kernels: attention, sorts, scans, selections, and gradients of indexing.
 
-Sizes of sorts are those of torch 2.13 for an H100, to the byte: how many elements a block takes depends on the capability.
+Sizes of sorts are those of torch 2.13 for an H100, to the byte: the number of elements for each block depends on the
+capability.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ def of_flash(
     facts: DeviceFacts, made: Results, query: TensorSpec, key: TensorSpec, value: TensorSpec, dropout_p: float = 0.0,
     *rest: object, **settings: object,
 ) -> Scratch:  # fmt: skip
-    """Where queries are too few to fill the card, keys are split, and each part has a result of its own. One query of
-    grouped heads is computed as one head with several queries. Drawing random numbers takes a copy of the seed."""
+    """If there are too few queries to fill the card, keys are split, and each part has its own result. One query of grouped
+    heads is computed as one head with several queries. Random numbers need a copy of the seed."""
     if dropout_p:
         return Scratch((16,))
     batch, heads, rows, width = query.numbers.shape
@@ -50,7 +51,7 @@ def of_flash_by_rows(
     facts: DeviceFacts, made: Results, query: TensorSpec, key: TensorSpec, value: TensorSpec, cum_seq_q: object,
     cum_seq_k: object, max_q: object, max_k: object, dropout_p: float = 0.0, *rest: object, **settings: object,
 ) -> Scratch:  # fmt: skip
-    """Keys of sequences that lie one after the other are not split."""
+    """Keys of packed sequences are not split."""
     if dropout_p:
         return Scratch((16,))
     if cum_seq_q is not None:
@@ -75,7 +76,7 @@ def _split_keys(
 
 
 def _count_splits(tasks: int, processors: int, blocks: int) -> int:
-    """The fewest parts that keep the processors nearly as busy as the best number would."""
+    """The smallest number of parts that keeps the processors nearly as busy as the best number."""
     if tasks >= 0.8 * processors:
         return 1
     busy = {}
@@ -98,7 +99,7 @@ def of_efficient(
 
 
 def _is_laid_out_by_rows(spec: TensorSpec) -> bool:
-    """Whether the heads of one position lie side by side."""
+    """Whether the heads of one position are adjacent in memory."""
     _, heads, rows, width = spec.numbers.shape
     expected = (rows * heads * width, width, heads * width, 1)
     return all(
@@ -124,7 +125,7 @@ def of_flash_backward_by_rows(
     facts: DeviceFacts, made: Results, grad: TensorSpec, query: TensorSpec, key: TensorSpec, value: TensorSpec,
     out: TensorSpec, logsumexp: TensorSpec, cum_seq_q: TensorSpec | None, *rest: object, **settings: object,
 ) -> Scratch:  # fmt: skip
-    """Each of the sequences that lie one after the other has 128 rows more."""
+    """Each packed sequence has 128 additional rows."""
     heads, width = query.numbers.shape[-2:]
     groups, columns = key.numbers.shape[-2], prod(key.numbers.shape[:-2])
     if cum_seq_q is None:
@@ -184,8 +185,8 @@ def of_efficient_backward(
 
 
 def _efficient_block(width: int, is_half: bool, has_dropout: bool, facts: DeviceFacts) -> tuple[int, int]:
-    """Rows and columns of a tile: of the first kernel in torch's list that takes heads of this width, and whose tiles fit
-    into the shared memory of the device."""
+    """Rows and columns of a tile, for the first kernel in torch's list that supports heads of this width, and whose tiles
+    fit into the shared memory of the device."""
     has_little_memory = facts.capability in ((8, 6), (8, 7), (8, 9)) or facts.capability >= (12, 0)
     if width <= 64 or facts.capability < (7, 0) or (facts.capability < (8, 0) and not is_half):
         return 64, 64
@@ -203,7 +204,7 @@ def of_cudnn_backward(
     facts: DeviceFacts, made: Results, grad: TensorSpec, query: TensorSpec, key: TensorSpec, value: TensorSpec,
     *rest: object, **settings: object,
 ) -> Scratch:  # fmt: skip
-    """cuDNN decides by itself; the accumulator of the query's gradient is what such kernels need."""
+    """An estimate, because cuDNN decides at run time: the accumulator of the query's gradient, which such kernels need."""
     batch, heads, rows, width = query.numbers.shape
     accumulated = 4 * batch * heads * align(rows, 128) * width
     return Scratch((accumulated + 4 * batch * heads * rows,), bound=accumulated, is_exact=False)
@@ -278,8 +279,8 @@ def of_sort(
     dim: int | None = None,
     **settings: object,
 ) -> Scratch:
-    """Short rows are sorted in shared memory. Of long ones, some rows are sorted all at once, and back by their row; many
-    rows, or very long ones, one by one. Other dimensions than the last are moved there."""
+    """Short rows are sorted in shared memory. A few long rows are sorted together, and then by their row; many rows, or
+    very long ones, are sorted one by one. Dimensions other than the last are moved to the end first."""
     dim = next((int(value) for value in rest if isinstance(value, int)), -1) if dim is None else dim
     n, key = int(x.numel), x.itemsize
     length = x.numbers.shape[dim] if x.ndim else 1
@@ -311,7 +312,7 @@ def of_unique(
     facts: DeviceFacts, made: Results, x: TensorSpec, is_sorted: bool = True, with_inverse: bool = False,
     *rest: object, **settings: object,
 ) -> Scratch:  # fmt: skip
-    """Sorted elements, with their order if it is asked for, and as many different ones as there may be."""
+    """Sorted elements, their order if it is requested, and space for as many distinct elements."""
     n, key = int(x.numel), x.itemsize
     order = (
         (8 * n, *for_a_while(8 * n, _cub(n, key)), 8 * n) if with_inverse else for_a_while(_cub(n, key, 0))
@@ -328,7 +329,7 @@ def of_unique_rows(
 
 @scratch("randperm")
 def of_permutation(facts: DeviceFacts, made: Results, n: int, *rest: object, **settings: object) -> Scratch:
-    """Random keys, with bits enough for few of them to be equal, are sorted with the numbers from 0."""
+    """Random keys, with enough bits that few of them are equal, are sorted together with the numbers from 0."""
     if n < 2:
         return NO_SCRATCH
     bits = min(64, ceil(log2(n - (6 * n * n + 1) / (12 * log(0.9)))))
@@ -340,9 +341,9 @@ def of_permutation(facts: DeviceFacts, made: Results, n: int, *rest: object, **s
 LEAST_LENGTHS = ((20, 20_000), (40, 10_000), (80, 8_000), (200, 5_000), (800, 3_000), (4_000, 800))
 BLOCK, MOST_ITEMS, LEAST_ITEMS = 256, 64, 4
 SCAN_BY_KEY = 1279
-"""Bytes of temporary storage, of up to some ten thousand elements."""
+"""Bytes of temporary storage for up to some ten thousand elements."""
 BLOCKS_PER_MULTIPROCESSOR = 65_536 // (40 * BLOCK)
-"""As many as have room for their registers."""
+"""The registers of a multiprocessor are enough for this many."""
 
 
 @scratch("topk")
@@ -378,7 +379,7 @@ def of_topk(
 
 @scratch("cumsum", "cumprod")
 def of_scan(facts: DeviceFacts, made: Results, x: TensorSpec, *rest: object, **settings: object) -> Scratch:
-    """One dimension goes through cub, several do not. A sum in another dtype is of a copy."""
+    """One dimension is summed by cub, several are not. A sum in another dtype makes a copy first."""
     summed = made[0]
     copied = copy_if(x.dtype is not summed.dtype or not x.is_contiguous, summed)
     if x.ndim > 1 and max(x.shape) != x.numel:
@@ -406,7 +407,7 @@ def of_embedding(
     *rest: object,
     **settings: object,
 ) -> Scratch:
-    """Indices of several dimensions are seen as one first, by a copy if need be."""
+    """Indices of several dimensions are first viewed as one, with a copy if necessary."""
     is_copied = indices.ndim > 1 and view_strides(indices, (indices.numel,)) is None
     return Scratch(copy_if(is_copied, indices), first=1)
 
@@ -482,8 +483,9 @@ def of_embedding_backward(
     facts: DeviceFacts, made: Results, grad: TensorSpec, indices: TensorSpec, num_weights: int, padding_idx: int,
     scale_grad_by_freq: bool = False, **settings: object,
 ) -> Scratch:  # fmt: skip
-    """Few indices need nothing. Many are sorted with their order, and the rows of one index summed up ten at a time, in
-    float32: what sorting takes besides is gone by then. If few rows have many indices each, they are summed up in place."""
+    """Few indices need no temporary memory. Many are sorted together with their order, and rows of one index are summed ten
+    at a time in float32: the temporary memory of the sort is free by then. If few rows have many indices each, they are
+    summed up in place."""
     copied = copy_if(not indices.is_contiguous, indices) + copy_if(not grad.is_contiguous, grad)
     if indices.numel <= FEW_INDICES and not scale_grad_by_freq:
         return Scratch(copied, first=len(copied))
@@ -498,7 +500,7 @@ def of_bags_backward(
     facts: DeviceFacts, made: Results, grad: TensorSpec, indices: TensorSpec, bags: TensorSpec, sizes: TensorSpec,
     largest: TensorSpec, num_weights: int, scale_grad_by_freq: bool, mode: int, *rest: object, **settings: object,
 ) -> Scratch:  # fmt: skip
-    """As the gradient of an embedding, of any number of indices; the largest of a bag are known."""
+    """As the gradient of an embedding, for any number of indices; the positions of the largest of a bag are known."""
     copied = copy_if(not grad.is_contiguous, grad)
     if mode == MOST_OF_BAG:
         return Scratch(copied, first=len(copied))

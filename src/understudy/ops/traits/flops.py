@@ -222,7 +222,7 @@ def count_convolution_backward(
 
 
 def _count_scores(query: TensorSpec, key: TensorSpec) -> int:
-    """(..., heads, length, width): the heads of the query count, grouped keys are read by several."""
+    """(..., heads, length, width): the number of heads is that of the query; several of them share grouped keys."""
     return query.numel // query.shape[-1] * key.shape[-2] if query.shape[-1] else 0
 
 

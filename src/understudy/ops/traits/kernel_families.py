@@ -112,12 +112,12 @@ def _is_channels_last(specs: Sequence[TensorSpec]) -> bool:
 
 
 def _depends_on_values(call: Call) -> bool:
-    """Whether the sizes of the results are read from the card. Of indexing, only with masks."""
+    """Whether the sizes of the results are read from the card. Indexing does so only with masks."""
     return record_of(call.op).kernel_family != INDEX or any(spec.dtype in MASKS for spec in call.inputs[1:])
 
 
 def _changes_order(call: Call, made: Results) -> bool:
-    """Whether elements come to lie in another order: such a copy reads or writes with gaps."""
+    """Whether the order of elements changes: such a copy reads or writes with gaps."""
     large = [spec for spec in (*made, *call.inputs) if spec.numel > 1 and _has_strides(spec)]
     return len({_order_of_dims(spec) for spec in large if spec.ndim == large[0].ndim}) > 1
 
@@ -148,7 +148,7 @@ def _describe_transfer(call: Call, made: Results) -> Kernel:
 
 
 def families_of(name: str) -> tuple[str, ...]:
-    """The families that calls of an operator ("aten::mm") may belong to. None of one whose family is not known by its
+    """The families that calls of an operator ("aten::mm") may belong to. Empty if the family does not follow from the
     name."""
     if name in family:
         return (family.by_name(name),)

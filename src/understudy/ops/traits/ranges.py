@@ -71,8 +71,8 @@ followed_through.mark("cat", "stack", "sort", "flip", "where", "masked_fill", "m
 followed_at_any_size = OpFacts.followed_at_any_size
 
 LARGEST = 128
-"""Elements up to which ranges of integers are followed; of floats, single ones are. Masks are at any size, and what is made
-of them alone; so are positions, what is selected by them, and probabilities."""
+"""Integer tensors of up to this many elements have ranges, and single floats. Masks, positions, elements selected by these,
+probabilities, and results of masks alone have them at any size."""
 
 
 def range_of_dtype(dtype: torch.dtype) -> ValueRange:
@@ -162,13 +162,13 @@ def _guess_order(a: object, b: object, is_strict: bool) -> float | None:
     if not all(is_number) and not has_marker:
         return _share_below(a, b, is_strict)
     if first is None and second is None:
-        return 1.0  # a new score compared with the best one so far: taken to be better
+        return 1.0  # a new score compared with the best one so far: assumed to be better
     first, second = (ORDINARY if guess is None else guess for guess in (first, second))
     return float(first < second or (first == second and not is_strict))
 
 
 def _likely_number(x: object) -> float | None:
-    """A count has a likely value in whole numbers: of 8 tokens among 50,000, none is the one that pads."""
+    """The likely value of a count is a whole number: among 8 tokens of a vocabulary of 50,000, none is the padding."""
     guess = _likely(x)
     is_count = isinstance(x, Operand) and x.is_single and not x.is_float and not _is_truth(x)
     return float(round(guess)) if guess is not None and is_count else guess
@@ -196,7 +196,7 @@ def _share_below(a: object, b: object, is_strict: bool) -> float | None:
 ORDINARY = 1.0
 """The likely value of an unknown number in a comparison: positive, neither small nor large."""
 EXTRAORDINARY = 1e8
-"""From here on, a number is taken for a marker, as -1e9 for "not yet": all others are on one side of it."""
+"""Numbers of at least this magnitude are treated as markers, such as -1e9 for "not yet": all others are on one side."""
 
 
 value_range("lt")(lambda a, b: _compare(a, b, True))
@@ -274,7 +274,7 @@ def as_truth(x: ValueRange) -> ValueRange:
 
 
 def _is_bit(x: object) -> bool:
-    """A truth, or an integer that is 0 or 1."""
+    """A truth value, or an integer that is 0 or 1."""
     return _is_truth(x) or (of(x).low >= 0 and of(x).high <= 1)
 
 
@@ -481,7 +481,7 @@ def _abs(x: Operand) -> ValueRange:
     return found if _is_float(x) or most < 1 << 31 else ValueRange(may_be_nan=False, likely=likely)
 
 
-followed_at_any_size.mark("sigmoid", "_softmax")  # what a program reads of probabilities is a mean of many
+followed_at_any_size.mark("sigmoid", "_softmax")  # programs read means of many probabilities
 
 
 @value_range("sigmoid")

@@ -1,7 +1,7 @@
 """Temporary memory of CUDA kernels, from specs and the device.
 
     scratch = scratch_of(call, results, facts)
-    scratch.sizes      bytes of each block, in order; a negative number gives the latest block of that size back early
+    scratch.sizes      bytes of each block, in order; a negative number frees the latest block of that size early
     scratch.bound      what a library may allocate in addition: 0, unless it decides at run time (cuDNN)
     scratch.is_exact   whether the sizes are those of the kernel, or an estimate
     scratch.first      how many of the sizes come before the results, of operators that `makes_results_late` names
@@ -79,14 +79,14 @@ def copy_if(condition: bool, spec: TensorSpec) -> tuple[int, ...]:
 
 
 def for_a_while(*sizes: int) -> tuple[int, ...]:
-    """Blocks that are given back before the next ones are taken."""
+    """Blocks that are freed before the next ones are allocated."""
     return (*sizes, *(-size for size in reversed(sizes)))
 
 
 # --- reductions (`sum`, `mean`, `max`, norms), as in Reduce.cuh
 #
 # How they spread over threads and blocks follows from the input's layout and the device. Where several blocks compute one
-# result, a staging buffer has their partial results, and a semaphore for each result's blocks says which is the last.
+# result, a staging buffer has their partial results, and a semaphore for each result counts the blocks that are done.
 
 WARP = 32
 MOST_THREADS = 512
@@ -255,7 +255,7 @@ def _reduce(call: Call, results: Results, facts: DeviceFacts) -> Scratch:
 
 
 def _as_summed(x: TensorSpec, result: torch.dtype) -> TensorSpec:
-    """Sums are computed in the dtype of the result, of a copy if need be; half types are widened on the way."""
+    """Sums are computed in the dtype of the result, from a copy if necessary; half types are widened by the kernel."""
     is_widened = x.dtype in HALF and result is torch.float32
     if is_widened or x.dtype is result or x.is_complex:
         return x
@@ -275,11 +275,11 @@ def _dims_that_stay(x: TensorSpec, result: TensorSpec, call: Call) -> tuple[int,
     return tuple(dim for dim in range(x.ndim) if reduced and dim not in reduced)
 
 
-# --- products: operands in an order that cuBLAS does not take are copied
+# --- products: operands in an order that cuBLAS does not support are copied
 
 
 def is_awkward(spec: TensorSpec) -> bool:
-    """Whether a product copies this operand first, as one that was expanded."""
+    """Whether a product copies this operand first, such as an expanded one."""
     rows, columns = spec.shape[-2:]
     step, inner = spec.stride[-2:]
     if spec.ndim == 3 and spec.is_contiguous and step and inner:
@@ -315,7 +315,7 @@ def of_product_with_bias(
 @scratch("convolution", "cudnn_convolution", "convolution_backward", "_cudnn_rnn", "_cudnn_rnn_backward",
          "cudnn_convolution_transpose", "cudnn_convolution_relu")  # fmt: skip
 def of_cudnn(facts: DeviceFacts, made: Results, *args: object, **settings: object) -> Scratch:
-    """Not known from shapes. Plans that copy operands into another order need as much as these."""
+    """Unknown from shapes. The bound is that of plans that copy all operands into another order."""
     operands = [*made, *flat(TensorSpec, args, settings)]
     return Scratch((), bound=sum(map(byte_count, operands)), is_exact=False)
 
@@ -443,7 +443,7 @@ def of_huber_loss(
 def of_loss(
     facts: DeviceFacts, made: Results, x: TensorSpec, target: TensorSpec, *rest: object, **settings: object
 ) -> Scratch:
-    """What is summed up is a tensor first."""
+    """The summands are stored in a tensor first."""
     return (
         Scratch((byte_count(x), *_sum_of_all(x, facts)))
         if made and made[0].ndim == 0 and x.ndim
@@ -469,7 +469,7 @@ def of_loss_of_logits(
     facts: DeviceFacts, made: Results, x: TensorSpec, target: TensorSpec, weight: Maybe = None, pos_weight: Maybe = None,
     *rest: object, **settings: object,
 ) -> Scratch:  # fmt: skip
-    """The logarithms of sigmoids, and what is summed up; the weights of positive examples, if there are any."""
+    """The logarithms of sigmoids, and the summands; the weights of positive examples, if there are any."""
     weighted = () if pos_weight is None else for_a_while(byte_count(pos_weight), byte_count(x))
     if made[0].ndim:
         return Scratch((byte_count(x), *weighted))
@@ -489,7 +489,7 @@ def of_logsumexp(
 def of_safe_softmax(
     facts: DeviceFacts, made: Results, x: TensorSpec, dim: int, *rest: object, **settings: object
 ) -> Scratch:
-    """Whether elements are minus infinity, and whole rows; those are written over."""
+    """Masks of the elements, and of the rows, that are minus infinity; such rows are overwritten."""
     return Scratch((int(x.numel), int(x.numel) // max(1, x.shape[dim] if x.ndim else 1), x.itemsize))
 
 
@@ -511,7 +511,7 @@ def of_roll(
 def of_one_more(
     facts: DeviceFacts, made: Results, x: TensorSpec, *rest: object, **settings: object
 ) -> Scratch:
-    """A tensor like the argument on the way: absolute values, differences, random numbers."""
+    """An intermediate tensor like the argument: absolute values, differences, random numbers."""
     return Scratch((byte_count(x),), first=1) if x.is_floating_point else NO_SCRATCH
 
 
@@ -548,7 +548,7 @@ result_order.register((2, 1, 0, 3), "_embedding_bag", "_embedding_bag_forward_on
 
 
 def has_other_order(op: OpOverload) -> bool:
-    """Whether its results do not get their memory first, or not in the order in which they are returned."""
+    """Whether its results are not allocated first, or not in the order in which they are returned."""
     return record_of(op).makes_results_late or record_of(op).result_order is not None
 
 

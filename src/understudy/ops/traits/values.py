@@ -235,7 +235,7 @@ def refused_values_of(call: Call) -> tuple[int, RefusedValues] | None:
     if refused is None or not isinstance(named_arguments(call).get(refused.argument), TensorSpec):
         return None
     if any(spec.device.type != "cpu" for spec in call.inputs):
-        return None  # a GPU divides without complaint
+        return None  # a GPU raises no error
     if refused.includes is _has_zero and not _divides_integers(call):
         return None
     return position_of(call, refused.argument), refused

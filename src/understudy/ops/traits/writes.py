@@ -33,14 +33,14 @@ reads_along.register((1,), "gather.out")
 
 
 def joins_nothing(call: Call) -> bool:
-    """Whether this is a `cat` of nothing but vectors without elements, which eager leaves out."""
+    """Whether all inputs of this `cat` are vectors without elements, which eager skips."""
     if call.op is not torch.ops.aten.cat.out:
         return False
     return all(spec.ndim == 1 and type(spec.shape[0]) is int and spec.shape[0] == 0 for spec in call.args[0])
 
 
 def fills_by_mask(call: Call) -> bool:
-    """Whether eager makes a `masked_fill_` of an `index_put_`: one value is written by one mask."""
+    """Whether eager runs an `index_put_` as `masked_fill_`: one value is written by one mask."""
     if call.op is not torch.ops.aten.index_put_.default:
         return False
     _, indices, values, *accumulate = call.args
@@ -123,7 +123,7 @@ def _see_column(position: int, spec: TensorSpec) -> TensorSpec:
 
 
 class PlainWrite(Enum):
-    """Where C++ writes in place with plain tensors, and asks for a new one while a mode is active."""
+    """Where C++ writes in place with plain tensors, and makes a new one while a mode is active."""
 
     ADDS_GRADIENT = auto()
     """Autograd's engine adds a gradient to one that it holds alone."""

@@ -4,8 +4,8 @@ An atom is a symbol, a floor-division, a modulo, a minimum, a maximum, an absolu
 that is not a polynomial. Every other expression is a sum of coefficient × monomial of atoms. Equal
 expressions are the same object, so `is` compares them and a repeated operation is one look-up.
 
-Division by zero (and a negative exponent) is taken not to happen: whatever is said of `a // b` holds at
-the sizes at which it can be computed.
+Division by zero (and a negative exponent) is assumed not to happen: statements about `a // b` hold at the sizes at which it
+can be computed.
 """
 
 from __future__ import annotations

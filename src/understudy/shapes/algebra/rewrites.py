@@ -1,7 +1,7 @@
 """The table of rewrites that keeps expressions canonical.
 
-A rule takes what is known and the arguments, and returns the simpler expression or None. The first rule
-that answers wins; when none does, the operation is an atom. `REWRITES` at the end is the whole list.
+A rule gets the known facts and the arguments, and returns the simpler expression or None. The first result is used; without
+a result, the operation is an atom. `REWRITES` at the end is the whole list.
 
 All rules hold for Python's floor-division and modulo at all sizes at which the divisor is not zero.
 Floor-division and modulo reduce their numerator alike, so that `c*(p//c) + p % c == p` can be seen.

@@ -18,19 +18,19 @@ PICTURES = {
     "cifar10": (50_000, 10_000, (32, 32, 3), 10),
     "cifar100": (50_000, 10_000, (32, 32, 3), 100),
 }
-"""Of keras: rows for training, rows for tests, the shape of a picture, classes."""
+"""Keras: rows for training, rows for tests, the shape of a picture, classes."""
 TEXTS = {"imdb": (25_000, 25_000, 2), "reuters": (8_982, 2_246, 46)}
-"""Of keras: rows for training, rows for tests, classes."""
+"""Keras: rows for training, rows for tests, classes."""
 WORDS_OF_TEXT = 240
 TABLES = {"california_housing": (16_512, 4_128, 8), "boston_housing": (404, 102, 13)}
-"""Of keras: rows for training, rows for tests, columns."""
+"""Keras: rows for training, rows for tests, columns."""
 FETCHED = {
     "fetch_california_housing": (20_640, 8, 0),
     "fetch_covtype": (581_012, 54, 7),
     "fetch_olivetti_faces": (400, 4_096, 40),
     "fetch_kddcup99": (494_021, 41, 23),
 }
-"""Of scikit-learn: rows, columns, classes (0: a number is predicted)."""
+"""Scikit-learn: rows, columns, classes (0: a number is predicted)."""
 OPENML = {"mnist_784": (70_000, 784, 10), "Fashion-MNIST": (70_000, 784, 10)}
 """By name, in `fetch_openml`."""
 

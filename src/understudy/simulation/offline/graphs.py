@@ -30,9 +30,9 @@ CITATIONS = {
     "citeseer": Graphs(1, 3327, 9104, 3703, 6, 120),
     "pubmed": Graphs(1, 19717, 88648, 500, 3, 60),
 }
-"""Of `Planetoid`."""
+"""The data sets of `Planetoid`."""
 VALIDATED, TESTED = 500, 1000
-"""Nodes of a citation graph."""
+"""Numbers of nodes of each citation graph."""
 COLLECTIONS = {
     "mutag": Graphs(188, 18, 40, 7, 2),
     "proteins": Graphs(1113, 39, 146, 3, 2),
@@ -44,7 +44,7 @@ COLLECTIONS = {
     "reddit-binary": Graphs(2000, 430, 996, 0, 2),
     "collab": Graphs(5000, 75, 4914, 0, 3),
 }
-"""Of `TUDataset`: means."""
+"""The data sets of `TUDataset`, with means of their sizes."""
 
 
 @when_imported("torch_geometric.datasets.planetoid", "Planetoid.__init__")
