@@ -86,8 +86,13 @@ TORCHAUDIO = CompiledLibrary(
         "_torchaudio::is_rir_available": False,
     },
 )
-LIBRARIES = {"_C": TORCHVISION, "_torchaudio": TORCHAUDIO, "libtorchaudio": TORCHAUDIO}
-"""By the name of the file."""
+LIBRARIES = {
+    "_C": TORCHVISION,
+    "_C_stable": TORCHVISION,
+    "_torchaudio": TORCHAUDIO,
+    "libtorchaudio": TORCHAUDIO,
+}
+"""By the name of the file, which differs by release."""
 
 
 @rule("torchaudio::rnnt_loss_forward")
