@@ -50,6 +50,28 @@ def test_figures_are_those_of_all_ranks(tmp_path: Path, monkeypatch: pytest.Monk
     assert found == {row.rank: row.peak.allocated_bytes for row in whole.rows}
 
 
+ASKS_THE_FIRST = """
+import torch, torch.distributed as dist
+dist.init_process_group("nccl"); torch.cuda.set_device(dist.get_rank())
+trains = torch.tensor([int(dist.get_rank() == 0)], device="cuda"); dist.broadcast(trains, src=0)
+model = torch.nn.Linear(100, 100).cuda(); optimizer = torch.optim.AdamW(model.parameters())
+if trains.item(): model(torch.randn(4, 100, device="cuda")).sum().backward(); optimizer.step()
+"""
+
+
+def test_what_a_rank_that_is_not_run_sends_is_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not what the receiver had before, as where the first rank alone reads the data."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    (tmp_path / "script.py").write_text(ASKS_THE_FIRST)
+    (row,) = rehearse("9").rows
+    assert row.steps == 1
+    assert row.rehearsal is not None
+    assert [(found["read"], found["answer"]) for found in row.rehearsal.answers] == [("item", 1)]
+
+
 def test_columns_of_a_pipeline() -> None:
     mesh = MeshRecord(("pp", "dp", "tp"), (2, 4, 2), tuple(range(16)))
     chosen = choose_representatives(mesh, 16, pipeline=0)

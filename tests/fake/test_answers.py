@@ -529,6 +529,9 @@ def test_routing_is_balanced(is_inference: bool) -> None:
         hit = (mask.sum(dim=(-1, -2)) > 0).nonzero()
         assert hit.shape == (8, 1)
         assert torch.where(mask[hit[5]].squeeze(0))[1].shape == (1600,)
+        zeros = torch.zeros_like(scores.repeat(100, 1))
+        for empty in (zeros, zeros.int(), zeros.int().long()):
+            assert torch.where(empty.scatter(1, experts, 1).bool()[:, 3])[0].shape == (1600,)
 
 
 def add_ones(zeros: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:

@@ -20,10 +20,10 @@ pytestmark = pytest.mark.skipif(not dist.is_available(), reason="torch is built 
 
 
 @pytest.fixture
-def rank_1_of_4(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
+def rank_1_of_4(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Machine]:
     for name, value in {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "4"}.items():
         monkeypatch.setenv(name, value)
-    with understudy.simulate("4xh100") as machine:
+    with understudy.simulate("4xh100", answers=getattr(request, "param", "error")) as machine:
         dist.init_process_group("nccl")
         yield machine
 
@@ -53,6 +53,37 @@ def test_gathered_sizes_are_taken_to_be_equal(rank_1_of_4: Machine) -> None:
     assert gathered.tolist() == [7, 7, 7, 7] and most.tolist() == [5]
     assert any("assuming that other ranks send the values of this one" in note
                for note in rank_1_of_4.mode.network.notes)  # fmt: skip
+
+
+@pytest.mark.parametrize("rank_1_of_4", ["plausible"], indirect=True)
+@pytest.mark.parametrize("operation", ["SUM", "MAX", "AVG"])
+def test_gradients_overflow_on_no_process(rank_1_of_4: Machine, operation: str) -> None:
+    """As Megatron's optimizer for float16 asks, which leaves a step out if they do."""
+    found, inverse_scale = torch.zeros(1, device="cuda"), torch.ones(1, device="cuda")
+    torch._amp_foreach_non_finite_check_and_unscale_([torch.randn(3, device="cuda")], found, inverse_scale)
+    dist.all_reduce(found, op=getattr(dist.ReduceOp, operation))
+    assert not is_determined(found) and found.item() == 0
+
+
+@pytest.mark.parametrize("rank_1_of_4", ["plausible"], indirect=True)
+def test_others_send_what_is_likely_here(rank_1_of_4: Machine) -> None:
+    total, most = torch.tensor([3.0], device="cuda"), torch.tensor([3.0], device="cuda")
+    dist.all_reduce(total)
+    dist.all_reduce(most, op=dist.ReduceOp.MAX)
+    assert (total.item(), most.item()) == (12, 3)
+    assert functional.all_reduce(torch.tensor([3.0], device="cuda"), "sum", dist.group.WORLD).item() == 12
+    routes = torch.randn(2048, 8, device="cuda").topk(2).indices
+    chosen = torch.zeros(2048, 8, dtype=torch.int, device="cuda").scatter(1, routes, 1).bool()
+    gathered = torch.empty(8192, 8, dtype=torch.bool, device="cuda")
+    dist.all_gather_into_tensor(gathered, chosen)
+    assert gathered[:, 2:4].sum(0).tolist() == [2048, 2048]
+
+
+@pytest.mark.parametrize("rank_1_of_4", ["plausible"], indirect=True)
+def test_unequal_counts_are_read_on_a_simulated_card(rank_1_of_4: Machine) -> None:
+    """The policy computes them with real tensors."""
+    counts = torch.bincount(torch.randint(0, 3, (16,), device="cuda"), minlength=3)
+    assert sorted(counts.tolist()) == [5, 5, 6]
 
 
 def test_groups_of_any_backend(rank_1_of_4: Machine) -> None:

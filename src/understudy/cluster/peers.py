@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -20,8 +20,8 @@ class RankEnded(EndOfScript):
 class BrokerPeers:
     """The other ranks of this process."""
 
-    def __init__(self, connection: Any, is_partial: bool = False) -> None:
-        self.is_partial = is_partial
+    def __init__(self, connection: Any, ranks: Collection[int]) -> None:
+        self.ranks = frozenset(ranks)
         self._connection = connection
         self._lock = threading.Lock()
         self._stores: list[torch.distributed.Store] = []

@@ -35,17 +35,15 @@ def run_ranks(
     """Returns when all have ended; an interrupt ends all of them."""
     ends: list[Any] = []
 
-    is_partial = len(ranks) < layout.world_size
-
     def start(rank: int) -> Started:
-        return _start(rank, layout, body, ends, is_partial)
+        return _start(rank, layout, body, ends, ranks)
 
     broker = Broker(ranks, jobs, start)
     return broker.run(), broker.faults
 
 
-def _start(rank: int, layout: Layout, body: Body, ends: list[Any], is_partial: bool) -> Started:
-    """Fork one rank. `ends`: connections of the parent to other ranks, which are closed in this one."""
+def _start(rank: int, layout: Layout, body: Body, ends: list[Any], ranks: Sequence[int]) -> Started:
+    """Fork one rank of `ranks`. `ends`: connections of the parent to others, which are closed in this one."""
     ours, theirs = Pipe()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -60,7 +58,7 @@ def _start(rank: int, layout: Layout, body: Body, ends: list[Any], is_partial: b
         _end_with_parent(parent)
         for end in (*ends, ours):
             end.close()
-        _run(rank, layout, body, BrokerPeers(theirs, is_partial))
+        _run(rank, layout, body, BrokerPeers(theirs, ranks))
         code = 0
     except BaseException:
         traceback.print_exc()

@@ -10,6 +10,7 @@ from understudy import _torch
 from understudy.fake.inputs import handler
 from understudy.fake.tensor import FakeTensor
 from understudy.fake.values.determined import replace_contents
+from understudy.fake.values.ranges import store_ranges
 from understudy.ops.communication import collective
 from understudy.ops.registry import record_of
 from understudy.spec.call import flat_exact, map_structure
@@ -35,8 +36,12 @@ def run_collective(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> A
             result = func(*meta_args, **meta_kwargs)
         else:  # torch has none for collectives of several tensors, which return their `Work` alone
             result = _torch.make_finished_work()
-    values = None if mode.network is None else mode.network.exchange_values(func, args, kwargs)
-    replace_contents(find_filled(func, args, kwargs, result), values)
+    filled, values, guesses = find_filled(func, args, kwargs, result), None, ()
+    if mode.network is not None:
+        values = mode.network.exchange_values(func, args, kwargs)
+        guesses = () if values is not None else mode.network.guess_values(func, args, kwargs, filled)
+    replace_contents(filled, values)
+    store_ranges(guesses, filled, is_written=False)
     if not isinstance(result, tuple):
         return result
     fact = record_of(func).collective

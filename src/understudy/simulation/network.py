@@ -28,9 +28,11 @@ from understudy.fake.collectives import bind_arguments, find_filled, find_sent
 from understudy.fake.tensor import FakeTensor
 from understudy.fake.values.answers import choose_contents
 from understudy.fake.values.determined import replace_contents
+from understudy.fake.values.ranges import range_of, store_ranges
 from understudy.lines import user_line
 from understudy.ops.communication import Collective
 from understudy.ops.registry import record_of
+from understudy.ops.traits.ranges import ValueRange, range_of_dtype
 from understudy.simulation.events import AfterCall, CollectiveEvent, Listener, WaitEvent
 from understudy.simulation.storages import ObservedMode
 
@@ -39,6 +41,7 @@ MOST_VALUES = 1 << 16
 ALL = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
 """Kinds of collectives in which each process needs what all others send."""
 TO_ROOT = ("gather", "reduce")
+REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter")
 
 
 class NotRehearsedError(UnderstudyError, RuntimeError):
@@ -103,9 +106,9 @@ class Meeting(NamedTuple):
 
 
 class Peers(Protocol):
-    """The other processes of a rehearsed cluster. `is_partial`: some of its ranks are not run."""
+    """The processes of a rehearsed cluster. `ranks`: those that are run."""
 
-    is_partial: bool
+    ranks: frozenset[int]
 
     def exchange(self, meeting: Meeting, payload: object, wanted: tuple[int, ...]) -> dict[int, Any]:
         """Give `payload` to the others, and wait for those of the `wanted` ranks. Does not wait if none is wanted."""
@@ -193,8 +196,13 @@ class Network(Listener):
 
         def end(args: tuple[Any, ...], kwargs: dict[str, Any], result: object) -> None:
             self._add_to_log(fact, func, args, kwargs, result)
-            if exchanges and (values := self.exchange_values(func, args, kwargs, result)) is not None:
-                replace_contents(find_filled(func, args, kwargs, result), values)
+            if not exchanges:
+                return
+            filled = find_filled(func, args, kwargs, result)
+            if (values := self.exchange_values(func, args, kwargs, result)) is not None:
+                replace_contents(filled, values)
+            else:
+                store_ranges(self.guess_values(func, args, kwargs, filled), filled, is_written=False)
 
         return end
 
@@ -302,6 +310,8 @@ class Network(Listener):
         if self.rank not in group.ranks or func.name() == "_dtensor::shard_dim_alltoall":
             return None
         root = group.ranks[given[fact.root]] if fact.root else None
+        if fact.kind == "broadcast" and root != self.rank and self._is_alone_in(group):
+            return None  # what a process has before it receives is not what it receives
         pieces = self._split(fact, given, sent, group, root)
         payloads = self._exchange(fact.kind, group, root, pieces, given.get("tag", 0))
         if payloads is None or any(payload is None for payload in payloads.values()) or not filled:
@@ -315,14 +325,43 @@ class Network(Listener):
                 fact.kind, unpacked, group.ranks.index(self.rank), len(sent), len(filled), operation
             )
 
+    def guess_values(
+        self, func: Any, args: Any, kwargs: Any, filled: list[FakeTensor]
+    ) -> tuple[ValueRange, ...]:
+        """Likely values of what a collective fills its tensors with, from what this process sends: the others run the same
+        program. What they send has no bounds. Must be called before the tensors are filled."""
+        fact = record_of(func).collective
+        assert fact is not None
+        given = bind_arguments(func, args, kwargs)
+        if fact.kind in REDUCTIONS:
+            operation = given["reduce_op"] if isinstance(given.get("reduce_op"), str) else self.reduce_op
+            factors = {"sum": self.find_group(given[fact.group]).size, "max": 1, "min": 1, "avg": 1}
+            factor = factors.get(_operation_name(operation))
+        else:
+            factor = 1 if fact.kind in ("all_gather", "gather", "all_to_all") else None
+        if factor is None:
+            return ()
+        likely = [range_of(fake).likely for fake in find_sent(func, args, kwargs)]
+        values = [likely[i * len(likely) // len(filled)] for i in range(len(filled))]
+        return tuple(
+            range_of_dtype(fake._spec.dtype).expect(None if value is None else value * factor)
+            for value, fake in zip(values, filled, strict=True)
+        )
+
+    def _is_alone_in(self, group: Group) -> bool:
+        """Whether no other process of a group is run."""
+        return not any(self._is_run(rank) for rank in group.ranks if rank != self.rank)
+
+    def _is_run(self, rank: int | None) -> bool:
+        return rank == self.rank or (self.peers is not None and rank in self.peers.ranks)
+
     def _split(
         self, fact: Collective, given: dict[str, Any], sent: list[FakeTensor], group: Group, root: int | None
     ) -> list[Any] | None:
         """What this process sends, as plain data; None if it is undetermined."""
-        is_partial = self.peers is not None and self.peers.is_partial
         if fact.kind == "scatter" and root != self.rank:
             return []
-        if fact.kind == "broadcast" and root != self.rank and not is_partial:
+        if fact.kind == "broadcast" and root != self.rank and self._is_run(root):
             return []  # of a root that is not run, another rank's values are taken
         values = [self._value_to_send(fake) for fake in sent]
         if any(value is None for value in values):

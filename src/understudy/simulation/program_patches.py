@@ -54,7 +54,9 @@ def move_real_tensors(original: Function) -> Function:
     @functools.wraps(original)
     def move(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         mode = machine().mode
-        if type(self) is FakeTensor or not is_real(self) or _torch.active_fake_mode() is not mode:
+        if type(self) is FakeTensor or not is_real(self) or _torch.is_past_dispatch():
+            return original(self, *args, **kwargs)
+        if _torch.active_fake_mode() is not mode:
             return original(self, *args, **kwargs)
         if _torch.unwrap(self) is not None:  # a wrapper of torch.func
             if original.__name__ == "cuda":

@@ -19,7 +19,7 @@ from understudy.infer.plan import Plan
 from understudy.ops.registry import record_of
 from understudy.ops.traits.ranges import Operand, ValueRange, range_of_dtype, single_value
 from understudy.spec import TensorSpec
-from understudy.spec.call import map_structure
+from understudy.spec.call import flat, map_structure
 
 MOST_COMPUTED = 1 << 12
 """The range of determined values is computed for up to this many elements."""
@@ -70,15 +70,20 @@ def _range_of_determined(fake: FakeTensor) -> ValueRange | None:
 
 
 def _range_of_event(content: Any, spec: TensorSpec) -> ValueRange | None:
-    """The range of many values that follows from the call itself, as for `zeros`."""
+    """The range of many values that follows from the call itself, as for `zeros`, or from the call that made its one
+    tensor, as for `zeros(…).int()`."""
     if not isinstance(content, CallResult) or content.spec.dtype is not spec.dtype:
         return None
     event, rule = content.event, None if content.event.op is None else record_of(content.event.op).value_range
     if rule is None or event.is_write:
         return None
-    args, kwargs = map_structure(
-        lambda part: Operand(ValueRange(), part.spec, part.owner), StoragePart, (event.args, event.kwargs)
-    )
+    is_alone = len(flat(StoragePart, event.args, event.kwargs)) == 1
+
+    def operand_of(part: StoragePart) -> Operand:
+        found = _range_of_event(part.content, part.spec) if is_alone else None
+        return Operand(found or range_of_dtype(part.spec.dtype), part.spec, part.owner)
+
+    args, kwargs = map_structure(operand_of, StoragePart, (event.args, event.kwargs))
     found = rule(*args, **{name: value for name, value in kwargs.items() if name not in OPTIONS_OF_FACTORIES})
     return found if isinstance(found, ValueRange) else None
 
