@@ -12,9 +12,10 @@ import torch.distributed as dist
 
 from understudy.cli import main
 from understudy.cluster.broker import Broker
-from understudy.cluster.faults import write_ranks
+from understudy.cluster.faults import History, find_faults, write_ranks
 from understudy.cluster.layout import LayoutError
 from understudy.report.cluster_rehearsal import ClusterRehearsal
+from understudy.simulation.network import CollectiveRecord, Group
 
 pytestmark = pytest.mark.skipif(
     not dist.is_available() or not hasattr(os, "fork"),
@@ -227,6 +228,20 @@ def test_sizes_that_ranks_cannot_divide(
     # The first rank that fails ends the others: some may not have come that far.
     ranks, text = re.fullmatch(r"layout: (ranks? [-0-2, ]+): (.*)", fault).groups()  # type: ignore[union-attr]
     assert code == 1 and text == f"Attention at script.py:10 is sharded over tp (3){why}", ranks
+
+
+def test_branches_of_a_library_are_not_divergence() -> None:
+    group = Group("0", (0, 1), "nccl")
+
+    def history(rank: int, line: str) -> History:
+        return History(rank, [CollectiveRecord("broadcast", "0", 8, "float32", line)], {"0": group})
+
+    inside = [history(rank, f"train.py:8: prepare(), in site-packages/a.py:{rank}: x") for rank in (0, 1)]
+    assert find_faults(inside) == []
+    (fault,) = find_faults([history(rank, f"train.py:{rank}: x") for rank in (0, 1)])
+    assert str(fault) == (
+        "divergence: collective 1 of group 0: rank 0: broadcast at train.py:0; rank 1: broadcast at train.py:1"
+    )
 
 
 def test_more_ranks_than_memory_holds(monkeypatch: pytest.MonkeyPatch) -> None:

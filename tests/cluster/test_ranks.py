@@ -147,6 +147,30 @@ def test_launchers(folder: Path, words: tuple[str, ...]) -> None:
     assert all(row.peak.reserved_bytes for row in cluster.rows)
 
 
+def test_options_of_several_ranks_on_one_process(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (folder / "single.py").write_text("import torch; torch.ones(4, device='cuda').sum()\n")
+    assert main(["run", "--quiet", "--device", "h100", "--rank", "3", "single.py"]) == 0
+    expected = (
+        "understudy: --rank has no effect on one process: give the number of ranks with --nproc-per-node"
+    )
+    assert expected in capfd.readouterr().err
+
+
+def test_launchers_that_give_each_process_its_number(folder: Path) -> None:
+    (folder / "numbered.py").write_text(
+        "import argparse, os\nparser = argparse.ArgumentParser()\nparser.add_argument('--local_rank', type=int)\n"
+        "parser.add_argument('--local-rank', type=int, dest='local_rank'); parser.add_argument('--lr')\n"
+        "options = parser.parse_args(); assert options.local_rank == int(os.environ['LOCAL_RANK']) and options.lr == '1'\n"
+        f"{TRAINING}"
+    )
+    for launcher in (["deepspeed", "--num_gpus"], ["-m", "torch.distributed.launch", "--nproc_per_node"]):
+        for count in ("1", "3"):
+            assert (
+                main(["run", "--quiet", "--device", "3xh100", *launcher, count, "numbered.py", "--lr", "1"])
+                == 0
+            )
+
+
 def test_processes_that_train_with_a_queue_are_refused(
     folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -204,13 +228,15 @@ def test_accelerate_is_asked_without_torch(folder: Path) -> None:
         [sys.executable, "-c", "import sys; from understudy.cluster.launchers import parse_launch\n"
          "launch = parse_launch(['accelerate', 'launch', '--config_file', 'ds.yaml', 'train.py', '--x'], 8)\n"
          "print('torch' in sys.modules, launch.layout.per_node, launch.program, launch.layout.environment)\n"
-         "try: parse_launch(['accelerate', 'launch', '--config_file', 'none.yaml', 'train.py'], 8)\n"
-         "except Exception as error: print(type(error).__name__, error)"],
+         "for words in (['--config_file', 'none.yaml', 'train.py'], ['--wrong', 'train.py']):\n"
+         "  try: parse_launch(['accelerate', 'launch', *words], 8)\n"
+         "  except Exception as error: print(type(error).__name__, error)"],
         capture_output=True, text=True, check=True,
     ).stdout  # fmt: skip
     assert found.startswith("False 4 ('train.py', '--x') {"), found
     assert "'ACCELERATE_DEEPSPEED_ZERO_STAGE': '3'" in found and "zero_stage" in found
-    assert "LayoutError accelerate launch: " in found and "none.yaml" in found
+    assert "LayoutError accelerate launch: The passed configuration file `none.yaml` does not exist" in found
+    assert "LayoutError accelerate launch: unrecognized arguments: --wrong" in found
 
 
 def test_the_users_own_line(folder: Path) -> None:
@@ -333,6 +359,17 @@ WRONG = {
     ("--nproc-per-node", "8", "--ranks", "classes,all", "train.py"):
         "--ranks must be all, classes or a list such as 0,8,16-19, got 'classes,all'",
     ("--nproc-per-node", "8", "--ranks", "0,1", "--rank", "4", "train.py"): "--rank 4 is not among --ranks 0,1",
+    ("--nproc-per-node", "8", "--rank", "8", "train.py"): "--rank must be one of the 8 ranks, 0 to 7, got '8'",
+    ("--nproc-per-node", "8", "--rank", "0,1", "train.py"): "--rank must be one of the 8 ranks, 0 to 7, got '0,1'",
+    ("--nproc-per-node", "8", "--rank", "all", "train.py"): "--rank must be one of the 8 ranks, 0 to 7, got 'all'",
+    ("--nproc-per-node", "8", "torchrun", "--nproc-per-node", "4", "train.py"):
+        "expected one number of processes, got --nproc-per-node 8 and torchrun --nproc-per-node 4",
+    ("--nnodes", "3", "torchrun", "--nnodes", "2", "--nproc-per-node", "4", "train.py"):
+        "expected one number of nodes, got --nnodes 3 and 2 of the launcher",
+    ("--nproc-per-node", "2", "--interconnect", "nvlink=0", "train.py"):
+        "--interconnect must be as in nvlink=450,network=50,latency=70 (GB/s, µs), got 'nvlink=0'",
+    ("--nproc-per-node", "2", "--interconnect", "", "train.py"):
+        "--interconnect must be as in nvlink=450,network=50,latency=70 (GB/s, µs), got ''",
     ("--nproc-per-node", "2", "--interconnect", "nvlink", "train.py"):
         "--interconnect must be as in nvlink=450,network=50,latency=70 (GB/s, µs), got 'nvlink'",
     ("torchrun", "--nproc-per-node", "2"): "torchrun: expected a script: torchrun [options] script.py [arguments]",

@@ -212,6 +212,31 @@ def test_a_step_that_fails_is_over() -> None:
     assert len({line for _, line in places}) == 3
 
 
+class Wrapped(torch.optim.Optimizer):
+    """An optimizer around another one, as those of sharded states are."""
+
+    def __init__(self, parameters: list[torch.nn.Parameter]) -> None:
+        super().__init__(parameters, {})
+        self.inner = torch.optim.Adam(parameters)
+        self.kept: list[torch.Tensor] = []
+
+    def step(self, closure: object = None) -> None:
+        self.inner.step()
+        self.kept.append(torch.ones(77))
+
+
+def test_a_step_of_an_optimizer_around_another_one_ends_with_the_outer_one() -> None:
+    with MeasuredRun() as recorder:
+        model = torch.nn.Linear(4, 4)
+        optimizer = Wrapped(list(model.parameters()))
+        for _ in range(2):
+            model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+        assert recorder.measurement.places.step == 2
+    born = [record.born for record in recorder.measurement.events if record.nbytes == 77 * 4]
+    assert [(moment.step, moment.phase) for moment in born] == [(0, "optimizer"), (1, "optimizer")]
+
+
 def test_sparse_gradients_are_rehearsed() -> None:
     """Sparse tensors have no strides: what describes kernels must not ask for them."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import signal
 import sys
 from contextlib import redirect_stdout
@@ -21,6 +22,7 @@ from understudy.cluster.layout import (
     Layout,
     LayoutError,
     parse_count,
+    parse_rank,
     parse_ranks,
 )
 from understudy.errors import UnderstudyError
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 FAILED, DOES_NOT_FIT, NO_VERDICT = 1, 3, 4
 OF_ONE_RANK = ("snapshot", "speedscope", "folded", "requests")
 """Options of `understudy run` that write a file about one process."""
+OF_SEVERAL_RANKS = ("ranks", "rank", "jobs", "interconnect")
 
 
 def add_cluster_arguments(add: Any) -> None:
@@ -61,24 +64,47 @@ def add_cluster_arguments(add: Any) -> None:
 
 def find_layout(options: argparse.Namespace, count: int) -> Layout | None:
     """The ranks that the command line asks for; None for one process. Takes a launcher's words off the program."""
-    launch = parse_launch(options.program, count)
+    given = None if options.per_node is None else parse_count("--nproc-per-node", options.per_node)
+    launch = parse_launch(options.program, given or count)
     if launch is not None:
+        if given is not None and launch.count and given != launch.layout.per_node:
+            raise LayoutError(
+                f"expected one number of processes, got --nproc-per-node {given} and {launch.count} {launch.layout.per_node}"
+            )
         options.program = list(launch.program)
     elif options.per_node is None and options.nnodes is None:
         return None
     layout = launch.layout if launch is not None else Layout()
-    if options.per_node is not None:
-        layout = replace(layout, per_node=parse_count("--nproc-per-node", options.per_node))
+    if given is not None:
+        layout = replace(layout, per_node=given)
     elif launch is None:
         layout = replace(layout, per_node=count)
     if options.nnodes is not None:
-        layout = replace(layout, nodes=parse_count("--nnodes", options.nnodes))
+        nodes = parse_count("--nnodes", options.nnodes)
+        if launch is not None and launch.count and 1 < launch.layout.nodes != nodes:
+            raise LayoutError(
+                f"expected one number of nodes, got --nnodes {nodes} and {launch.layout.nodes} of the launcher"
+            )
+        layout = replace(layout, nodes=nodes)
         if ":" in options.nnodes:
             print(f"understudy: --nnodes {options.nnodes}: rehearsed with {layout.nodes}", file=sys.stderr)
     for note in launch.notes if launch is not None else ():
         print(f"understudy: {note}", file=sys.stderr)
     _check_layout(options, layout, count)
+    if layout.world_size == 1:
+        start = 2 if options.program[:1] == ["-m"] else 1
+        options.program[start:start] = layout.arguments_of(0)
     return layout
+
+
+def note_unused_options(options: argparse.Namespace) -> None:
+    """After a run of one process, which started no others."""
+    for name in OF_SEVERAL_RANKS:
+        if getattr(options, name) is not None:
+            print(
+                f"understudy: --{name} has no effect on one process: give the number of ranks with --nproc-per-node",
+                file=sys.stderr,
+            )
 
 
 def _check_layout(options: argparse.Namespace, layout: Layout, count: int) -> None:
@@ -87,7 +113,7 @@ def _check_layout(options: argparse.Namespace, layout: Layout, count: int) -> No
             f"{layout.per_node} processes per node, but --device {options.device} has {count} cards"
         )
     given = os.environ.get("WORLD_SIZE")
-    if given is not None and given != str(layout.world_size):
+    if given and given != str(layout.world_size):
         raise LayoutError(
             f"WORLD_SIZE={given} in the environment, but the command line asks for {layout.world_size} ranks; unset it"
         )
@@ -100,8 +126,8 @@ def _check_layout(options: argparse.Namespace, layout: Layout, count: int) -> No
         parse_count("--jobs", options.jobs)
     run = parse_ranks(options.ranks, layout.world_size)
     if options.rank is not None:
-        shown = parse_ranks(options.rank, layout.world_size)
-        if run not in (ALL, CLASSES) and not set(shown) <= set(run):
+        shown = parse_rank(options.rank, layout.world_size)
+        if run not in (ALL, CLASSES) and shown not in run:
             raise LayoutError(f"--rank {options.rank} is not among --ranks {options.ranks}")
     parse_interconnect(options.interconnect, None)
 
@@ -112,9 +138,10 @@ def parse_interconnect(text: str | None, card: Card | None) -> Interconnect | No
     found = dict.fromkeys(units, 0.0)
     if card is not None and card.interconnect_bandwidth is not None:
         found["nvlink"] = card.interconnect_bandwidth / 2  # data sheets count both directions
-    for part in text.split(",") if text else ():
+    for part in () if text is None else text.split(","):
         name, equals, number = part.partition("=")
-        if name not in units or not equals or not number.replace(".", "", 1).isdigit():
+        is_number = re.fullmatch(r"[0-9]+\.?[0-9]*|\.[0-9]+", number)
+        if name not in units or not equals or not is_number or (name != "latency" and not float(number)):
             raise LayoutError(
                 f"--interconnect must be as in nvlink=450,network=50,latency=70 (GB/s, µs), got {text!r}"
             )

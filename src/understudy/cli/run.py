@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from understudy.cli.clusters import add_cluster_arguments, find_layout, run_on_ranks
+from understudy.cli.clusters import add_cluster_arguments, find_layout, note_unused_options, run_on_ranks
 from understudy.cli.commands import INTERRUPTED, Command
 from understudy.cli.noted_reads import note_reads
 from understudy.cli.reports import FORMATS, write_file_for
@@ -24,7 +24,7 @@ from understudy.cli.script_runs import ScriptRun, run_in_sandbox
 from understudy.cli.tables import parse_size, print_table
 from understudy.cli.time_options import add_cost, add_time_arguments, check_time_options, is_too_slow
 from understudy.cluster.launchers import add_options_of_torchrun
-from understudy.cluster.layout import Layout
+from understudy.cluster.layout import NO_VARIABLES, TORCHRUN, Layout
 from understudy.errors import UnderstudyError
 from understudy.simulation.catalogue import Card, list_cards, parse_devices, read_cards
 from understudy.simulation.sandbox import SandboxOptions
@@ -263,8 +263,9 @@ def _run_program(options: argparse.Namespace) -> int:
         return 0
     if run.wanted_ranks is not None:
         nodes, per_node, entry = run.wanted_ranks
-        layout = Layout(nodes, per_node, has_variables=not entry)
+        layout = Layout(nodes, per_node, variables=NO_VARIABLES if entry else TORCHRUN)
         return run_on_ranks(options, layout, devices[0][0], sandbox, entry)
+    note_unused_options(options)
     if run.rehearsal is None:
         return _report_lost_run(run)
     _show_error(run)

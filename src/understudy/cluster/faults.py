@@ -67,7 +67,8 @@ def describe_deadlock(
 
 
 def _short(line: str) -> str:
-    """`train.py:11`, without the text of the line."""
+    """`train.py:11`, the user's own line: without its text, and without that of a library, which may have branches for ranks
+    whose collectives match."""
     place, _, _ = line.partition(": ")
     return place
 
@@ -214,7 +215,7 @@ def _compare_collectives(name: str, group: Group, members: Sequence[History]) ->
             text = f"{what}: {_write_sides(records, _write_call)}"
             since = f"; the ranks are on different lines since {diverged}" if diverged else ""
             return [Fault("mismatch", text + since, sorted(records))]
-        if not diverged and len({record.line for record in records.values()}) > 1:
+        if not diverged and len({_short(record.line) for record in records.values()}) > 1:
             diverged = (
                 f"{what}: {_write_sides(records, lambda record: f'{record.kind} at {_short(record.line)}')}"
             )

@@ -12,22 +12,25 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing import Pipe
 from typing import NoReturn
 
-from understudy.cluster.layout import Layout, LayoutError, parse_count
+from understudy.cluster.layout import DEEPSPEED, Layout, LayoutError, parse_count
 
 
 @dataclass(frozen=True)
 class Launch:
-    """What is run in each rank: a program as of `python`, "-m" in front of a module. `notes` are for the report."""
+    """What is run in each rank: a program as of `python`, "-m" in front of a module. `notes` are for the report. `count`:
+    the option that gave the number of processes; "" where it is the default."""
 
     layout: Layout
     program: tuple[str, ...]
     notes: tuple[str, ...] = ()
+    count: str = ""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -66,6 +69,8 @@ _VALUES = (
     "duplicate-stdout-filters duplicate-stderr-filters shutdown-timeout"
 ).split()
 _FLAGS = "standalone no-python run-path virtual-local-rank use-env".split()
+LEGACY = "torch.distributed.launch"
+"""It gives `--local-rank` to each process, too."""
 
 
 def _make_torchrun_parser(name: str) -> _Parser:
@@ -94,9 +99,10 @@ def _parse_torchrun(name: str, words: list[str], default_per_node: int) -> Launc
         raise LayoutError(
             f"{name}: expected a Python program, got --no-python; rehearse the Python command that it runs"
         )
-    per_node = default_per_node
+    per_node, count = default_per_node, ""
     if given.per_node not in (None, "auto", "gpu"):
-        per_node = parse_count(f"{name} --nproc-per-node", given.per_node)
+        count = f"{name} --nproc-per-node"
+        per_node = parse_count(count, given.per_node)
     nodes = parse_count(f"{name} --nnodes", given.nnodes)
     notes = (f"--nnodes {given.nnodes}: rehearsed with {nodes}",) if ":" in given.nnodes else ()
     environment = {
@@ -104,7 +110,9 @@ def _parse_torchrun(name: str, words: list[str], default_per_node: int) -> Launc
         for key, value in (("MASTER_ADDR", given.master_addr), ("MASTER_PORT", given.master_port))
         if value
     }
-    return Launch(Layout(nodes, per_node, environment), _program_of(name, given.program, given.module), notes)
+    rank_option = "--local-rank" if name == LEGACY and not given.use_env else ""
+    layout = Layout(nodes, per_node, environment, rank_option=rank_option)
+    return Launch(layout, _program_of(name, given.program, given.module), notes, count)
 
 
 def _program_of(name: str, words: list[str], is_module: bool) -> tuple[str, ...]:
@@ -119,32 +127,91 @@ def _program_of(name: str, words: list[str], is_module: bool) -> tuple[str, ...]
 
 def _parse_deepspeed(name: str, words: list[str], default_per_node: int) -> Launch:
     parser = _Parser(prog=name, add_help=False, allow_abbrev=False)
-    parser.add_argument("--num_gpus", "--num_accelerators", dest="per_node")
-    parser.add_argument("--num_nodes", default="1")
-    parser.add_argument("--module", action="store_true")
-    parser.add_argument("--no_python", action="store_true")
+    parser.add_argument("--num_gpus", "--num_accelerators", dest="per_node", default="-1")
+    parser.add_argument("--num_nodes", default="-1")
     parser.add_argument("-H", "--hostfile")
-    parser.add_argument("-i", "--include")
-    parser.add_argument("-e", "--exclude")
-    for option in "master_addr master_port launcher launcher_args autotuning node_rank venv_script".split():
+    parser.add_argument("-i", "--include", default="")
+    parser.add_argument("-e", "--exclude", default="")
+    parser.add_argument("-q", "--quiet", action="store_true")
+    for option in (
+        "master_addr master_port launcher launcher_args autotuning node_rank venv_script enable_each_rank_log "
+        "bind_core_list ssh_port log_level"
+    ).split():
         parser.add_argument(f"--{option}")
     for option in (
-        "no_local_rank",
-        "no_ssh",
-        "no_ssh_check",
-        "force_multi",
-        "save_pid",
-        "bind_cores_to_rank",
-    ):
+        "module no_python no_local_rank no_ssh no_ssh_check force_multi save_pid bind_cores_to_rank"
+    ).split():
         parser.add_argument(f"--{option}", action="store_true")
     parser.add_argument("program", nargs=argparse.REMAINDER)
     given = parser.parse_args(words)
-    per_node = default_per_node
-    if given.per_node is not None and given.per_node != "-1":
-        per_node = parse_count(f"{name} --num_gpus", given.per_node)
-    nodes = 1 if given.num_nodes == "-1" else parse_count(f"{name} --num_nodes", given.num_nodes)
+    if given.no_python:
+        raise LayoutError(f"{name} --no_python starts another program than Python, which can't be rehearsed")
     program = _program_of(name, given.program, given.module)
-    return Launch(Layout(nodes, per_node), program)
+    hosts, notes, has_hosts = {"localhost": default_per_node}, (), False
+    if given.hostfile is not None:
+        if os.path.isfile(given.hostfile):
+            hosts, has_hosts = _read_hosts(name, given.hostfile), True
+        else:
+            notes = (f"{name} --hostfile {given.hostfile}: not found; rehearsed without it",)
+    is_counted = (given.per_node, given.num_nodes) != ("-1", "-1")
+    if is_counted and (given.include or given.exclude):
+        raise LayoutError(f"{name}: --num_nodes and --num_gpus can't be used with --include and --exclude")
+    slots = _choose_slots(name, hosts, given.include, given.exclude, has_hosts)
+    nodes, per_node = len(slots), slots[0]
+    if given.num_nodes != "-1":
+        nodes = parse_count(f"{name} --num_nodes", given.num_nodes)
+        if has_hosts and nodes > len(slots):
+            raise LayoutError(f"{name} --num_nodes {nodes}: {given.hostfile} has {len(slots)} hosts")
+        slots = slots[:nodes]
+    count = f"{name} --include" if given.include else f"{name} --hostfile" if has_hosts else ""
+    if given.per_node != "-1":
+        count = f"{name} --num_gpus"
+        per_node = parse_count(count, given.per_node)
+    elif len(set(slots)) > 1:
+        raise LayoutError(f"{name}: expected as many cards on each host, got {', '.join(map(str, slots))}")
+    rank_option = "" if given.no_local_rank else "--local_rank"
+    layout = Layout(nodes, per_node, variables=DEEPSPEED, rank_option=rank_option)
+    return Launch(layout, program, notes, count)
+
+
+def _read_hosts(name: str, path: str) -> dict[str, int]:
+    """The slots of each host, of lines such as `worker-0 slots=8`."""
+    found: dict[str, int] = {}
+    with open(path, encoding="utf-8") as file:
+        lines = [line.strip() for line in file]
+    for line in lines:
+        match = re.match(r"(\S+)\s+slots=([0-9]+)", line)
+        if match and match[1] not in found and int(match[2]):
+            found[match[1]] = int(match[2])
+        elif line and not line.startswith("#"):
+            raise LayoutError(
+                f"{name} --hostfile {path}: expected lines such as 'worker-0 slots=8', got {line!r}"
+            )
+    if not found:
+        raise LayoutError(f"{name} --hostfile {path}: expected lines such as 'worker-0 slots=8', got none")
+    return found
+
+
+def _choose_slots(name: str, hosts: dict[str, int], include: str, exclude: str, has_hosts: bool) -> list[int]:
+    """How many cards are used on each host. Without a file of hosts, those of --include are as they are called there."""
+    if include and exclude:
+        raise LayoutError(f"{name}: --include and --exclude can't be used together")
+    left = {} if include else {host: set(range(slots)) for host, slots in hosts.items()}
+    for part in (include or exclude).split("@") if include or exclude else ():
+        host, colon, text = part.partition(":")
+        most = hosts.get(host, next(iter(hosts.values())) if include and not has_hosts else 0)
+        if not most or (colon and not re.fullmatch("[0-9]+(,[0-9]+)*", text)):
+            raise LayoutError(
+                f"{name}: expected hosts as in worker-0@worker-1:0,2 of {', '.join(hosts)}, got {part!r}"
+            )
+        cards = {int(card) for card in text.split(",")} if colon else set(range(most))
+        if has_hosts and max(cards) >= most:
+            raise LayoutError(f"{name}: {host} has cards 0 to {most - 1}, got {part!r}")
+        left[host] = left.get(host, set()) | cards if include else left[host] - cards
+    slots = [len(cards) for cards in left.values() if cards]
+    if not slots:
+        raise LayoutError(f"{name} --exclude {exclude}: no cards are left")
+    return slots
 
 
 # --- accelerate ------------------------------------------------------------------------------------------------------
@@ -193,6 +260,8 @@ def _ask_accelerate(name: str, words: list[str], default_per_node: int) -> Launc
         parser.error = _Parser(prog=name).error
         given = parser.parse_args(words)
         given, defaults, has_configured_precision = _validate_launch_command(given)
+    except LayoutError:
+        raise
     except (ValueError, FileNotFoundError) as error:
         raise LayoutError(f"{name}: {str(error).strip().splitlines()[0]}") from None
     nodes = int(given.num_machines or 1)
@@ -216,12 +285,13 @@ def _ask_accelerate(name: str, words: list[str], default_per_node: int) -> Launc
 
 _LAUNCHERS: dict[str, Callable[[str, list[str], int], Launch]] = {
     "torchrun": _parse_torchrun,
+    LEGACY: _parse_torchrun,
     "deepspeed": _parse_deepspeed,
     "accelerate launch": _parse_accelerate,
 }
 _MODULES = {
     "torch.distributed.run": "torchrun",
-    "torch.distributed.launch": "torchrun",
+    LEGACY: LEGACY,
     "accelerate.commands.launch": "accelerate launch",
     "deepspeed.launcher.runner": "deepspeed",
 }

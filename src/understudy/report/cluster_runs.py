@@ -222,6 +222,7 @@ def _run_rank(
         recorder.interconnect = given.within_node, given.between_nodes, given.latency
     with _hide_output(options.is_quiet or not is_shown) as said, recorder:
         if isinstance(program, Script):
+            program = replace(program, arguments=(*layout.arguments_of(rank), *program.arguments))
             if entry:
                 program = replace(program, entry=entry, rank=layout.local_rank_of(rank))
             result = run_script(

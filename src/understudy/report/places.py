@@ -113,9 +113,8 @@ class Places:
     # Not in the instance's dict: with more than 30 attributes in it, Python no longer reads any of them by its position.
     __slots__ = (
         "_asked", "_backward_line", "_backward_passes", "_begun_passes", "_birthplace", "_by_module", "_hooks", "_idle",
-        "_in_optimizer",
-        "_latest", "_located", "_marked", "_marks", "_only_model", "_optimizer_place", "_outer_lines", "_steps", "by_path",
-        "module", "moment", "on_backward_end", "on_moment_end", "on_optimizer", "on_root_call", "outside",
+        "_latest", "_located", "_marked", "_marks", "_only_model", "_optimizer_place", "_outer_lines", "_stepping", "_steps",
+        "by_path", "module", "moment", "on_backward_end", "on_moment_end", "on_optimizer", "on_root_call", "outside",
         "phase", "root_calls", "roots", "step", "torch_optimizer_line",
     )  # fmt: skip
 
@@ -137,7 +136,8 @@ class Places:
         self.phase = SETUP
         self.moment = StepPhase(0, SETUP, 0, 0)
         self._idle = SETUP
-        self._in_optimizer = False
+        self._stepping: list[torch.optim.Optimizer] = []
+        """Optimizers whose step runs, outermost first: one may call another's, as those of sharded states do."""
         self.torch_optimizer_line: LinePlace | None = None
         """The line from which an optimizer of torch was called that is running, without a closure."""
         self._optimizer_place: tuple[StepPhase, ModulePlace, LinePlace | None] | None = None
@@ -201,7 +201,7 @@ class Places:
         self._backward_passes -= 1
         self._backward_line = None
         if not self._backward_passes:
-            self._idle = OPTIMIZER if self._in_optimizer else AFTER_BACKWARD
+            self._idle = OPTIMIZER if self._stepping else AFTER_BACKWARD
             if self.on_backward_end is not None:
                 self.on_backward_end()
         self._begin_moment()
@@ -384,7 +384,9 @@ class Places:
         self, optimizer: torch.optim.Optimizer, args: tuple[object, ...], kwargs: object
     ) -> None:
         if getattr(active_fake_mode(), "places", None) is self:
-            self._in_optimizer = True
+            if optimizer in self._stepping:  # its step before has failed
+                self._stepping.clear()
+            self._stepping.append(optimizer)
             self._idle = OPTIMIZER
             if type(optimizer).__module__.startswith("torch.optim") and len(args) < 2 and not kwargs:
                 self.torch_optimizer_line = self._search_line(sys._getframe(1))
@@ -393,20 +395,22 @@ class Places:
                 self.on_optimizer(optimizer, False)
 
     def _leave_optimizer(self, optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
-        if self._in_optimizer and getattr(active_fake_mode(), "places", None) is self:
-            self._in_optimizer = False
+        if optimizer in self._stepping and getattr(active_fake_mode(), "places", None) is self:
+            del self._stepping[self._stepping.index(optimizer) :]
             self.torch_optimizer_line = self._optimizer_place = None
-            self._idle = BETWEEN
+            self._idle = OPTIMIZER if self._stepping else BETWEEN
             if self.on_optimizer is not None:
                 self.on_optimizer(optimizer, True)
             self._steps.count(optimizer)
-            self.step = self._steps.steps
+            if not self._stepping:
+                self.step = self._steps.steps
             self._begin_moment()
 
     def end_failed_step(self) -> None:
         """An operator has failed. A step of torch's optimizers ends with it, and their hook is not called."""
         if self.torch_optimizer_line is not None:
-            self._in_optimizer, self.torch_optimizer_line, self._idle = False, None, BETWEEN
+            self._stepping.clear()
+            self.torch_optimizer_line, self._idle = None, BETWEEN
             self._begin_moment()
 
 
