@@ -10,11 +10,13 @@ tied embeddings. `llama-` sizes have RMS norms, rotary positions and a gated MLP
 Layouts: `--dp`, `--tp`, `--pp` ranks, whose product is the number of ranks. Tensor parallelism is `parallelize_module` with
 sequence parallelism and a loss over the shards of the vocabulary, pipelines are `torch.distributed.pipelining` with 1F1B,
 data parallelism is `fully_shard` for every stage of ZeRO: 0 shards nothing, 1 the optimizer state, 2 gradients too, 3 all.
+`--overlap` is tensor parallelism as Megatron-LM and nanotron write it: collectives run beside products that do not need them.
 """
 
 import argparse
 import os
 from contextlib import nullcontext
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -70,6 +72,9 @@ def parse_options(arguments=None):
     parser.add_argument(
         "--no-sequence-parallel", action="store_true", help="tensor parallel ranks repeat norms and dropout"
     )
+    parser.add_argument(
+        "--overlap", action="store_true", help="collectives of tensor parallel ranks run beside products"
+    )
     parser.add_argument("--zero", type=int, choices=(0, 1, 2, 3), help="stage of ZeRO (3)")
     parser.add_argument("--pure", action="store_true", help="parameters and activations in bfloat16")
     parser.add_argument("--steps", type=int, default=2)
@@ -81,20 +86,185 @@ def rotate(x, cos, sin):
     return x * cos + torch.cat((-second, first), dim=-1) * sin
 
 
+def gather(x, group):
+    """The rows of all ranks, and what to wait for before they are read."""
+    whole = x.new_empty(dist.get_world_size(group) * len(x), *x.shape[1:])
+    return whole, dist.all_gather_into_tensor(whole, x.contiguous(), group=group, async_op=True)
+
+
+def scatter_sum(x, group):
+    """The sum of all ranks: the rows of this one, and what to wait for."""
+    own = x.new_empty(len(x) // dist.get_world_size(group), *x.shape[1:])
+    return own, dist.reduce_scatter_tensor(own, x, group=group, async_op=True)
+
+
+def multiply_gathered(x, weight, group):
+    """`weight` applied to the rows of all ranks: to those of this rank while the others arrive."""
+    whole, work = gather(x, group)
+    start = dist.get_rank(group) * len(x)
+    end = start + len(x)
+    out = x.new_empty(len(whole), weight.shape[1])
+    torch.mm(x, weight, out=out[start:end])
+    work.wait()
+    for rows in (slice(0, start), slice(end, len(whole))):
+        if rows.start < rows.stop:
+            torch.mm(whole[rows], weight, out=out[rows])
+    return out, whole
+
+
+class ColumnProduct(torch.autograd.Function):
+    """A linear layer of which each rank has some outputs. Inputs are split by rows, unless each rank `repeats` them."""
+
+    @staticmethod
+    def forward(ctx, x, weight, group, repeats):
+        ctx.group, ctx.repeats = group, repeats
+        out, whole = (x @ weight.t(), x) if repeats else multiply_gathered(x, weight.t(), group)
+        ctx.save_for_backward(whole, weight)
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, weight = ctx.saved_tensors
+        grad = grad.contiguous()
+        if ctx.repeats:
+            grad_x = grad @ weight
+            work = dist.all_reduce(grad_x, group=ctx.group, async_op=True)
+        else:
+            grad_x, work = scatter_sum(grad @ weight, ctx.group)
+        grad_weight = grad.t() @ x
+        work.wait()
+        return grad_x, grad_weight, None, None
+
+
+class RowProduct(torch.autograd.Function):
+    """A linear layer of which each rank has some inputs: outputs are summed up."""
+
+    @staticmethod
+    def forward(ctx, x, weight, group, repeats):
+        ctx.group, ctx.repeats = group, repeats
+        ctx.save_for_backward(x, weight)
+        return sum_up(x @ weight.t(), group, repeats)
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, weight = ctx.saved_tensors
+        if ctx.repeats:
+            grad_x = grad @ weight
+        else:
+            grad_x, grad = multiply_gathered(grad, weight, ctx.group)
+        return grad_x, grad.t() @ x, None, None
+
+
+def sum_up(x, group, repeats):
+    if repeats:
+        dist.all_reduce(x, group=group)
+        return x
+    own, work = scatter_sum(x, group)
+    work.wait()
+    return own
+
+
+class Sum(torch.autograd.Function):
+    """The sum of what the ranks have found in their part of the vocabulary."""
+
+    @staticmethod
+    def forward(ctx, x, group, repeats):
+        ctx.group, ctx.repeats = group, repeats
+        if repeats:
+            ctx.mark_dirty(x)
+        return sum_up(x, group, repeats)
+
+    @staticmethod
+    def backward(ctx, grad):
+        if ctx.repeats:
+            return grad, None, None
+        whole, work = gather(grad, ctx.group)
+        work.wait()
+        return whole, None, None
+
+
+class SplitLoss(torch.autograd.Function):
+    """Cross entropy of logits of which each rank has some columns."""
+
+    @staticmethod
+    def forward(ctx, logits, targets, group):
+        top = logits.max(dim=-1).values
+        dist.all_reduce(top, op=dist.ReduceOp.MAX, group=group)
+        logits = logits - top[:, None]
+        columns = targets - dist.get_rank(group) * logits.shape[1]
+        is_outside = (columns < 0) | (columns >= logits.shape[1])
+        columns = columns.masked_fill(is_outside, 0)
+        rows = torch.arange(len(columns), device=columns.device)
+        chosen = logits[rows, columns].masked_fill(is_outside, 0.0)
+        dist.all_reduce(chosen, group=group)
+        parts = logits.exp()
+        total = parts.sum(dim=-1)
+        dist.all_reduce(total, group=group)
+        ctx.save_for_backward(parts.div_(total[:, None]), rows, columns, is_outside)
+        return (total.log() - chosen).mean()
+
+    @staticmethod
+    def backward(ctx, grad):
+        found, rows, columns, is_outside = ctx.saved_tensors
+        result = found.clone()
+        result[rows, columns] -= (~is_outside).float()
+        return result.mul_(grad / len(rows)), None, None
+
+
+class SplitLinear(nn.Module):
+    """The shard of a linear layer that this rank has."""
+
+    def __init__(self, product, inputs, outputs, group, options, bias=False):
+        super().__init__()
+        ranks = dist.get_world_size(group)
+        is_column = product is ColumnProduct
+        shape = (outputs // ranks, inputs) if is_column else (outputs, inputs // ranks)
+        self.weight = nn.Parameter(torch.empty(shape).normal_(std=0.02))
+        self.bias = nn.Parameter(torch.zeros(shape[0])) if bias else None
+        self.product, self.group, self.repeats = product, group, options.no_sequence_parallel
+
+    def forward(self, x):
+        y = self.product.apply(x, self.weight, self.group, self.repeats)
+        return y if self.bias is None else y + self.bias
+
+
+class SplitEmbedding(nn.Module):
+    """The rows of an embedding that this rank has."""
+
+    def __init__(self, count, width, group, options):
+        super().__init__()
+        self.count = count // dist.get_world_size(group)
+        self.weight = nn.Parameter(torch.empty(self.count, width).normal_(std=0.02))
+        self.group, self.repeats = group, options.no_sequence_parallel
+
+    def forward(self, ids):
+        rows = ids - dist.get_rank(self.group) * self.count
+        is_outside = (rows < 0) | (rows >= self.count)
+        x = F.embedding(rows.masked_fill(is_outside, 0), self.weight)
+        return Sum.apply(x.masked_fill(is_outside[:, None], 0.0), self.group, self.repeats)
+
+
+def make_linear(kind, inputs, outputs, options, group, bias=False):
+    if group is None:
+        return nn.Linear(inputs, outputs, bias=bias)
+    return SplitLinear(kind, inputs, outputs, group, options, bias)
+
+
 class Block(nn.Module):
-    def __init__(self, options, width, heads, inner=None):
+    def __init__(self, options, width, heads, inner=None, group=None):
         super().__init__()
         self.head_size, self.is_gated, self.length = width // heads, inner is not None, options.context
         self.is_plain, self.dropout = options.plain_attention, options.dropout
         norm = nn.RMSNorm if self.is_gated else nn.LayerNorm
         bias = {} if self.is_gated else {"bias": options.bias}
         self.norm1, self.norm2 = norm(width, **bias), norm(width, **bias)
-        bias = {"bias": options.bias and not self.is_gated}
-        self.qkv, self.proj = nn.Linear(width, 3 * width, **bias), nn.Linear(width, width, **bias)
+        rest = options, group, options.bias and not self.is_gated
+        self.qkv = make_linear(ColumnProduct, width, 3 * width, *rest)
+        self.proj = make_linear(RowProduct, width, width, *rest)
         inner = inner or 4 * width
         # A gate and what it scales are one product, so that tensor parallelism gathers its input once.
-        self.up = nn.Linear(width, 2 * inner if self.is_gated else inner, **bias)
-        self.down = nn.Linear(inner, width, **bias)
+        self.up = make_linear(ColumnProduct, width, 2 * inner if self.is_gated else inner, *rest)
+        self.down = make_linear(RowProduct, inner, width, *rest)
 
     def forward(self, x):
         x = x + self.drop(self.attend(self.norm1(x)))
@@ -153,20 +323,26 @@ class Decoder(nn.Module):
     """Of a pipeline, one stage: the embeddings are in the first, the head is in the last. Between them a batch has one row
     for each token: shards of the sequence are then whole blocks of memory, which collectives move without a copy."""
 
-    def __init__(self, options, stage=0, stages=1):
+    def __init__(self, options, stage=0, stages=1, group=None):
+        """`group`: of tensor parallel ranks, where this module has a shard for one of them."""
         super().__init__()
         _, width, heads, *inner = SIZES[options.size]
-        self.has_checkpoints = options.checkpoint
+        inner_width = inner[0] if inner else None
+        self.has_checkpoints, self.group = options.checkpoint, group
         self.is_first, self.is_last = stage == 0, stage == stages - 1
         self.is_tied = stages == 1 and (not inner or inner[0] < MOST_TIED)
         if self.is_first:
-            self.tokens = nn.Embedding(options.vocabulary, width)
+            self.tokens = (
+                SplitEmbedding(options.vocabulary, width, group, options)
+                if group is not None
+                else nn.Embedding(options.vocabulary, width)
+            )
             self.positions = None if inner else nn.Embedding(options.context, width)
         count = split_layers(options, stages)[stage]
-        self.blocks = nn.ModuleList(Block(options, width, heads, *inner) for _ in range(count))
+        self.blocks = nn.ModuleList(Block(options, width, heads, inner_width, group) for _ in range(count))
         if self.is_last:
             self.norm = nn.RMSNorm(width) if inner else nn.LayerNorm(width, bias=options.bias)
-            self.head = nn.Linear(width, options.vocabulary, bias=False)
+            self.head = make_linear(ColumnProduct, width, options.vocabulary, options, group)
         self.tie()
 
     def tie(self):
@@ -178,7 +354,9 @@ class Decoder(nn.Module):
             batch, length = x.shape
             x = self.tokens(x.flatten())
             if self.positions is not None:
-                x = x + self.positions(torch.arange(length, device=x.device).repeat(batch))
+                rows = torch.arange(length, device=x.device).repeat(batch)
+                ranks = len(rows) // len(x)  # that a sequence is split over
+                x = x + self.positions(rows if ranks == 1 else rows.chunk(ranks)[dist.get_rank(self.group)])
         for block in self.blocks:
             x = checkpoint(block, x, use_reentrant=False) if self.has_checkpoints else block(x)
         return self.head(self.norm(x)) if self.is_last else x
@@ -235,12 +413,31 @@ def shard(model, options, mesh=None):
     for block in model.blocks:
         fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=not keeps)
     fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
-    if keeps and options.zero is not None:
-        model.set_reshard_after_backward(False)
 
 
-def compute_loss(logits, targets):
+def compute_loss(logits, targets, group=None):
+    if group is not None:
+        return SplitLoss.apply(logits.float(), targets.flatten(), group)
     return F.cross_entropy(logits.float(), targets.flatten())
+
+
+def finish_gradients(model):
+    """With sequence parallelism each rank has seen some of the rows that norms scale."""
+    if model.group is None:
+        return
+    for name, parameter in model.named_parameters():
+        if "norm" in name:
+            grad = parameter.grad
+            dist.all_reduce(grad.to_local() if hasattr(grad, "to_local") else grad, group=model.group)
+
+
+def gather_parameters(model):
+    """ZeRO's first stage: after a step of the optimizer, each rank gets what the others have updated."""
+    from torch.distributed.fsdp import FSDPModule
+
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.unshard()
 
 
 def lay_out(options, device):
@@ -258,9 +455,10 @@ def lay_out(options, device):
         "cuda", (pp, dp // shards, shards, tp), mesh_dim_names=("pp", "dp", "shard", "tp")
     )
     stage = mesh["pp"].get_local_rank()
+    group = mesh["tp"].get_group() if options.overlap and tp > 1 else None
     with device:
-        model = Decoder(options, stage, pp)
-    if tp > 1:
+        model = Decoder(options, stage, pp, group)
+    if tp > 1 and group is None:
         split_tensors(model, mesh["tp"], options.no_sequence_parallel)
     shard(model, options, mesh["dp", "shard"] if shards < dp else mesh["shard"])
     if pp == 1:
@@ -273,7 +471,7 @@ def lay_out(options, device):
     inputs = ids if stage == 0 else hidden
     outputs = torch.empty(tokens, options.vocabulary // tp, **kinds) if stage == pp - 1 else hidden
     part = PipelineStage(model, stage, pp, device, inputs, outputs, group=mesh["pp"].get_group())
-    return model, Schedule1F1B(part, options.accumulate, loss_fn=compute_loss)
+    return model, Schedule1F1B(part, options.accumulate, loss_fn=partial(compute_loss, group=group))
 
 
 def train_pipeline(schedule, options, device):
@@ -314,15 +512,18 @@ def main(options):
                 train_pipeline(schedule, options, device)
             else:
                 train_passes(model, options, is_sharded, device)
+        finish_gradients(model)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
+        if is_sharded and options.zero == 1:
+            gather_parameters(model)
     if is_sharded:
         dist.destroy_process_group()
 
 
 def split_loss(options):
-    if options.tp == 1:
+    if options.tp == 1 or options.overlap:
         return nullcontext()
     from torch.distributed.tensor.parallel import loss_parallel
 
@@ -333,12 +534,15 @@ def train_passes(model, options, is_sharded, device):
     # Layouts compute in the dtype of `fully_shard`, with a pipeline or without.
     has_autocast = not (options.pure or (is_sharded and has_layout(options)))
     for number in range(options.accumulate):
+        is_last = number == options.accumulate - 1
         if is_sharded and options.zero in (0, 1):
-            model.set_requires_gradient_sync(number == options.accumulate - 1)
+            model.set_requires_gradient_sync(is_last)
+        if is_sharded and options.zero in (0, 1, 2):
+            model.set_reshard_after_backward(is_last)
         ids = torch.randint(options.vocabulary, (options.batch, options.context + 1), device=device)
         with torch.autocast("cuda", torch.bfloat16, enabled=has_autocast):
             logits = model(ids[:, :-1])
-            loss = compute_loss(logits, ids[:, 1:])
+            loss = compute_loss(logits, ids[:, 1:], model.group)
         loss.backward()
 
 
