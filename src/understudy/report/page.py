@@ -41,7 +41,7 @@ Cell = str | int | float | None
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Memory after an event, by category in the order of the page's categories. `label` says when that is."""
+    """Memory after an event, by category in the order of the page's categories. `label` describes the moment."""
 
     label: str
     sizes: tuple[int, ...]
