@@ -102,13 +102,13 @@ def test_hostile_names_do_no_harm(tmp_path: Path) -> None:
     assert seen["ready"] == "1"
     assert str(seen["title"]).startswith(HOSTILE[:80])
     assert seen["images"] == 0
-    assert seen["scripts"] == 3
+    assert seen["scripts"] == 4
     assert HOSTILE in str(seen["headline"])
 
 
 def test_names_are_escaped_in_the_file() -> None:
     page = make_rehearsal(name=HOSTILE).to_html(HOSTILE)
-    assert page.count("<script") == 2
+    assert page.count("<script") == 3
     assert "<img" not in page
     assert "onerror=&quot;" in page or "onerror=\\" in page
     assert HOSTILE in json.dumps(data_of(page), ensure_ascii=False).replace('\\"', '"').replace(

@@ -167,8 +167,8 @@ def _list_enabled_autocast_keys() -> list[Any]:
 
 
 def enabled_autocast_keys() -> int:
-    """The dispatch keys of autocast that the program has enabled, as bits. While a mode or a stand-in is given a call, they
-    are excluded: what C++ has saved before it excluded them is asked."""
+    """The dispatch keys of autocast that the program has enabled, as bits. While a mode or a stand-in handles a call, they
+    are excluded: the answer is the state that C++ saved before."""
     if _casts.whole:
         return 0
     if not _is_key_excluded(DispatchKey.PythonTLSSnapshot):
@@ -441,7 +441,8 @@ _SPARE = (*_spare, DispatchKey.AutocastIPU)
 def can_skip_composites_for(mode: object) -> bool:
     """Whether no other mode observes a composite operator on stand-ins of `mode`, or the operators inside it.
 
-    What `composites_are_observed` and `can_skip_dispatch_for` ask, each question once: it is asked at every composite.
+    The questions of `composites_are_observed` and `can_skip_dispatch_for` in one function, because every composite calls
+    it.
     """
     return (
         _count_dispatch_modes() == (_dispatch_mode(FAKE) is mode)

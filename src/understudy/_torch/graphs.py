@@ -200,7 +200,7 @@ def codegen_of(graph: torch.fx.Graph) -> Any:
 
 
 class _ForwardOnAccess:
-    """The `forward` of a graph module whose code is not generated yet: whoever asks for it gets the generated one.
+    """The `forward` of a graph module whose code is not generated yet: reading it generates the code first.
 
     (Torch's own placeholder has another signature, and torch.compile and torch.jit refuse it.)
     """

@@ -419,7 +419,7 @@ def capture_traceback() -> Any:
 
 
 class FakeTensorConfig:
-    """Switches for debugging. `debug`: each stand-in keeps the stack of the line that made it, as `_debug_trace`; initially
-    what the environment variable TORCH_FAKE_TENSOR_DEBUG says."""
+    """Switches for debugging. `debug`: each stand-in keeps the stack of the line that made it, as `_debug_trace`; its
+    initial value is the environment variable TORCH_FAKE_TENSOR_DEBUG."""
 
     debug = os.environ.get("TORCH_FAKE_TENSOR_DEBUG", "0") == "1"

@@ -166,19 +166,19 @@ class Constants:
         pair = self._stand_in_of_real.get(id(real))
         return pair[1] if pair is not None and pair[0] is real else None
 
-    def knows(self, tensor: torch.Tensor) -> bool:
+    def contains(self, tensor: torch.Tensor) -> bool:
         """Whether this is a parameter, buffer or constant of the program."""
         return id(tensor) in self._known and self._known[id(tensor)][0] is tensor
 
     def real_of(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the tensor that nodes read for this one: itself, or the original of a stand-in."""
-        if self.knows(tensor):
+        if self.contains(tensor):
             return self._known[id(tensor)][1]
         return tensor if self.outer is None else self.outer.real_of(tensor)
 
     def existing(self, tensor: torch.Tensor) -> Node | None:
         """Return the `get_attr` node of a tensor, or None."""
-        return self._nodes.get(id(tensor)) if self.knows(tensor) else None
+        return self._nodes.get(id(tensor)) if self.contains(tensor) else None
 
     def node_of(self, tensor: torch.Tensor) -> Node:
         """The `get_attr` node of a tensor, made on first use."""

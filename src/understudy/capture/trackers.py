@@ -110,7 +110,7 @@ class SymbolTracker(MutableMapping[Any, Thunk[Proxy]]):
         self._tracer.symbols.forget(number)
 
     def __iter__(self) -> Iterator[Any]:
-        return (number.symbolic for number in self._tracer.symbols.known())
+        return (number.symbolic for number in self._tracer.symbols.list_numbers())
 
     def __len__(self) -> int:
-        return len(self._tracer.symbols.known())
+        return len(self._tracer.symbols.list_numbers())

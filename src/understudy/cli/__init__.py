@@ -99,7 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(clean(line), file=sys.stderr)
         return USAGE
     except BrokenPipeError:
-        # The reader of a pipe has gone (`| head`). What Python would still flush at its end goes nowhere.
+        # The pipe is closed (`| head`). Output that Python would flush at its end is discarded.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt:

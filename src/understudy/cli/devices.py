@@ -11,17 +11,25 @@ from understudy.cli.tables import get_terminal_width
 from understudy.simulation.catalogue import GB, TERA, Card, GiB, list_cards, read_cards, read_software
 
 
+def add_cards_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--cards", metavar="FILE", help="a TOML file with cards of your own")
+
+
+def read_own_cards(options: argparse.Namespace) -> tuple[Card, ...]:
+    return read_cards(options.cards) if options.cards else ()
+
+
 def _add_device_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = """\
 examples:
     understudy devices
     understudy devices --cards mine.toml --json"""
     parser.add_argument("--json", action="store_true", help="all figures with their sources, sizes in bytes")
-    parser.add_argument("--cards", metavar="FILE", help="a TOML file with cards of your own, listed first")
+    add_cards_argument(parser)
 
 
 def _list_devices(options: argparse.Namespace) -> int:
-    cards = (*(read_cards(options.cards) if options.cards else ()), *list_cards())
+    cards = (*read_own_cards(options), *list_cards())
     if options.json:
         record = {"software": asdict(read_software()), "devices": [card.to_record() for card in cards]}
         print(json.dumps(record, indent=2))

@@ -17,13 +17,14 @@ from typing import Any
 
 from understudy.cli.changes import Change, apply_changes, find_changes, write_patch
 from understudy.cli.commands import Command
+from understudy.cli.devices import add_cards_argument, read_own_cards
 from understudy.cli.rehearsals import Outcome, Progress, Variant, Workers, rehearse_all
 from understudy.cli.run import add_rehearsal_arguments
 from understudy.cli.tables import clean, format_count, format_size, print_table
 from understudy.cli.time_options import check_time_options
 from understudy.errors import UnderstudyError
 from understudy.report.times import write_step
-from understudy.simulation.catalogue import Card, list_cards, parse_devices, read_cards
+from understudy.simulation.catalogue import Card, list_cards, parse_devices
 
 FAILED = 1
 NOTHING_FITS = 3
@@ -35,7 +36,7 @@ MOST_FILES = 40
 
 def add_script(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", required=True, metavar="CARD", help="the card (see `understudy devices`)")
-    parser.add_argument("--cards", metavar="FILE", help="a TOML file with cards of your own")
+    add_cards_argument(parser)
     parser.add_argument(
         "--steps", type=int, metavar="N", help="optimizer steps of each rehearsal (default: as for `run`)"
     )
@@ -69,7 +70,7 @@ def check_words(options: argparse.Namespace) -> tuple[Card, dict[str, str]]:
     if not options.program or options.program[0] == "-m":
         raise UnderstudyError("expected a script after the options")
     options.script, *options.arguments = options.program
-    card, _ = parse_devices(options.device, read_cards(options.cards) if options.cards else ())
+    card, _ = parse_devices(options.device, read_own_cards(options))
     if options.workers < 1:
         raise UnderstudyError(f"--workers must be a positive integer, got {options.workers}")
     check_time_options(options)

@@ -39,7 +39,7 @@ class Layer:
     children: list[Layer] = field(default_factory=list)
 
     def signature(self) -> tuple[Any, ...]:
-        """Equal for layers that differ in nothing but their place."""
+        """Equal for layers that differ in their place only."""
         sizes = (self.parameters, self.parameter_bytes, self.saved_bytes, self.macs, self.calls)
         own = (self.kind, self.inputs, self.outputs, *sizes)
         return (*own, *((child.name, child.signature()) for child in self.children))

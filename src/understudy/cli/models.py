@@ -63,7 +63,7 @@ def _run_guarded(command: str, run: Callable[[], int]) -> int:
     """What the user's own code raises is shown with its lines, without ours."""
     try:
         return run()
-    except (TargetError, BrokenPipeError):  # the latter: the reader of a pipe has gone (`| head`)
+    except (TargetError, BrokenPipeError):  # the latter: the pipe is closed (`| head`)
         raise
     except Exception as error:
         from understudy.lines import is_user_file  # why: it imports torch, which is there by now

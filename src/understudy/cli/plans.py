@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from understudy.cli.commands import INTERRUPTED, Command
+from understudy.cli.devices import add_cards_argument, read_own_cards
 from understudy.cli.fixes import read_sources
 from understudy.cli.rehearsals import Outcome, Progress, Queue, Variant, Workers, rehearse_variant
 from understudy.cli.search_space import FoundSpace, SearchRequest, find_space, uses_ranks
@@ -31,7 +32,7 @@ from understudy.plans.search import GOALS, Limits, PlanSearch
 from understudy.plans.store import ResultStore, find_folder, make_key
 from understudy.plans.text import write_plan
 from understudy.report.documents import read_record
-from understudy.simulation.catalogue import Card, parse_devices, read_cards
+from understudy.simulation.catalogue import Card, parse_devices
 from understudy.timing.collectives import find_link, find_network, usual_network
 
 FAILED, NOTHING_FITS = 1, 3
@@ -48,7 +49,7 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--device", required=True, metavar="CARD", help='the cards of a node: "4090", "8xh100"')
     add("--nodes", metavar="N", help="number of nodes (1)")
-    add("--cards", metavar="FILE", help="a TOML file with cards of your own")
+    add_cards_argument(parser)
     add(
         "--vary", action="append", default=[], metavar="NAME[=VALUES]",
         help="an option and its values: tp=1,2,4 or batch=1..64 (1, 2, 4, …, 64); repeat for more",
@@ -129,7 +130,7 @@ def check_words(options: argparse.Namespace) -> Wishes:
     """Before torch is imported."""
     if not options.program:
         raise PlanOptionError("expected a script: understudy plan --device D [options] script.py [arguments]")
-    card, count = parse_devices(options.device, read_cards(options.cards) if options.cards else ())
+    card, count = parse_devices(options.device, read_own_cards(options))
     nodes = _read_count("--nodes", options.nodes) or 1
     names = ("top", "most", "passes", "steps")
     numbers = {name: _read_count(f"--{name}", getattr(options, name)) or 1 for name in names}

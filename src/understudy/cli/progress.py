@@ -20,7 +20,7 @@ ERASE = "\r\x1b[K"
 
 
 class ProgressLine:
-    """`terminal` is where it is shown; whoever else writes there goes through `write_above`."""
+    """`terminal` is where it is shown; other output to it goes through `write_above`."""
 
     def __init__(self, terminal: Any) -> None:
         self._terminal = terminal

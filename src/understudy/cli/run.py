@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from understudy.cli.clusters import add_cluster_arguments, find_layout, note_unused_options, run_on_ranks
 from understudy.cli.commands import INTERRUPTED, Command
+from understudy.cli.devices import add_cards_argument, read_own_cards
 from understudy.cli.noted_reads import note_reads
 from understudy.cli.reports import FORMATS, write_file_for
 from understudy.cli.script_runs import ScriptRun, run_in_sandbox
@@ -26,7 +27,7 @@ from understudy.cli.time_options import add_cost, add_time_arguments, check_time
 from understudy.cluster.launchers import add_options_of_torchrun
 from understudy.cluster.layout import NO_VARIABLES, TORCHRUN, Layout
 from understudy.errors import UnderstudyError
-from understudy.simulation.catalogue import Card, list_cards, parse_devices, read_cards
+from understudy.simulation.catalogue import Card, list_cards, parse_devices
 from understudy.simulation.sandbox import SandboxOptions
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ examples:
     understudy run --device h100 --cost 2.49/h --total-steps 100000 train.py"""
     add = parser.add_argument
     add("--device", metavar="D", help='cards ("h100", "8xa100-80g", "h100,4090"), or all (default: the CPU)')
-    add("--cards", metavar="FILE", help="a TOML file with cards of your own")
+    add_cards_argument(parser)
     add(
         "--steps",
         metavar="N",
@@ -221,7 +222,7 @@ def _check_output(option: str, path: str) -> None:
 
 
 def _find_devices(options: argparse.Namespace) -> list[tuple[Card | None, int]]:
-    own = read_cards(options.cards) if options.cards else ()
+    own = read_own_cards(options)
     if options.device is None:
         return [(None, 1)]
     if options.device == "all":

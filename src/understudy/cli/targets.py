@@ -1,11 +1,11 @@
-"""What `model`, `check` and `graph` are asked about: a model by its name, and its inputs as specs.
+"""The arguments of `model`, `check` and `graph`: a model by its name, and its inputs as specs.
 
     parse_target("train.py:GPT(layers=4)")      a class, an instance, or a function that makes one
     parse_target("torchvision.models:resnet18")
     parse_target("llama/config.json")           a configuration of transformers
     parse_input("x: f32[batch=8, 3, h, w]")     a name for each size that may vary, with its example
 
-Parsing needs no torch: what is wrong with the words is said before it is imported.
+Parsing needs no torch: errors in the arguments are reported before it is imported.
 """
 
 from __future__ import annotations

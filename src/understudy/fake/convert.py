@@ -61,7 +61,7 @@ class _ConversionRequest:
 
 
 def _is_static(mode: FakeTensorMode, t: torch.Tensor, wanted: bool | None, context: object) -> bool:
-    """Whether its sizes stay numbers; those of a parameter do, unless a context says otherwise."""
+    """Whether its sizes stay numbers; those of a parameter do, unless a context makes them symbols."""
     static = mode.static_shapes if wanted is None else wanted
     return static or mode.shape_env is None or (isinstance(t, torch.nn.Parameter) and not context)
 

@@ -229,8 +229,8 @@ def numpy(mode: FakeTensorMode, fake: FakeTensor) -> torch.Tensor | None:
 def dynamic_size(
     mode: FakeTensorMode, call: Call, op: OpOverload, least: int, most: int | None
 ) -> int | torch.SymInt:
-    """`ctx.new_dynamic_size(min=..., max=...)` in the fake of a custom operator. The policy for answers is asked with the
-    upper bound that the operator's author gave; else operators of this kind select rows of their arguments."""
+    """`ctx.new_dynamic_size(min=..., max=...)` in the fake of a custom operator. The policy for answers gets the upper
+    bound that the operator's author gave, or else the number of rows of the arguments."""
     env, answers = mode.shape_env, answers_of(mode)
     if answers is not None and call.inputs and not any(spec.is_symbolic for spec in call.inputs):
         rows = (

@@ -134,7 +134,7 @@ class SymbolNodes(Writer[Any]):
     def has(self, symbolic: Any) -> bool:
         return any(symbolic.node in known for known in (self._nodes, self._sources, self._promised))
 
-    def known(self) -> list[SymNode]:
+    def list_numbers(self) -> list[SymNode]:
         """The numbers that have a node, or a place to read them from."""
         return list(dict.fromkeys((*self._sources, *self._promised, *self._nodes)))
 

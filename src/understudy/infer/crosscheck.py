@@ -1,6 +1,6 @@
 """`FakeTensorMode(crosscheck="eager")`: compares the answer of each small CPU call with that of the real operator on zeros.
 
-For those who look for a wrong rule. It runs real kernels in this process; without this option none runs.
+It helps to find a wrong rule. It runs real kernels in this process; without this option none runs.
 """
 
 from __future__ import annotations

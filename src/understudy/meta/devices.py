@@ -22,7 +22,7 @@ class DeviceOf(str):
     __class__ = property(_claimed_class)
 
     @property
-    def known(self) -> torch.device:
+    def known_device(self) -> torch.device:
         if self.device is None:
             raise AttributeError(
                 f"the device of {self.node.name} is unknown; give an example of the argument in meta_args"
@@ -31,14 +31,14 @@ class DeviceOf(str):
 
     @property
     def type(self) -> str:
-        return self.known.type
+        return self.known_device.type
 
     @property
     def index(self) -> Any:
-        return self.known.index
+        return self.known_device.index
 
     def __eq__(self, other: object) -> bool:
-        return self.known == (other.known if type(other) is DeviceOf else other)
+        return self.known_device == (other.known_device if type(other) is DeviceOf else other)
 
     def __ne__(self, other: object) -> bool:
         return not self == other
@@ -47,13 +47,13 @@ class DeviceOf(str):
         return hash(self.device)
 
     def __reduce_ex__(self, protocol: object) -> Any:
-        return torch.device, (str(self.known),)
+        return torch.device, (str(self.known_device),)
 
     def __enter__(self) -> Any:
-        return self.known.__enter__()
+        return self.known_device.__enter__()
 
     def __exit__(self, *error: object) -> Any:
-        return self.known.__exit__(*error)
+        return self.known_device.__exit__(*error)
 
 
 def make_device(node: Node, device: torch.device | None) -> DeviceOf:

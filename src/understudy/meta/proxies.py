@@ -198,7 +198,7 @@ def read_attribute(proxy: TensorProxy, name: str) -> Any:
 def proxys_to_metas(v: Any) -> Any:
     """The metadata of a proxy: its stand-in, or its device. Any other value unchanged."""
     if type(v) is DeviceOf:
-        return v.known
+        return v.known_device
     if not isinstance(v, Proxy):
         return v
     if not isinstance(v, MetaProxy):

@@ -76,7 +76,7 @@ class PlanSearch:
         """The most promising candidate that is neither rehearsed nor ruled out; None where the answer is decided, or where
         what is running has to end first."""
         if not self.results and self.running:
-            return None  # the first one says most of the others
+            return None  # its result predicts the others
         if self.rehearsed + len(self.running) >= self.limits.most:
             return None
         if len(self.results) >= GIVE_UP and not any(result.is_measured for result in self.results.values()):

@@ -9,14 +9,13 @@ the page of one rank, the script only ever writes text: no name of a program bec
 
 from __future__ import annotations
 
-import html
 import json
 from pathlib import Path
 from typing import Any
 
 from understudy.report.cluster_rehearsal import ClusterMesh, ClusterRehearsal, RankRow
 from understudy.report.cluster_text import describe_layout
-from understudy.report.page import TEMPLATE, VERDICTS, escape_script, make_page
+from understudy.report.page import TEMPLATE, VERDICTS, escape_script, fill_template, make_page, read_template
 from understudy.report.rehearsal import CATEGORIES
 from understudy.report.text import format_range, format_size
 
@@ -55,14 +54,13 @@ def make_cluster_page(cluster: ClusterRehearsal, title: str = "Cluster rehearsal
             "tables": [
                 _list_positions(cluster, mesh, dim) for dim, size in enumerate(mesh.shape) if size > 1
             ],
-            "template": TEMPLATE.read_text(encoding="utf-8"),
+            "template": read_template(TEMPLATE),
             "pages": pages,
             "notes": cluster.assumptions,
         },
         separators=(",", ":"),
     )
-    template = CLUSTER_TEMPLATE.read_text(encoding="utf-8")
-    return template.replace("__TITLE__", html.escape(title), 1).replace("__DATA__", escape_script(data), 1)
+    return fill_template(CLUSTER_TEMPLATE, title, escape_script(data))
 
 
 def _list_facts(cluster: ClusterRehearsal) -> list[tuple[str, str]]:

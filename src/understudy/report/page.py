@@ -25,6 +25,8 @@ from understudy.report.text import describe_write, format_size, list_answers, wr
 from understudy.report.times import write_assumptions, write_cost, write_interval, write_rate
 
 TEMPLATE = Path(__file__).with_name("page.html")
+SHARED_PARTS = Path(__file__).with_name("page_parts.html")
+"""Styles and functions of all pages."""
 
 MOST_SAMPLES = 1500
 MOST_BLOCKS = 6000
@@ -39,7 +41,7 @@ Cell = str | int | float | None
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Memory after an event, by category in the order of the page's categories. `label` says when that is."""
+    """Memory after an event, by category in the order of the page's categories. `label` describes the moment."""
 
     label: str
     sizes: tuple[int, ...]
@@ -103,10 +105,7 @@ class Page:
     notes: Sequence[tuple[str, Sequence[str]]] = ()
 
     def to_html(self) -> str:
-        template = TEMPLATE.read_text(encoding="utf-8")
-        return template.replace("__TITLE__", html.escape(self.title), 1).replace(
-            "__DATA__", self.to_data(), 1
-        )
+        return fill_template(TEMPLATE, self.title, self.to_data())
 
     def to_data(self) -> str:
         """The text that replaces `__DATA__` in the template."""
@@ -209,6 +208,17 @@ def _make_table_record(table: PageTable) -> dict[str, Any]:
     more = len(table.rows) - len(rows)
     title = f"{table.title} (the first {len(rows):,} of {len(table.rows):,})" if more else table.title
     return {"title": title, "columns": [list(column) for column in table.columns], "rows": rows}
+
+
+def read_template(file: Path) -> str:
+    return file.read_text(encoding="utf-8").replace(
+        "__PARTS__", SHARED_PARTS.read_text(encoding="utf-8").rstrip(), 1
+    )
+
+
+def fill_template(file: Path, title: str, data: str) -> str:
+    """`data`: as `escape_script` returns it."""
+    return read_template(file).replace("__TITLE__", html.escape(title), 1).replace("__DATA__", data, 1)
 
 
 def make_frame(page: str, height: int = 720) -> str:

@@ -1,4 +1,4 @@
-"""A `Rehearsal` from a measurement: the events are gone through again, now that it is known what each storage was for."""
+"""A `Rehearsal` from a measurement: the events are read a second time, when the purpose of each storage is known."""
 
 from __future__ import annotations
 

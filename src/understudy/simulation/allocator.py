@@ -62,7 +62,7 @@ ENDLESS_RANGE = 1 << 44
 
 
 class Request(Protocol):
-    """Memory that is asked for while `memory` is None, and given back when it comes again."""
+    """A request for memory while `memory` is None; the release of it when the same request comes again."""
 
     nbytes: int
     device: Any

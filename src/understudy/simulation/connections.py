@@ -40,7 +40,7 @@ def refuse_connections(original: Function) -> Function:
 
 @patch_call("socket.getaddrinfo", "socket.gethostbyname", during=REHEARSAL)
 def refuse_names(original: Function, host: Any, *args: Any, **kwargs: Any) -> Any:
-    """No name server is asked where other machines are: the connection is refused here, also on a machine without one."""
+    """Names of other machines are not resolved: the connection is refused here, also on a machine without a name server."""
     name = host.decode("ascii", "replace") if isinstance(host, bytes) else host or ""
     is_known = _is_this_machine((name,)) or name == socket.gethostname() or _is_address(name)
     if is_known or not _is_offline():

@@ -314,7 +314,7 @@ def have_generators(original: object) -> Any:
 
 
 class _Generators:
-    """Made when they are asked for: of the machine that is simulated then."""
+    """Generators of the machine that is simulated when they are read."""
 
     def __getitem__(self, index: int) -> torch.Generator:
         machine().check_index(index)

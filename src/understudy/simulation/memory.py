@@ -96,7 +96,8 @@ class DeviceMemory:
     # --- the allocators ------------------------------------------------------------------------------------
 
     def _settle(self) -> None:
-        """For those who get hold of an allocator, and may change it: the next event finds out what room there is."""
+        """Called before an allocator is handed out, because the caller may change it: the next event computes its room
+        again."""
         self.events.tell()
         self.events.room = -1
 

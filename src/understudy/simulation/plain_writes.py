@@ -46,8 +46,8 @@ ADDING_NODES = frozenset(
 MASKING_NODES = frozenset({"MaxBackward1", "MinBackward1"})
 """Nodes whose formula joins masks in place: where the largest or smallest of all elements are."""
 MOST_NODES = 8192
-"""So many nodes are asked for: torch frees nodes that Python has seen one inside of the other, and some 30,000 in
-a row exceed the stack. After that, all sums are taken for sums of gradients."""
+"""The limit of nodes that are read: torch frees nodes that Python has seen recursively, and some 30,000 in a row exceed the
+stack. After that, all sums count as sums of gradients."""
 CALL_REFERENCES = 3
 """References of Python to an argument that only C++ owns: the object's own, the call's, and that of this check."""
 PASSED_THROUGH = ("torch._ops", "understudy.fake.kernels.autocast")

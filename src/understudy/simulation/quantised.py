@@ -97,7 +97,7 @@ def _quantise_layer(layer: Any, device: Any, dtype: torch.dtype | None) -> None:
 
 
 def find_quantisation(name: object, config: object, options: dict[str, Any]) -> Any:
-    """The `BitsAndBytesConfig` that is asked for, or that the model's own configuration names; None if there is none."""
+    """The `BitsAndBytesConfig` of the call, or of the model's own configuration; None if there is none."""
     wanted = options.pop("quantization_config", None)
     wanted = getattr(config, "quantization_config", None) if wanted is None else wanted
     bits = [bits for bits in (4, 8) if options.pop(f"load_in_{bits}bit", False)]

@@ -123,7 +123,7 @@ COMPILED = (
 @patch_call("torch.compile", during=REHEARSAL)
 def label_compilation(original: Function, *args: object, **kwargs: object) -> Any:
     """Inside a mode a compiled function runs as eager: the report says so. Functions of torch's own that compile
-    themselves, as flex attention does where it is called eagerly, are none of the program's."""
+    themselves, as flex attention does where it is called eagerly, are not counted."""
     mode = _torch.active_fake_mode()
     if mode is not None and not sys._getframe(2).f_globals.get("__name__", "").startswith("torch."):
         mode.stands_for_compiled = True

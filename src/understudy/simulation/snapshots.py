@@ -107,7 +107,7 @@ class Moment:
 
 @dataclass(slots=True)
 class DeviceTrace:
-    """What a snapshot says of one device. `before` is alive when the trace begins."""
+    """The part of a snapshot for one device. `before`: the blocks that are alive when the trace begins."""
 
     device: int
     events: list[TraceEvent]

@@ -209,7 +209,7 @@ class ObservedMode(FakeTensorMode):
         self.reset_endings()
 
     def reset_endings(self) -> None:
-        """Listeners may follow calls in another way than before: they are asked again about each plan."""
+        """Listeners may follow calls in another way than before: their answers for each plan are dropped."""
         for endings in self._endings.values():
             endings.clear()
         self._by_key.clear()
@@ -222,7 +222,7 @@ class ObservedMode(FakeTensorMode):
                     endings[serial] = may_give_birth, label, tuple(end for end in ends if end is not follower)
 
     def change_situation(self, situation: object) -> None:
-        """From now on, listeners may follow calls in another way: they are asked again about each plan."""
+        """From now on, listeners may follow calls in another way: their answers for each plan are dropped."""
         self._by_plan = self._endings.setdefault(situation, {})
 
     def pause(self) -> Pause:

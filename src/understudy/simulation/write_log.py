@@ -109,7 +109,7 @@ def _on_audit_event(event: str, arguments: tuple[Any, ...]) -> None:
     else:
         return
     if path is not None:
-        _asking.is_busy = True  # what is asked for here opens files itself
+        _asking.is_busy = True  # finding the line opens files itself
         try:
             _active[-1].note_line(path)
         finally:

@@ -102,7 +102,8 @@ def test_affine_grids() -> None:
     {"mode": "nearest"}, {"mode": "bilinear", "align_corners": False}, {"mode": "bicubic", "antialias": True},
 ], ids=str)  # fmt: skip
 def test_sizes_that_are_tensors(options: dict[str, Any], tracing_mode: str) -> None:
-    """The sizes of images, as rows of a tensor: what C++ reads of them are symbols, which its resampling does not take."""
+    """The sizes of images, as rows of a tensor: C++ reads symbols there, which its resampling does not accept. Symbolic mode
+    records torch's decomposition, which rounds otherwise than the kernels of some processors."""
 
     def resize(x: torch.Tensor, grid: torch.Tensor) -> list[torch.Tensor]:
         return [torch.nn.functional.interpolate(x, size=(height, width), **options) for height, width in grid]
@@ -110,7 +111,9 @@ def test_sizes_that_are_tensors(options: dict[str, Any], tracing_mode: str) -> N
     x = torch.randn(1, 3, 8, 8)
     graph = make_fx(resize, tracing_mode=tracing_mode)(x, torch.tensor([[4, 5], [4, 5]]))
     other = torch.tensor([[6, 3], [2, 2]])
-    torch.testing.assert_close(graph(x, other), resize(x, other), rtol=0, atol=0)
+    torch.testing.assert_close(
+        graph(x, other), resize(x, other), rtol=0, atol=0 if tracing_mode == "fake" else 1e-6
+    )
 
 
 def test_pooled_sizes_that_are_tensors() -> None:

@@ -94,7 +94,7 @@ def is_outside(tensor: object, capture: Capture) -> bool:
         return True
     around: Capture | None = capture
     while around is not None:
-        if around.tracer.find_node(tensor) is not None or around.tracer.constants.knows(tensor):
+        if around.tracer.find_node(tensor) is not None or around.tracer.constants.contains(tensor):
             return True
         around = around.outer
     return False

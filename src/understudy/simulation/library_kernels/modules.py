@@ -81,7 +81,7 @@ class _StandInLoader(importlib.abc.Loader):
 
 
 class _Distribution(importlib.metadata.Distribution):
-    """What `importlib.metadata` says of it: packages ask for the version."""
+    """The metadata for `importlib.metadata`: packages read the version."""
 
     def __init__(self, name: str, version: str) -> None:
         self._files = {
@@ -97,7 +97,7 @@ class _Distribution(importlib.metadata.Distribution):
 
 
 class _StandInFinder(importlib.abc.MetaPathFinder):
-    """The last one that is asked: only for modules that no other has found."""
+    """The last finder: only for modules that no other has found."""
 
     def __init__(self, stand_ins: Mapping[str, StandIn]) -> None:
         self._stand_ins = stand_ins

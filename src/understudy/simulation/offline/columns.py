@@ -21,8 +21,8 @@ WORDS = "a long time ago in a land of rivers and hills there was a small house b
 TEXT = WORDS * 60
 SENTENCE = WORDS * 2
 REPLY = WORDS * 36
-"""Texts are long, and cut by those who tokenise them: that is when most memory is needed. A conversation has less than 1,024
-words, because some trainers do not cut it."""
+"""Texts are long, and truncated by tokenizers: the most memory is needed for texts of full length. A conversation has less
+than 1,024 words, because some trainers do not cut it."""
 LENGTH = 24
 """Length of lists of words."""
 BOXES = 7

@@ -1,4 +1,4 @@
-"""User, mount, PID, IPC and network namespaces: every write goes to overlayfs, whoever makes it.
+"""User, mount, PID, IPC and network namespaces: every write of every process goes to overlayfs.
 
     /home, /tmp, /usr …   one overlay for each top folder without mounts below it; others are overlaid folder by folder
     all else              read-only

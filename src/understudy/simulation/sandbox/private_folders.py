@@ -41,7 +41,7 @@ def make_private_folder(parent: str | None = None) -> Iterator[str]:
 
 
 def remove_abandoned_folders(parent: str) -> None:
-    """Those of this user whose process is gone."""
+    """Remove the folders of this user whose process has ended."""
     if fcntl is None:
         return
     for folder in Path(parent).glob(f"{PREFIX}*"):
