@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -142,7 +143,9 @@ def test_ranks_that_wait_give_their_place_away(folder: Path, jobs: str) -> None:
     ids=lambda words: words[0],
 )
 def test_launchers(folder: Path, words: tuple[str, ...]) -> None:
+    start_method = multiprocessing.get_start_method(allow_none=True)
     cluster = rehearse(*words)
+    assert multiprocessing.get_start_method(allow_none=True) == start_method
     assert (cluster.world_size, cluster.verdict, len(cluster.rows)) == (3, "fits", 3)
     assert all(row.peak.reserved_bytes for row in cluster.rows)
 
@@ -201,7 +204,9 @@ def test_ranks_on_one_card(folder: Path, capfd: pytest.CaptureFixture[str]) -> N
     assert main(["run", "--quiet", "--device", "2xh100", "--nproc-per-node", "2", "hidden.py"]) == 0
     shown = capfd.readouterr()
     assert "fits on 2 x NVIDIA H100" in shown.out
-    assert "Time stats" not in shown.err  # of the timers of DistributedDataParallel, which know two kinds of devices
+    assert (
+        "Time stats" not in shown.err
+    )  # of the timers of DistributedDataParallel, which know two kinds of devices
 
 
 def test_accelerate_launch(folder: Path) -> None:

@@ -53,6 +53,9 @@ _NONZEROS = "stores as many elements as there are other than zero, and a stand-i
 
 BOTH = ("function", "backward")
 OUTS = ("out", "out_resized")
+_DECOMPOSED = (
+    "symbolic mode records torch's decomposition, which rounds otherwise than the kernels of some processors"
+)
 
 
 def _of(op: str, variants: tuple[str, ...], gap: Gap) -> dict[tuple[str, str], Gap]:
@@ -93,6 +96,11 @@ GAPS: dict[tuple[str, str], Gap] = {
     **_of("norm.nuc", ("function", *OUTS), _rounds(everywhere())),
     **_of("linalg.matrix_norm", ("function", *OUTS), _rounds(everywhere(24))),
     **_of("linalg.norm", ("function", *OUTS), _rounds(everywhere(44))),
+    **_of("nn.functional.interpolate.linear", BOTH, _rounds({"symbolic": 0}, _DECOMPOSED)),
+    **_of("nn.functional.interpolate.bilinear", BOTH, _rounds({"symbolic": 0}, _DECOMPOSED)),
+    **_of("nn.functional.interpolate.trilinear", BOTH, _rounds({"symbolic": 0}, _DECOMPOSED)),
+    **_of("nn.functional.interpolate.bicubic", BOTH, _rounds({"symbolic": 0}, _DECOMPOSED)),
+    **_of("nn.functional.upsample_bilinear", BOTH, _rounds({"symbolic": 0}, _DECOMPOSED)),
     ("linalg.svdvals", "function"): _rounds(everywhere()),
     ("linalg.eigvalsh", "function"): _rounds(everywhere()),
     ("ormqr", "backward"): Gap(_OTHER_PATH, everywhere()),

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import inspect
 import io
+import multiprocessing
 import os
 import pickle
 import runpy
@@ -369,8 +370,11 @@ def _run_entry(script: Script) -> None:
 
 @contextmanager
 def _replace_main(script: Script) -> Iterator[None]:
-    """`sys.argv`, `sys.path[0]` and `__main__` as the script expects them; no byte code is written beside it."""
+    """`sys.argv`, `sys.path[0]` and `__main__` as the script expects them; no byte code is written beside it. How its
+    processes are started is restored as well: a script may choose it once."""
     before = sys.argv, sys.path[:], sys.modules.get("__main__"), sys.dont_write_bytecode
+    start_method = multiprocessing.get_start_method(allow_none=True)
+    multiprocessing.set_start_method(None, force=True)
     folder = os.getcwd() if script.is_module else os.path.dirname(os.path.realpath(script.target))
     sys.argv = [script.target, *script.arguments]
     sys.path[:] = [folder, *sys.path[1:]]
@@ -379,6 +383,7 @@ def _replace_main(script: Script) -> Iterator[None]:
         yield
     finally:
         sys.argv, sys.path[:], main, sys.dont_write_bytecode = before
+        multiprocessing.set_start_method(start_method, force=True)
         if main is not None:
             sys.modules["__main__"] = main
 
