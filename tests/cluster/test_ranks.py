@@ -315,10 +315,40 @@ def test_a_rank_that_raises(folder: Path, capfd: pytest.CaptureFixture[str]) -> 
 def test_a_rank_that_is_killed(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (folder / "killed.py").write_text(
         "import os, signal, torch.distributed as dist\ndist.init_process_group('nccl')\n"
-        "if dist.get_rank() == 2: os.kill(os.getpid(), signal.SIGKILL)\ndist.barrier()\n"
+        "dist.barrier()\nif dist.get_rank() == 2: os.kill(os.getpid(), signal.SIGKILL)\ndist.barrier()\n"
     )
     assert main(["run", "--quiet", "--device", "h100", "--nproc-per-node", "3", "killed.py"]) == 1
-    assert capfd.readouterr().out.strip() == "failed: rank 2 of 3: rank 2 was killed by signal 9"
+    expected = "failed: rank 2 of 3: rank 2 was killed by signal 9 (SIGKILL) after barrier at killed.py:3"
+    assert capfd.readouterr().out.strip() == expected
+
+
+def test_ranks_that_compute_while_another_one_fails_are_ended(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("understudy.cluster.broker.GRACE", 0.5)
+    (folder / "late.py").write_text(
+        "import time, torch, torch.distributed as dist\ndist.init_process_group('nccl')\ndist.barrier()\n"
+        "if dist.get_rank() == 0: time.sleep(600)\nif dist.get_rank() == 1: raise ValueError('only here')\ndist.barrier()\n"
+    )
+    words = [
+        "run",
+        "--device",
+        "h100",
+        "--nproc-per-node",
+        "3",
+        "--jobs",
+        "3",
+        "--json",
+        "run.json",
+        "late.py",
+    ]
+    assert main(words) == 1
+    assert "failed: rank 1 of 3: ValueError: only here" in capfd.readouterr().out
+    cluster = ClusterRehearsal.from_json((folder / "run.json").read_text())
+    assert [(row.verdict, bool(row.failure)) for row in cluster.rows[:2]] == [
+        ("no verdict", False),
+        ("failed", True),
+    ]
 
 
 def children_of(group: int) -> list[int]:

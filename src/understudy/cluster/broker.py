@@ -15,16 +15,19 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from understudy.cluster.faults import Fault, describe_deadlock
+from understudy.cluster.faults import Fault, describe_deadlock, shorten_line
 from understudy.cluster.layout import LayoutError
 from understudy.simulation.network import Meeting
 
+GRACE = 10.0
+"""Seconds in which ranks that compute may come to an exchange, or their end, after another one has failed."""
 Started = tuple[int, "Connection[Any, Any]"]
 
 
@@ -48,16 +51,19 @@ def _sum_fields(path: str, names: tuple[str, ...]) -> int:
 
 @dataclass
 class RankOutcome:
-    """How a rank ended. `result`: what its program returned; None if the process was killed, or did not begin."""
+    """How a rank ended. `result`: what its program returned; None if the process was killed, or did not begin.
+    `is_whole`: it was neither ended nor left out because another rank failed."""
 
     rank: int
     result: Any = None
     signal: int = 0
-    was_started: bool = True
+    place: str = ""
+    """Of a process that was killed: where it waited, or its last exchange."""
+    is_whole: bool = True
 
     @property
     def has_failed(self) -> bool:
-        return self.was_started and (self.result is None or bool(self.result.get("has_failed")))
+        return self.is_whole and (self.result is None or bool(self.result.get("has_failed")))
 
 
 @dataclass
@@ -80,6 +86,7 @@ class _Rank:
     request: _Request | None = None
     reply: tuple[str, Any] | None = None
     is_computing: bool = False
+    last_exchange: str = ""
     outcome: RankOutcome | None = None
 
     @property
@@ -99,6 +106,8 @@ class Broker:
         self._values: dict[tuple[Any, ...], dict[int, Any]] = {}
         """What was given to each exchange, by rank."""
         self._is_ending = False
+        self._deadline: float | None = None
+        """When ranks that still compute are killed, because another one has failed."""
 
     def run(self) -> dict[int, RankOutcome]:
         """Until every rank has ended. Leaves no process behind, whatever happens."""
@@ -127,7 +136,7 @@ class Broker:
                 self._end_stuck()
             else:
                 for rank in waiting:
-                    rank.outcome = RankOutcome(rank.number, was_started=False)
+                    rank.outcome = RankOutcome(rank.number, is_whole=False)
                 return False
 
     def _begin(self, rank: _Rank) -> None:
@@ -163,7 +172,11 @@ class Broker:
         alive = [rank for rank in self.ranks.values() if rank.connection is not None and rank.outcome is None]
         sources: dict[Any, _Rank] = {rank.connection: rank for rank in alive}
         sources |= {rank.watch: rank for rank in alive if rank.watch >= 0}
-        found = wait(list(sources))
+        timeout = None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+        found = wait(list(sources), timeout)
+        if not found:
+            for rank in alive:
+                self._stop(rank)
         for source in found:
             rank = sources[source]
             if rank.outcome is not None:
@@ -189,6 +202,9 @@ class Broker:
     def _exchange(self, rank: _Rank, meeting: Meeting, payload: Any, wanted: tuple[int, ...]) -> None:
         values = self._values.setdefault(meeting.key, {})
         values[rank.number] = payload
+        rank.last_exchange = (
+            f"{meeting.kind} at {shorten_line(meeting.line)}" if meeting.line else meeting.kind
+        )
         if meeting.key[0] == "pair" and not self.ranks.keys() >= set(wanted):
             rank.is_computing, rank.reply = False, ("end", None)  # a message of a rank that is not run
             return
@@ -287,6 +303,7 @@ class Broker:
         rank.outcome, rank.is_computing, rank.request, rank.reply = outcome, False, None, None
         if outcome.has_failed:
             self._is_ending = True
+            self._deadline = self._deadline or time.monotonic() + GRACE
             for other in self.ranks.values():
                 if other.request is not None:
                     self._end(other)
@@ -294,7 +311,15 @@ class Broker:
     def _bury(self, rank: _Rank) -> None:
         """A process that ended without a result."""
         code = self._reap(rank)
-        self._finish(rank, RankOutcome(rank.number, signal=-code if code < 0 else 0))
+        where = (
+            f"{'after' if rank.request is None else 'in'} {rank.last_exchange}" if rank.last_exchange else ""
+        )
+        self._finish(rank, RankOutcome(rank.number, signal=-code if code < 0 else 0, place=where))
+
+    def _stop(self, rank: _Rank) -> None:
+        os.kill(rank.pid, signal.SIGKILL)
+        self._reap(rank)
+        self._finish(rank, RankOutcome(rank.number, is_whole=False))
 
     def _reap(self, rank: _Rank) -> int:
         if not rank.pid:
@@ -326,7 +351,7 @@ class Broker:
         ended = {
             number: rank.outcome.result or {}
             for number, rank in self.ranks.items()
-            if rank.outcome is not None and rank.outcome.was_started
+            if rank.outcome is not None and rank.outcome.is_whole
         }
         if not self._is_ending and (fault := describe_deadlock(blocked, ended)) is not None:
             self.faults.append(fault)

@@ -54,7 +54,7 @@ def describe_deadlock(
     for rank, what in blocked.items():
         lines.setdefault(what, []).append(rank)
     shown = "; ".join(
-        f"{write_ranks(ranks)} in {kind}{f' at {_short(line)}' if line else ''}"
+        f"{write_ranks(ranks)} in {kind}{f' at {shorten_line(line)}' if line else ''}"
         + (f", waiting for {write_ranks(missing)}" if missing else "")
         for (kind, line, missing), ranks in lines.items()
     )
@@ -66,7 +66,7 @@ def describe_deadlock(
     return Fault("deadlock", f"every rank waits: {shown}", list(blocked))
 
 
-def _short(line: str) -> str:
+def shorten_line(line: str) -> str:
     """`train.py:11`, the user's own line: without its text, and without that of a library, which may have branches for ranks
     whose collectives match."""
     place, _, _ = line.partition(": ")
@@ -143,7 +143,7 @@ def find_order_deadlock(histories: Sequence[History], name_group: Callable[[Grou
     for rank, (record, number) in waiting.items():
         group = name_group(groups[rank][record.group])
         missing = write_ranks(sorted(find_missing(rank, record, number)))
-        text = f"in {record.kind} of group {group} at {_short(record.line)}, waiting for {missing}"
+        text = f"in {record.kind} of group {group} at {shorten_line(record.line)}, waiting for {missing}"
         sides.setdefault(text, []).append(rank)
     shown = "; ".join(f"{write_ranks(ranks)} {text}" for text, ranks in sides.items())
     why = "ranks call the collectives of these groups in different orders"
@@ -170,7 +170,7 @@ def _find_outsiders(histories: Sequence[History]) -> list[Fault]:
     return [
         Fault(
             "groups",
-            f"{write_ranks(ranks)}: {operation} at {_short(line)} on a group without "
+            f"{write_ranks(ranks)}: {operation} at {shorten_line(line)} on a group without "
             f"{'this rank' if len(ranks) == 1 else 'these ranks'} does nothing",
             ranks,
             is_error=False,
@@ -215,10 +215,8 @@ def _compare_collectives(name: str, group: Group, members: Sequence[History]) ->
             text = f"{what}: {_write_sides(records, _write_call)}"
             since = f"; the ranks are on different lines since {diverged}" if diverged else ""
             return [Fault("mismatch", text + since, sorted(records))]
-        if not diverged and len({_short(record.line) for record in records.values()}) > 1:
-            diverged = (
-                f"{what}: {_write_sides(records, lambda record: f'{record.kind} at {_short(record.line)}')}"
-            )
+        if not diverged and len({shorten_line(record.line) for record in records.values()}) > 1:
+            diverged = f"{what}: {_write_sides(records, lambda record: f'{record.kind} at {shorten_line(record.line)}')}"
     lengths = {rank: len(log) for rank, log in logs.items()}
     if len(set(lengths.values())) > 1 and all(history.is_whole for history in members):
         least = min(lengths.values())
@@ -235,7 +233,7 @@ def _signature(record: CollectiveRecord) -> tuple[object, ...]:
 
 
 def _write_call(record: CollectiveRecord) -> str:
-    return f"{record.kind} of {record.nbytes:,} B at {_short(record.line)}"
+    return f"{record.kind} of {record.nbytes:,} B at {shorten_line(record.line)}"
 
 
 def _write_sides(records: Mapping[int, CollectiveRecord], write: Callable[[CollectiveRecord], str]) -> str:
@@ -281,7 +279,7 @@ def _match_messages(
             way = "to" if left.kind == "send" else "from"
             partner = "receives" if left.kind == "send" else "sends"
             return (
-                f"rank {rank}: {left.kind} of {left.nbytes:,} B {way} rank {other} at {_short(left.line)}; "
+                f"rank {rank}: {left.kind} of {left.nbytes:,} B {way} rank {other} at {shorten_line(left.line)}; "
                 f"rank {other} {partner} nothing for it"
             )
         pairs = [(a, b) for a in ours[0] for b in theirs[0] if {a.kind, b.kind} == {"send", "recv"}]
@@ -289,7 +287,7 @@ def _match_messages(
             both = ((first, second, ours[0][0]), (second, first, theirs[0][0]))
             shown = "; ".join(
                 f"rank {rank}: {record.kind} {'to' if record.kind == 'send' else 'from'} rank {other} "
-                f"at {_short(record.line)}"
+                f"at {shorten_line(record.line)}"
                 for rank, other, record in both
             )
             return (
@@ -314,7 +312,7 @@ def _compare_created_groups(histories: Sequence[History]) -> list[Fault]:
         for history in histories:
             call = history.created[position] if position < len(history.created) else None
             calls.add(None if call is None else call.ranks)
-            shown = "none" if call is None else f"ranks {list(call.ranks)} at {_short(call.line)}"
+            shown = "none" if call is None else f"ranks {list(call.ranks)} at {shorten_line(call.line)}"
             sides.setdefault(shown, []).append(history.rank)
         if len(calls) > 1:
             text = "; ".join(f"{write_ranks(ranks)}: {shown}" for shown, ranks in sides.items())
@@ -344,6 +342,6 @@ def _compare_loaders(histories: Sequence[History]) -> list[Fault]:
                 f"{write_ranks(ranks)} {'has' if len(ranks) == 1 else 'have'} {length:,} batches"
                 for length, ranks in ordered
             )
-            text = f"{shown} at {_short(line)}: the ranks with more wait at the end of the epoch"
+            text = f"{shown} at {shorten_line(line)}: the ranks with more wait at the end of the epoch"
             found.append(Fault("data", text, sorted(by_rank), is_error=False))
     return found

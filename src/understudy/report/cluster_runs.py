@@ -13,6 +13,7 @@ import contextlib
 import importlib
 import io
 import os
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -461,9 +462,12 @@ def _make_row(layout: Layout, outcome: RankOutcome, meshes: Sequence[MeshRecord]
             key: value for key, value in coordinates_of(rank, mesh).items() if key not in coordinates
         }
     if outcome.result is None:
-        why = "was not started, because another rank failed"
-        if outcome.was_started:
-            why = f"was killed by signal {outcome.signal}" if outcome.signal else "ended without a result"
+        if not outcome.is_whole:
+            return RankRow(**place, verdict=NO_VERDICT, steps=0, peak=Peak())
+        why = f"was killed by signal {outcome.signal}" if outcome.signal else "ended without a result"
+        if outcome.signal in signal.valid_signals():
+            why += f" ({signal.Signals(outcome.signal).name})"
+        why += f" {outcome.place}" if outcome.place else ""
         return RankRow(**place, verdict=FAILED, steps=0, peak=Peak(), failure=f"rank {rank} {why}")
     result, rehearsal = outcome.result, Rehearsal.from_dict(outcome.result["rehearsal"])
     failure = ""
