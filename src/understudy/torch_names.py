@@ -249,7 +249,7 @@ ATTRIBUTES: dict[str, dict[str, str]] = {
         "_compute_symbolic_stride _produce_dyn_sizes _produce_dyn_sizes_from_int_tuple _generate_unique_id _init "
         "_shape_id_to_unbacked_symbol _add_shape_id_eq_check _shape_spec_pending_assumptions "
         "_spec_symbol_to_compile_symbol",
-        VALUES: "add_var_to_val add_backed_var_to_val var_to_hint_override real_tensor_prop_unbacked_vals "
+        VALUES: "add_var_to_val add_backed_var_to_val real_tensor_prop_unbacked_vals "
         "set_real_tensor_prop_unbacked_vals set_unbacked_var_to_val unbacked_var_to_val",
         "Use env.source_to_var and env.var_to_sources.": "source_to_symbol source_name_to_debug_name _debug_name",
         "Use env.evaluate_expr(expression).": "_evaluate_expr _inner_evaluate_expr",

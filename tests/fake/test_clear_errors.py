@@ -19,6 +19,7 @@ from understudy.errors import (
     DataDependentOutputException,
     MixedTensorsError,
     NoDataError,
+    NotProvidedError,
     ShapeMismatch,
 )
 
@@ -248,3 +249,13 @@ def test_checks_of_distributions_can_be_switched_off() -> None:
         with pytest.raises(DataDependentOutputException, match="validate_args=False"):
             torch.distributions.Geometric(torch.rand(3), validate_args=True)  # has a check of its own
         assert torch.distributions.Geometric(torch.rand(3), validate_args=False).sample().shape == (3,)
+
+
+def test_strict_export_in_a_mode() -> None:
+    layer = torch.nn.Linear(3, 2)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        given = (torch.ones(4, 3),)
+        assert torch.export.export(layer, given).graph is not None
+        with pytest.raises(NotProvidedError, match="expected strict=False inside a FakeTensorMode") as caught:
+            torch.export.export(layer, given, strict=True)
+    assert "to do:   leave out strict=True, or call it outside of the mode" in str(caught.value)

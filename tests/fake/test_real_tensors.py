@@ -153,6 +153,15 @@ def test_other_differences(mode: FakeTensorMode, library: Any, kernel: Any, what
     assert what in str(caught.value)
 
 
+def test_tensors_on_the_meta_device_have_no_values() -> None:
+    """Their results are compared with nothing: torch's meta functions differ from kernels."""
+    mode = FakeTensorMode(propagate_real_tensors=True)
+    with mode:
+        layer = torch.nn.EmbeddingBag(10, 3, mode="sum", device="meta")
+        result = layer(torch.tensor([1, 2, 4, 5, 4, 3, 2, 9]), torch.tensor([0, 4]))
+    assert result.shape == (2, 3) and result.real_tensor is None
+
+
 def test_torchs_switch_is_read_when_a_mode_is_made() -> None:
     with torch_config.patch(fake_tensor_propagate_real_tensors=True):
         mode = FakeTensorMode()

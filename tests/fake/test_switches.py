@@ -187,6 +187,26 @@ def test_keywords_of_the_constructor() -> None:
         FakeTensor(mode, elem, cpu, fake_device="cuda")
 
 
+def test_a_parameter_rebuilt_from_its_class() -> None:
+    """Libraries that move parameters call `type(parameter)(value, requires_grad=…, **vars(parameter))`."""
+    with FakeTensorMode() as mode:
+        weight = torch.nn.Conv2d(3, 4, 1).weight
+        moved = type(weight)(weight.to("cuda"), requires_grad=False, **vars(weight))
+        plain = type(weight)(torch.ones(3), requires_grad=True)
+    assert isinstance(moved, torch.nn.Parameter) and moved.device == torch.device("cuda", 0)
+    assert not moved.requires_grad and moved.fake_mode is mode and moved.shape == weight.shape
+    assert plain.requires_grad and plain.device == torch.device("cpu")
+
+
+def test_a_meta_tensor_with_symbolic_sizes() -> None:
+    env = ShapeEnv()
+    mode = FakeTensorMode(shape_env=env)
+    rows = env.create_unbacked_symint(low=0)
+    made = FakeTensor(mode, torch.empty((rows, 2), device="meta"), torch.device("cuda"))
+    assert str(made.shape) == "torch.Size([u0, 2])" and made.device.type == "cuda"
+    assert str((made + 1).shape) == "torch.Size([u0, 2])"
+
+
 def test_the_shape_env_of_a_conversion() -> None:
     env = ShapeEnv()
     mode = FakeTensorMode(shape_env=env)

@@ -8,8 +8,18 @@ from typing import Any
 
 import pytest
 import torch
+import torch._dynamo.config as dynamo_config
 from torch._dynamo.source import ConstantSource
 from torch.fx.experimental.sym_node import SymNode as TorchSymNode
+from torch.fx.experimental.symbolic_shapes import (
+    DimDynamic as TorchDimDynamic,
+)
+from torch.fx.experimental.symbolic_shapes import (
+    GuardOnDataDependentSymNode as TorchGuardOnDataDependentSymNode,
+)
+from torch.fx.experimental.symbolic_shapes import (
+    ShapeEnv as TorchShapeEnv,
+)
 
 from understudy import (
     DimDynamic,
@@ -25,10 +35,16 @@ from understudy import (
     find_symbol_binding_fx_nodes,
     free_symbols,
     free_unbacked_symbols,
+    guard_or_false,
+    guard_or_true,
+    guard_scalar,
+    guarding_hint_or_throw,
+    has_static_value,
     has_symbolic_sizes_strides,
     is_concrete_int,
     is_nested_int,
     make_fx,
+    optimization_hint,
     statically_known_true,
 )
 
@@ -246,8 +262,9 @@ def test_torch_nodes_compute_in_our_environment(name: str) -> None:
 def test_torch_nodes_make_guards_in_our_environment() -> None:
     env = ShapeEnv()
     a, b = own_number(env, 5), own_number(env, 7)
+    names = f"{a} < {b}"
     assert a < b and statically_known_true(b > a) and not statically_known_true(a == 5)
-    assert [guard.text for guard in env.guards] == ["s0 < s1"]
+    assert [guard.text for guard in env.guards] == [names]
     assert a == 5 and a.node.maybe_as_int() == 5
 
 
@@ -264,9 +281,70 @@ def test_torch_nodes_as_sizes() -> None:
     with FakeTensorMode(shape_env=env):
         x = torch.empty(n, 3)
         assert (
-            str(x.view(-1).shape[0]) == "3*s0" and str((x + torch.ones(n, 1)).shape) == "torch.Size([s0, 3])"
+            str(x.view(-1).shape[0]) == f"3*{n}"
+            and str((x + torch.ones(n, 1)).shape) == f"torch.Size([{n}, 3])"
         )
     assert not env.specialisations
+
+
+# --- symbols of torch's own environment, and compiled code ---------------------------------------------------------------
+
+
+def test_names_of_symbols_with_a_source_of_torch() -> None:
+    """They have the names that torch's own symbols have: a hash of the source, the next free number if that is taken."""
+    sources = [ConstantSource(f"x{n}") for n in range(30)]
+    names = [
+        [str(env.create_symbol(5 + n, source, dynamic_dim=kind.DYNAMIC)) for n, source in enumerate(sources)]
+        for env, kind in ((ShapeEnv(), DimDynamic), (TorchShapeEnv(), TorchDimDynamic))
+    ]
+    assert names[0] == names[1]
+
+
+def test_functions_on_symbols_of_torch() -> None:
+    env = TorchShapeEnv()
+    unknown, known = (
+        env.create_unbacked_symint(),
+        env.create_symintnode(
+            env.create_symbol(5, ConstantSource("n"), dynamic_dim=TorchDimDynamic.DYNAMIC), hint=5
+        ),
+    )
+    assert (
+        not guard_or_false(unknown == 3)
+        and guard_or_true(unknown == 3)
+        and guarding_hint_or_throw(known) == 5
+    )
+    assert optimization_hint(unknown, 7) == 7 and not has_static_value(unknown) and guard_scalar(known) == 5
+    with pytest.raises(TorchGuardOnDataDependentSymNode):
+        guarding_hint_or_throw(unknown)
+
+
+def test_functions_on_symbols_in_compiled_code() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        number = x.sum().item()
+        if guard_or_false(number == 3) or not guard_or_true(number == 3):
+            return x * 2
+        return x * 3
+
+    compiled = torch.compile(f, fullgraph=True, dynamic=True, backend="eager")
+    with dynamo_config.patch(capture_scalar_outputs=True):
+        assert compiled(torch.tensor([1, 2])).tolist() == [3, 6]
+
+
+def test_hints_that_the_program_sets() -> None:
+    env = ShapeEnv()
+    size = env.create_unbacked_symint(low=0)
+    assert optimization_hint(2 * size, 5) == 10
+    torch._dynamo.override_optimization_hint(size, 16)
+    assert optimization_hint(2 * size, 5) == env.optimization_hint((2 * size).node.expr) == 32
+    assert env.var_to_hint_override == {size.node.expr: 16}
+
+
+def test_guards_of_a_number_that_has_only_one_value_left() -> None:
+    env = ShapeEnv()
+    number = env.create_symint(6, "n")
+    assert number > 5 and number < 7
+    code = env.produce_guards_expression([number])
+    assert env.evaluate_guards_expression(code, [6]) and not env.evaluate_guards_expression(code, [7])
 
 
 def test_torch_nodes_without_hint() -> None:

@@ -35,12 +35,20 @@ torch_fake_tensor_class = on_demand("torch._subclasses.fake_tensor", "FakeTensor
 torch_fake_mode_class = on_demand("torch._subclasses.fake_tensor", "FakeTensorMode")
 torch_recorder_class = on_demand("torch.fx.experimental.proxy_tensor", "ProxyTorchDispatchMode")
 torch_state_recorder_class = on_demand("torch.fx.experimental.proxy_tensor", "PreDispatchTorchFunctionMode")
+torch_symbol_class = on_demand("torch.fx.experimental.sym_node", "SymNode")
 data_loader_iterator_class = on_demand("torch.utils.data.dataloader", "_BaseDataLoaderIter")
 
 
 def is_torch_fake(tensor: object) -> bool:
     """Whether this is a fake of torch's own mode; ours only claim to be."""
     return issubclass(type(tensor), torch_fake_tensor_class())
+
+
+def function_for_torch_symbols(name: str) -> Callable[..., Any]:
+    """The function of this name in torch's own module of symbolic shapes. (Compiled code traces this: no cache.)"""
+    import torch.fx.experimental.symbolic_shapes as shapes  # why: symbols of torch's own ShapeEnv are its affair
+
+    return getattr(shapes, name)  # type: ignore[no-any-return]
 
 
 # --- sympy, as torch's tools use it: to load it takes long, and only other tools need it --------------------------

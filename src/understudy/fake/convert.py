@@ -25,6 +25,7 @@ from understudy.fake.tensor import FakeTensor
 from understudy.fake.values.determined import MOST_COMPUTED, copy_storage
 from understudy.fake.values.input_numbers import make_symbol_of_number
 from understudy.shapes.input_dims import name_of, symbolic_sizes
+from understudy.shapes.sizes import from_torch
 from understudy.spec import TensorSpec
 from understudy.spec.error_context import with_line
 from understudy.spec.sparse import is_sparse
@@ -484,8 +485,17 @@ def _view_like(base: Any, t: torch.Tensor) -> Any:
 
 
 def spec_of_real(t: torch.Tensor) -> TensorSpec:
+    shape, stride, offset = tuple(t.shape), t.stride(), t.storage_offset()
+    if any(
+        isinstance(number, torch.SymInt) for number in (*shape, *stride, offset)
+    ):  # a meta tensor may have symbols
+        shape, stride, offset = (
+            tuple(map(from_torch, shape)),
+            tuple(map(from_torch, stride)),
+            from_torch(offset),
+        )
     return TensorSpec(
-        tuple(t.shape), t.stride(), t.storage_offset(), dtype=t.dtype, device=canonical(t.device),
+        shape, stride, offset, dtype=t.dtype, device=canonical(t.device),
         conj=t.is_conj(), neg=t.is_neg(),
     )  # fmt: skip
 

@@ -121,7 +121,7 @@ def _find_real(value: Any) -> Any:
         return number
     if type(value) is not FakeTensor:
         return value
-    if value.real_tensor is None:
+    if value.real_tensor is None or value.real_tensor.device.type == "meta":
         raise UnknownReal
     return value.real_tensor
 

@@ -132,12 +132,15 @@ class FakeTensor(torch.Tensor):
         dispatch_keys: Any = None, *, fake_mode: FakeTensorMode | None = None, fake_device: Any = None,
         _fake_device: Any = None, requires_grad: bool | None = None, _is_param: bool = False, **state: object,
     ) -> FakeTensor:  # fmt: skip
-        """`FakeTensor(mode, elem, device)`, or from the attributes of another: `FakeTensor(elem, **vars(fake))`."""
+        """`FakeTensor(mode, elem, device)`, or from the attributes of another: `FakeTensor(elem, **vars(fake))`. A stand-in
+        as `elem` has a mode and a device already: `type(parameter)(stand_in, requires_grad=True)`."""
         mode, elem = mode_and_tensor(fake_mode_or_elem, fake_mode, elem)
         if unknown := sorted(state.keys() - STATE):
             raise TypeError(
                 f"FakeTensor: expected the keywords of torch's class, got an unexpected keyword argument {unknown[0]!r}"
             )
+        if device is None and fake_device is None and _fake_device is None and type(elem) is FakeTensor:
+            device = elem.device
         fake: FakeTensor = mode.fake_tensor_converter.make_on_device(
             mode, elem, only_device(device=device, fake_device=fake_device, _fake_device=_fake_device)
         )
@@ -546,6 +549,8 @@ def mode_and_tensor(first: Any, mode: Any, elem: Any) -> Any:
         if mode is not None and mode is not first:
             raise TypeError("FakeTensor: expected one fake_mode, got conflicting fake_mode values")
         mode = first
+    if mode is None and type(elem) is FakeTensor:
+        mode = elem.fake_mode
     for name, value in (("fake_mode", mode), ("elem", elem)):
         if value is None:
             raise TypeError(f"FakeTensor: missing required argument: {name!r}")

@@ -259,7 +259,9 @@ def run_on_metadata(kind: str, target: Any, args: Any, kwargs: Any, root: torch.
             return value
         meta = meta_of_proxy(value)
         if meta is UNKNOWN:
-            raise MetadataUnknown(f"the metadata of {value} is unknown; set it with install_tensor_meta(example)")
+            raise MetadataUnknown(
+                f"the metadata of {value} is unknown; set it with install_tensor_meta(example)"
+            )
         return meta
 
     args, kwargs = map_aggregate(args, meta_of), map_aggregate(kwargs, meta_of)

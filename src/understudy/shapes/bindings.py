@@ -16,6 +16,7 @@ from understudy.shapes.algebra.floats import FloatExpr
 from understudy.shapes.checking import origins
 from understudy.shapes.node import SymNode, adopt
 from understudy.shapes.sympy_reader import is_sympy
+from understudy.shapes.torch_api.foreign_symbols import accept_torch_symbols
 
 if TYPE_CHECKING:
     from understudy.shapes.env import ShapeEnv
@@ -331,21 +332,25 @@ def _env_of(graph_module: Any) -> ShapeEnv:
 # --- decisions, under the names of torch ---------------------------------------------------------------------------
 
 
+@accept_torch_symbols
 def guard_or_false(a: bool | torch.SymBool) -> bool:
     """The value, with a guard if necessary; False if it is data-dependent."""
     return a.node.guard_or_false("", 0) if isinstance(a, torch.SymBool) else bool(a)
 
 
+@accept_torch_symbols
 def guard_or_true(a: bool | torch.SymBool) -> bool:
     """The value, with a guard if necessary; True if it is data-dependent."""
     return a.node.guard_or_true("", 0) if isinstance(a, torch.SymBool) else bool(a)
 
 
+@accept_torch_symbols
 def statically_known_true(x: bool | torch.SymBool) -> bool:
     """Whether it can be proved true. Adds no guard."""
     return x.node.statically_known_true("", 0) if isinstance(x, torch.SymBool) else bool(x)
 
 
+@accept_torch_symbols
 def statically_known_false(x: bool | torch.SymBool) -> bool:
     """Whether it can be proved false. Adds no guard."""
     if not isinstance(x, torch.SymBool):

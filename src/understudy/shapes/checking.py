@@ -271,7 +271,11 @@ class InputChecks:
         computed = (
             [r for r in _require_sizes(inputs, bindings) if _is_computed_size(r)] if _simplified else []
         )
-        return [*computed, *(r for r in required if not (ignore_static and r.is_static))]
+        # A number among the inputs is a constant only where the program has specialised it.
+        return [
+            *computed,
+            *(r for r in required if not (ignore_static and r.is_static and not _is_about(r, "number"))),
+        ]
 
     def produce_guards_expression(
         self, placeholders: Sequence[object], *, guards: object = None, ignore_static: bool = True

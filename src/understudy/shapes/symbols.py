@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
@@ -216,9 +218,15 @@ class Symbols:
         return symbol
 
     def _choose_name(self, source: object) -> str:
-        """`x_0` for `x.size(0)`, if that name is free."""
-        name = source.symbol_name if isinstance(source, SizeSource) else ""
-        return name if name and name not in self.algebra.symbols else self._make_fresh_name("s")
+        """`x_0` for `x.size(0)`, if that name is free; for a source of torch's, the name that torch's own symbol has."""
+        if isinstance(source, SizeSource):
+            name = source.symbol_name
+            return name if name and name not in self.algebra.symbols else self._make_fresh_name("s")
+        named = getattr(source, "name", None)
+        if not isinstance(named, str):
+            return self._make_fresh_name("s")
+        number = int(hashlib.sha256(named.encode()).hexdigest(), 16) % 100
+        return next(name for n in itertools.count(number) if (name := f"s{n}") not in self.algebra.symbols)
 
     def _make_fresh_name(self, prefix: str) -> str:
         while True:

@@ -11,7 +11,7 @@ import torch
 
 from understudy import _torch
 from understudy._torch import active_fake_mode
-from understudy.errors import ArgumentError, NoDataError
+from understudy.errors import ArgumentError, NoDataError, NotProvidedError
 from understudy.fake import higher_order as _higher_order  # noqa: F401  (registers how each is run)
 from understudy.fake.tensor import FakeTensor
 from understudy.ops import hops
@@ -38,6 +38,21 @@ def skip_compilation(original: Function, model: object = None, **options: object
     if model is None:
         return lambda function: skip_compilation(original, function)
     return torch.compiler.disable(model) if isinstance(model, torch.nn.Module) else model
+
+
+@patch_call("torch.export.export", during=ANY_MODE)
+def refuse_strict_export(
+    original: Function, *args: object, strict: bool = False, **options: object
+) -> object:
+    """TorchDynamo, which `strict=True` asks for, knows only torch's own fakes."""
+    if strict and active_fake_mode() is not None:
+        raise with_line(
+            NotProvidedError("torch.export.export: expected strict=False inside a FakeTensorMode, got strict=True"),
+            "torch.export.export",
+            "strict=True",
+            "leave out strict=True, or call it outside of the mode; understudy.export captures without TorchDynamo",
+        )  # fmt: skip
+    return original(*args, strict=strict, **options)
 
 
 @patch("torch._ops.HigherOrderOperator.dispatch", during=ANY_MODE)

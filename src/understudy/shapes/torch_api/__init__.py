@@ -2,4 +2,5 @@
 
 names        contexts, constraints, guard_bool and other functions
 environment  methods of an environment that torch's shape functions and tools call
+foreign_symbols  functions that are given symbols of torch's own environment
 """

@@ -61,6 +61,7 @@ class TorchFacade:
         self.unbacked, self.definitions = env.unbacked, env.definitions
         self._sympy: dict[Operand, Any] = {}
         self._from_sympy: dict[Any, Operand] = {}
+        self._hint_overrides: dict[Any, int] = {}
 
     # --- sympy; conversions are memoised ------------------------------
 
@@ -116,6 +117,11 @@ class TorchFacade:
         }
 
     var_to_val = backed_var_to_val
+
+    @property
+    def var_to_hint_override(self) -> dict[Any, int]:
+        """The number that `optimization_hint` uses for a symbol, where the program has set one."""
+        return self._hint_overrides
 
     @property
     def var_to_sources(self) -> dict[Any, list[InputSize]]:
@@ -326,7 +332,7 @@ class TorchFacade:
     def optimization_hint(self, expr: object, fallback: int | None = None) -> Any:
         """The value for the hints; for unbacked symbols, the value for sizes of `fallback`, within their ranges."""
         value = self.from_sympy(expr)
-        hint = self.decisions.get_hint(value)
+        hint = None if self._hint_overrides else self.decisions.get_hint(value)
         if hint is not None or not isinstance(value, Expr):
             return fallback if hint is None else hint
         return self._evaluate_like(self.facts.simplify(value), USUAL_SIZE if fallback is None else fallback)
@@ -337,7 +343,9 @@ class TorchFacade:
         found: dict[Expr, int] = {}
         for symbol in value.symbols:
             definition = self.definitions.get(symbol)
-            if symbol in self.hints:
+            if self._hint_overrides and self.to_sympy(symbol) in self._hint_overrides:
+                found[symbol] = self._hint_overrides[self.to_sympy(symbol)]
+            elif symbol in self.hints:
                 found[symbol] = self.hints[symbol]
             elif definition is not None and all(inner is not symbol for inner in definition.symbols):
                 inner = {s: self._evaluate_like(self.facts.simplify(s), usual) for s in definition.symbols}

@@ -18,6 +18,7 @@ from understudy.shapes.algebra import conditions
 from understudy.shapes.algebra.expr import Expr
 from understudy.shapes.node import SymNode, value_of
 from understudy.shapes.sympy_reader import is_sympy
+from understudy.shapes.torch_api.foreign_symbols import accept_torch_symbols
 
 
 class DimDynamic(Enum):
@@ -123,21 +124,25 @@ SymTypes = SYMBOLIC
 # --- specialisation to a plain number, with guards ---------------------------------------------
 
 
+@accept_torch_symbols
 def guard_int(a: int | torch.SymInt) -> int:
     """Specialise to the integer for the hints, with a guard."""
     return a.node.guard_int("", 0) if isinstance(a, torch.SymInt) else _plain(a, int)
 
 
+@accept_torch_symbols
 def guard_float(a: float | torch.SymFloat) -> float:
     """Specialise to the float for the hints, with a guard."""
     return a.node.guard_float("", 0) if isinstance(a, torch.SymFloat) else _plain(a, float)
 
 
+@accept_torch_symbols
 def guard_bool(a: bool | torch.SymBool) -> bool:
     """Specialise to the truth value for the hints, with a guard."""
     return a.node.guard_bool("", 0) if isinstance(a, torch.SymBool) else _plain(a, bool)
 
 
+@accept_torch_symbols
 def guard_scalar(a: Any) -> bool | int | float:
     """`guard_bool`, `guard_int` or `guard_float`, by type."""
     if isinstance(a, (bool, torch.SymBool)):
@@ -145,6 +150,7 @@ def guard_scalar(a: Any) -> bool | int | float:
     return guard_int(a) if isinstance(a, (int, torch.SymInt)) else guard_float(a)
 
 
+@accept_torch_symbols
 def guard_size_oblivious(expr: bool | torch.SymBool) -> bool:
     """The answer for sizes that are neither 0 nor 1; an error if it is data-dependent."""
     if not isinstance(expr, torch.SymBool):
@@ -165,11 +171,13 @@ def _plain(value: object, kind: type) -> Any:
 # --- promises ----------------------------------------------------------------------------------------------------------
 
 
+@accept_torch_symbols
 def expect_true(a: bool | torch.SymBool, skip: int = 0) -> bool:
     """`torch._check`, returning a bool: decided by hints, else a promise that is checked when the program runs."""
     return a.node.expect_true("", 0) if isinstance(a, torch.SymBool) else bool(a)
 
 
+@accept_torch_symbols
 def constrain_range(a: int | torch.SymInt, *, min: int | None, max: int | None = None) -> None:
     """The number lies between `min` and `max`, both included. For unbacked symbols, that is a promise."""
     if min is not None and max is not None and max < min:
@@ -185,6 +193,7 @@ def constrain_range(a: int | torch.SymInt, *, min: int | None, max: int | None =
         raise ValueError(f"{a} is not in the range from {min} to {max}")
 
 
+@accept_torch_symbols
 def _constrain_range_for_size(a: torch.SymInt, min: int | None = None, max: int | None = None) -> None:
     """As `constrain_range`, for a size, which is at least 0."""
     if isinstance(a, (torch.SymFloat, torch.SymBool)):
@@ -251,6 +260,7 @@ def _is_concrete(a: object, kind: type, symbolic: type) -> bool:
     return has_static_value(a)
 
 
+@accept_torch_symbols
 def has_static_value(a: object) -> bool:
     """Whether it is a plain number, or has only one possible value."""
     if not isinstance(a, SYMBOLIC):
@@ -268,17 +278,20 @@ def has_static_value(a: object) -> bool:
     return low is not None and low == high
 
 
+@accept_torch_symbols
 def has_guarding_hint(a: object) -> bool:
     """Whether it has a hint."""
     return not isinstance(a, SYMBOLIC) or bool(a.node.has_hint())
 
 
+@accept_torch_symbols
 def guarding_hint_or_throw(a: object) -> Any:
     """The hint, for a decision that the caller records; an error if it is unbacked."""
     node = a.node if isinstance(a, SYMBOLIC) else a
     return node.require_hint() if type(node) is SymNode else a
 
 
+@accept_torch_symbols
 def optimization_hint(a: object, fallback: int | None = None) -> Any:
     """The hint, for choices that do not change results; for unbacked symbols, the value for sizes of `fallback`."""
     if not isinstance(a, SYMBOLIC):
