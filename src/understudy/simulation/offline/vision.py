@@ -60,7 +60,8 @@ KINDS = {
     "CocoDetection": Pictures(640, 480, 90, train_rows=512, test_rows=512),
     "CocoCaptions": Pictures(640, 480, 90, train_rows=512, test_rows=512),
 }
-"""Data sets of pictures with one label each; what `TARGETS` names has others. `ImageFolder`: as ImageNet has them, because that is what it is used for most."""
+"""Data sets of pictures with one label each; those of `TARGETS` have others. `ImageFolder`: as ImageNet has them, because
+that is what it is used for most."""
 NAMES = tuple(KINDS)
 
 
