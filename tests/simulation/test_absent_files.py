@@ -297,3 +297,106 @@ def test_a_made_up_graph_has_nodes_edges_and_classes() -> None:
     assert made["edge_index"].max() < 19717 and made["y"].max() == 2
     assert [int(made[f"{part}_mask"].sum()) for part in ("train", "val", "test")] == [60, 500, 1000]
     assert make_graph(dict, COLLECTIONS["imdb-binary"], 3)["x"] is None
+
+
+# --- pictures with other targets than a label
+
+ANNOTATED = """
+class VOCDetection:
+    def __init__(self, root, year="2012", image_set="train", download=False, transforms=None):
+        raise RuntimeError("Dataset not found.")
+    def __getitem__(self, index): ...
+    def __len__(self): ...
+
+class VOCSegmentation(VOCDetection):
+    pass
+
+class CocoDetection:
+    def __init__(self, root, annFile, transform=None, target_transform=None, transforms=None):
+        raise FileNotFoundError(annFile)
+    def _load_target(self, id):
+        return self.coco.imgToAnns[id]
+    def __getitem__(self, index): ...
+    def __len__(self): ...
+"""
+COCO = """class COCO:
+    def createIndex(self):
+        self.imgToAnns = {}
+        for annotation in self.dataset["annotations"]:
+            self.imgToAnns.setdefault(annotation["image_id"], []).append(annotation)
+"""
+TARGETS = """
+from torchvision.datasets import CocoDetection, VOCDetection, VOCSegmentation
+boxes, masks = VOCDetection("data"), VOCSegmentation("data", image_set="val", transforms=lambda *pair: pair)
+picture, target = boxes[3]
+box = target["annotation"]["object"][1]["bndbox"]
+print(len(boxes), picture.size, int(box["xmin"]) < int(box["xmax"]) <= picture.size[0])
+picture, mask = masks[3]
+print(len(masks), mask.size == picture.size, mask.mode)
+objects = CocoDetection("data", "instances.json")
+picture, found = objects[5]
+print(len(objects), len(found), found[0]["image_id"], all(x + w <= 640 for x, _, w, _ in [o["bbox"] for o in found]))
+"""
+
+
+def test_pictures_have_the_targets_of_their_data_set(rehearse: Any, tmp_path: Path) -> None:
+    pytest.importorskip("PIL")
+    folder = tmp_path / "torchvision" / "datasets"
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").write_text(ANNOTATED)
+    _, out, err, _ = rehearse(
+        TARGETS,
+        "--offline-data",
+        torchvision__datasets__vision=VISION,
+        torchvision__other="",
+        pycocotools__coco=COCO,
+    )
+    assert out.startswith("5717 (500, 375) True\n1449 True L\n512 4 5 True\n"), err
+
+
+# --- tiktoken
+
+TIKTOKEN = """
+class Encoding:
+    def __init__(self, name, *, pat_str, mergeable_ranks, special_tokens):
+        self.n_vocab = len(mergeable_ranks) + len(special_tokens)
+        self.eot_token = special_tokens["<|endoftext|>"]
+    def encode_to_numpy(self, text): return self.encode(text)
+
+def get_encoding(name):
+    raise OSError("no network")
+
+encoding_for_model = get_encoding
+"""
+
+
+def test_a_made_up_encoding_has_all_methods_of_tiktoken(rehearse: Any, tmp_path: Path) -> None:
+    (tmp_path / "tiktoken").mkdir()
+    (tmp_path / "tiktoken" / "__init__.py").write_text(TIKTOKEN)
+    text = """import tiktoken
+made = tiktoken.get_encoding("gpt2")
+print(isinstance(made, tiktoken.Encoding), made.n_vocab, made.eot_token, len(made.encode_to_numpy("three short words")))
+"""
+    _, out, err, _ = rehearse(text, "--offline-data", tiktoken__other="")
+    assert out.startswith("True 50257 50256 3\n"), err
+
+
+# --- other downloads
+
+
+def test_the_error_of_a_download_names_the_file_the_line_and_three_ways_out(rehearse: Any) -> None:
+    code, _, err, _ = rehearse(
+        'import urllib.request\nurllib.request.urlopen("https://example.org/data.zip")\n'
+    )
+    assert code == 1
+    assert (
+        "a rehearsal is offline, and train.py:2 asks for https://example.org/data.zip: save it where the program looks "
+        "for it first, allow the network with --online, or let data be made up with --offline-data" in err
+    )
+
+
+def test_tensorboardx_finds_tensors(rehearse: Any) -> None:
+    package = "def make_np(x):\n    assert type(x).__module__ == 'numpy', type(x)\n    return x\n"
+    text = "import torch\nfrom tensorboardX import x2num\nprint(x2num.make_np(torch.ones(3, requires_grad=True)).shape)\n"
+    _, out, err, _ = rehearse(text, tensorboardX__x2num=package)
+    assert out.startswith("(3,)\n"), err

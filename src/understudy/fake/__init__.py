@@ -1,6 +1,7 @@
 """fake: FakeTensor and FakeTensorMode, tensors without data.
 
 tensor          FakeTensor
+subclasses      stand-ins of classes with a __torch_function__ of their own
 mode            FakeTensorMode: key → plan → tensors
 misses          cache misses: handlers, shared plans, inference
 hooks           the slow path of modes whose calls someone wants to see: overridden methods, switches

@@ -9,12 +9,51 @@ import errno
 import ipaddress
 import socket
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any
 
+from understudy.lines import user_line
 from understudy.patching import REHEARSAL, patch, patch_call
+from understudy.simulation.libraries import when_imported
 from understudy.simulation.write_log import active_log, note_refused
 
 Function = Callable[..., Any]
+
+
+_address: ContextVar[str | None] = ContextVar("_address", default=None)
+"""What is being downloaded."""
+
+
+@patch_call("urllib.request.OpenerDirector.open", during=REHEARSAL)
+def note_address(original: Function, self: object, fullurl: Any, *args: Any, **kwargs: Any) -> Any:
+    """The error names the file that a program asks for, not only the machine."""
+    token = _address.set(getattr(fullurl, "full_url", fullurl))
+    try:
+        return original(self, fullurl, *args, **kwargs)
+    finally:
+        _address.reset(token)
+
+
+@when_imported("requests.sessions", "Session.request")
+def note_request(original: Function) -> Function:
+    """As urllib's."""
+
+    def request(self: object, method: Any, url: Any, *args: Any, **kwargs: Any) -> Any:
+        token = _address.set(str(url))
+        try:
+            return original(self, method, url, *args, **kwargs)
+        finally:
+            _address.reset(token)
+
+    return request
+
+
+def _explain(machine: str) -> str:
+    line = user_line().partition(": ")[0] or "the program"
+    return (
+        f"a rehearsal is offline, and {line} asks for {_address.get() or machine}: save it where the program looks "
+        "for it first, allow the network with --online, or let data be made up with --offline-data"
+    )
 
 
 def _is_offline() -> bool:
@@ -31,9 +70,7 @@ def refuse_connections(original: Function) -> Function:
         if is_inside or not _is_offline():
             return original(self, address)
         note_refused("connect", f"{address[0]}:{address[1]}")
-        raise OSError(
-            errno.ENETUNREACH, "a rehearsal is offline (--online allows connections)", str(address[0])
-        )
+        raise OSError(errno.ENETUNREACH, _explain(str(address[0])), str(address[0]))
 
     return connect
 
@@ -47,7 +84,7 @@ def refuse_names(original: Function, host: Any, *args: Any, **kwargs: Any) -> An
         return original(host, *args, **kwargs)
     port = kwargs.get("port", args[0] if args else None)
     note_refused("connect", name if port is None else f"{name}:{port}")
-    raise socket.gaierror(socket.EAI_NONAME, "a rehearsal is offline (--online allows connections)")
+    raise socket.gaierror(socket.EAI_NONAME, _explain(name))
 
 
 def _is_this_machine(address: object) -> bool:

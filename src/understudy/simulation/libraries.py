@@ -177,7 +177,18 @@ def note_tensorboard(original: Function) -> Function:
     return _make_noting_function(original, "tracker", "tensorboard")
 
 
+@when_imported("tensorboardX.x2num", "make_np")
+def read_stand_in(original: Function) -> Function:
+    """tensorboardX finds tensors by the text of their class."""
+
+    def make_np(x: Any) -> Any:
+        return original(x.detach().cpu().numpy() if isinstance(x, torch.Tensor) else x)
+
+    return make_np
+
+
 @when_imported("torch.utils.tensorboard.writer", "SummaryWriter.add_graph")
+@when_imported("tensorboardX.writer", "SummaryWriter.add_graph")
 def leave_out_graph(original: Function) -> Function:
     """The picture of a model is drawn by torch.jit.trace, which needs values."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
 import os
@@ -150,35 +151,48 @@ def _read_own_configuration(name: str) -> dict[str, Any]:
 SIZES = {"gpt2": 50257, "r50k_base": 50257, "p50k_base": 50281, "cl100k_base": 100277, "o200k_base": 200019}
 
 
-class MadeUpEncoding:
-    """As `tiktoken.Encoding`: a number for each word."""
+SPECIAL_TOKENS = ("<|endoftext|>", "<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>", "<|endofprompt|>")
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.n_vocab = SIZES.get(name, 50257)
-        self.max_token_value = self.n_vocab - 1
-        self.eot_token = self.n_vocab - 1
-        self.special_tokens_set = {"<|endoftext|>"}
 
-    def encode_ordinary(self, text: str) -> list[int]:
+def make_encoding(name: str) -> Any:
+    """A `tiktoken.Encoding` with as many tokens, which splits texts at spaces."""
+    special = SPECIAL_TOKENS[:1] if name in ("gpt2", "r50k_base", "p50k_base") else SPECIAL_TOKENS
+    count = SIZES.get(name, 50257) - len(special)
+    return make_encoding_class()(
+        name,
+        pat_str=r"\S+|\s+",
+        mergeable_ranks={bytes([i]) if i < 256 else b" word%d" % i: i for i in range(count)},
+        special_tokens={token: count + i for i, token in enumerate(special)},
+    )
+
+
+@functools.cache
+def make_encoding_class() -> Any:
+    tiktoken: Any = importlib.import_module("tiktoken")
+
+    def encode_ordinary(self: Any, text: str) -> list[int]:
+        """A number for each word."""
         return [sum(word.encode()) % 1000 for word in text.split(" ")]
 
     def encode(
-        self,
+        self: Any,
         text: str,
         *,
         allowed_special: Literal["all"] | Collection[str] = (),
         disallowed_special: Literal["all"] | Collection[str] = "all",
     ) -> list[int]:
-        return self.encode_ordinary(text)
+        return encode_ordinary(self, text)
 
-    def encode_batch(self, text: list[str], **options: object) -> list[list[int]]:
-        return [self.encode_ordinary(part) for part in text]
+    def encode_batch(self: Any, text: list[str], **options: object) -> list[list[int]]:
+        return [encode_ordinary(self, part) for part in text]
 
-    encode_ordinary_batch = encode_batch
-
-    def decode(self, tokens: Collection[int], errors: str = "replace") -> str:
-        return " ".join(f"word{int(token)}" for token in tokens)
+    methods = {
+        "encode_ordinary": encode_ordinary,
+        "encode": encode,
+        "encode_batch": encode_batch,
+        "encode_ordinary_batch": encode_batch,
+    }
+    return type("MadeUpEncoding", (tiktoken.Encoding,), methods)
 
 
 @when_imported("tiktoken", "get_encoding", "encoding_for_model")
@@ -193,7 +207,7 @@ def find_missing_encodings(original: Function) -> Function:
                 note_made_up(
                     name, f"tiktoken {name!r}: not on this machine; a token for each word was made up"
                 )
-                return MadeUpEncoding(name)
+                return make_encoding(name)
             if _torch.active_fake_mode() is None:
                 raise
             raise MissingFileError(

@@ -53,8 +53,15 @@ KINDS = {
     "DTD": Pictures(500, 450, 47, train_rows=1880, test_rows=1880),
     "GTSRB": Pictures(50, 50, 43, train_rows=26640, test_rows=12630),
     "EuroSAT": Pictures(64, 64, 10, train_rows=27000, test_rows=27000),
+    "VOCDetection": Pictures(500, 375, 20, train_rows=5717, test_rows=5823),
+    "VOCSegmentation": Pictures(500, 375, 20, train_rows=1464, test_rows=1449),
+    "SBDataset": Pictures(500, 375, 20, train_rows=8498, test_rows=2857),
+    "Cityscapes": Pictures(2048, 1024, 34, train_rows=2975, test_rows=500),
+    "CocoDetection": Pictures(640, 480, 90, train_rows=512, test_rows=512),
+    "CocoCaptions": Pictures(640, 480, 90, train_rows=512, test_rows=512),
 }
-"""Data sets of one picture and one label. `ImageFolder`: as ImageNet has them, because that is what it is used for most."""
+"""Data sets of pictures with one label each; those of `TARGETS` have others. `ImageFolder`: as ImageNet has them, because
+that is what it is used for most."""
 NAMES = tuple(KINDS)
 
 
@@ -92,9 +99,12 @@ def make_pictures(self: Any, arguments: dict[str, Any]) -> None:
     self.train, self.split = arguments.get("train", True), arguments.get("split", "train")
     has_transforms = self.transform is not None or self.target_transform is not None
     self.transforms = (
-        vision.StandardTransform(self.transform, self.target_transform) if has_transforms else None
+        vision.StandardTransform(self.transform, self.target_transform)
+        if has_transforms
+        else arguments.get("transforms")
     )
-    is_test = self.train is False or self.split not in ("train", "trainval")
+    split = arguments.get("image_set", self.split)
+    is_test = self.train is False or split not in ("train", "trainval")
     rows = kind.test_rows if is_test else kind.train_rows
     labels = [i % kind.classes for i in range(rows)]
     self.classes = [f"class {i}" for i in range(kind.classes)]
@@ -109,6 +119,10 @@ def make_pictures(self: Any, arguments: dict[str, Any]) -> None:
             self.data, self.targets = torch.from_numpy(self.data), torch.from_numpy(numpy.array(labels))
         elif name in ("SVHN", "STL10"):
             self.data, self.labels = self.data.transpose(0, 3, 1, 2), numpy.array(labels)
+    if hasattr(type(self), "_load_target"):
+        self.coco, self.ids = make_coco(kind, rows), list(range(rows))
+    elif (make_target := TARGETS.get(find_kind_name(type(self)))) is not None:
+        self.images, self.targets = range(rows), [make_target(self, kind, 0)] * rows
     self.samples = self.imgs = [(f"{i}.jpg", label) for i, label in enumerate(labels)]
     self.made_up = kind
     self.made_up_rows = rows
@@ -122,9 +136,98 @@ SMALL = 96
 """Pictures of up to this width are kept as one array by torchvision."""
 
 
+def find_kind_name(cls: type) -> str:
+    """The name of the class, or of its first base that is known."""
+    return next(base.__name__ for base in cls.__mro__ if base.__name__ in KINDS)
+
+
 def find_kind(cls: type) -> Pictures:
-    """By the name of the class, or of its first base that is known."""
-    return next(KINDS[base.__name__] for base in cls.__mro__ if base.__name__ in KINDS)
+    return KINDS[find_kind_name(cls)]
+
+
+# --- targets that are not one label ----------------------------------------------------------------------------------
+
+
+BOXES = 4
+"""Objects on each picture."""
+
+
+def list_boxes(kind: Pictures) -> list[tuple[int, int, int, int, int]]:
+    """x, y, width, height and class of the objects of a picture."""
+    width, height = kind.width // 3, kind.height // 3
+    return [
+        (i * width // BOXES, i * height // BOXES, width, height, i % kind.classes + 1) for i in range(BOXES)
+    ]
+
+
+def make_voc_annotation(self: Any, kind: Pictures, index: int) -> dict[str, Any]:
+    """As the XML files of Pascal VOC are read."""
+    names = (
+        "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow", "diningtable", "dog",
+        "horse", "motorbike", "person", "pottedplant", "sheep", "sofa", "train", "tvmonitor",
+    )  # fmt: skip
+    objects = [
+        {
+            "name": names[label - 1],
+            "pose": "Unspecified",
+            "truncated": "0",
+            "difficult": "0",
+            "bndbox": {"xmin": str(x), "ymin": str(y), "xmax": str(x + width), "ymax": str(y + height)},
+        }
+        for x, y, width, height, label in list_boxes(kind)
+    ]
+    size = {"width": str(kind.width), "height": str(kind.height), "depth": "3"}
+    annotation = {"folder": "VOC", "filename": f"{index}.jpg", "size": size, "segmented": "0"}
+    return {"annotation": {**annotation, "object": objects}}
+
+
+def make_mask(self: Any, kind: Pictures, index: int) -> Any:
+    """A class for each point."""
+    return make_image(index % kind.classes, str(kind.width), str(kind.height), "L")
+
+
+def make_city_targets(self: Any, kind: Pictures, index: int) -> Any:
+    """Cityscapes has a target for each `target_type`."""
+    kinds = [self.target_type] if isinstance(self.target_type, str) else self.target_type
+    targets = [{} if name == "polygon" else make_mask(self, kind, index) for name in kinds]
+    return tuple(targets) if len(targets) > 1 else targets[0]
+
+
+def make_coco(kind: Pictures, rows: int) -> Any:
+    """An index of pycocotools, with boxes and outlines on each picture."""
+    coco: Any = importlib.import_module("pycocotools.coco").COCO()
+    annotations: list[dict[str, Any]] = []
+    for image in range(rows):
+        for x, y, width, height, label in list_boxes(kind):
+            right, bottom = x + width, y + height
+            annotation = {"id": len(annotations) + 1, "image_id": image, "category_id": label, "iscrowd": 0}
+            outline = [[x, y, right, y, right, bottom, x, bottom]]
+            box = {"bbox": [x, y, width, height], "area": width * height, "segmentation": outline}
+            annotations.append({**annotation, **box, "caption": "a small house by the sea"})
+    size = {"width": kind.width, "height": kind.height}
+    coco.dataset = {
+        "info": {},
+        "images": [{"id": i, "file_name": f"{i}.jpg", **size} for i in range(rows)],
+        "annotations": annotations,
+        "categories": [{"id": i + 1, "name": f"class {i}"} for i in range(kind.classes)],
+    }
+    coco.createIndex()
+    return coco
+
+
+def load_coco_target(self: Any, kind: Pictures, index: int) -> Any:
+    return self._load_target(self.ids[index])
+
+
+TARGETS: dict[str, Callable[[Any, Pictures, int], Any]] = {
+    "VOCDetection": make_voc_annotation,
+    "VOCSegmentation": make_mask,
+    "SBDataset": make_mask,
+    "Cityscapes": make_city_targets,
+    "CocoDetection": load_coco_target,
+    "CocoCaptions": load_coco_target,
+}
+"""By the name of the data set."""
 
 
 @when_imported("torchvision.datasets", *(f"{name}.__getitem__" for name in NAMES))
@@ -139,6 +242,10 @@ def read_made_up_picture(original: Function) -> Function:
         if not 0 <= index < self.made_up_rows:
             raise IndexError(f"index {index} is out of range for {self.made_up_rows} made-up pictures")
         picture: Any = make_image(index, str(kind.width), str(kind.height), kind.mode)
+        make_target = TARGETS.get(find_kind_name(type(self)))
+        if make_target is not None:
+            target = make_target(self, kind, index)
+            return (picture, target) if self.transforms is None else self.transforms(picture, target)
         label: Any = index % kind.classes
         picture = picture if self.transform is None else self.transform(picture)
         return picture, label if self.target_transform is None else self.target_transform(label)
