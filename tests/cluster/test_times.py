@@ -46,3 +46,15 @@ def test_all_ranks_wait_for_the_slowest(folder: Path, capsys: pytest.CaptureFixt
     assert time.low_seconds < time.seconds_per_step < time.high_seconds
     assert time.cost is not None and time.cost.cards == 2
     assert time.cost.money == pytest.approx(2 * 2 * 1000 * time.seconds_per_step)
+
+
+def test_a_card_of_a_file_of_your_own(folder: Path) -> None:
+    Path("cards.toml").write_text(
+        '[mine]\nmemory = 40\ncontext = 0.5\nkind = "cuda"\ncapability = "9.0"\nmultiprocessors = 132\n'
+        'threads_per_multiprocessor = 2048\nbandwidth = 3000\ninterconnect = { name = "NVLink 4", bandwidth = 900 }\n'
+        "teraflops = { float32 = 67, float16 = 989, bfloat16 = 989 }\n"
+    )
+    words = ["run", "--quiet", "--cards", "cards.toml", "--device", "mine", "--nproc-per-node", "2"]
+    assert main([*words, "--json", "run.json", "uneven.py"]) == 0
+    cluster = ClusterRehearsal.from_json(Path("run.json").read_text())
+    assert cluster.device.key == "mine" and cluster.time is not None

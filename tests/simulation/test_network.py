@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -92,6 +93,15 @@ def test_groups_of_any_backend(rank_1_of_4: Machine) -> None:
     value = torch.ones(3)
     dist.all_reduce(value, group=group)
     assert dist.get_process_group_ranks(group) == [0, 1] and not is_determined(value)
+
+
+def test_class_and_options_of_nccl(rank_1_of_4: Machine, recwarn: pytest.WarningsRecorder) -> None:
+    """A build without NCCL has neither."""
+    options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
+    options.config.max_ctas = 8
+    group = dist.new_group([0, 1], pg_options=options)
+    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=1), group)
+    assert dist.get_world_size(group) == 2 and not recwarn.list
 
 
 def test_objects_of_a_process_that_is_alone(rank_1_of_4: Machine) -> None:

@@ -356,7 +356,7 @@ def _summarise(
     _add_cards(cluster)
     if not faults and cluster.verdict not in (FAILED, NO_VERDICT):
         logs = {rank: result["time_log"] for rank, result in results.items()}
-        cluster.time = estimate_time(cluster, logs, options.interconnect)
+        cluster.time = estimate_time(cluster, logs, card, options.interconnect)
     cluster.headline = _write_headline(cluster)
     return cluster
 

@@ -1,6 +1,6 @@
 """The time of a step of a rehearsed cluster, from the logs of its ranks.
 
-    cluster.time = estimate_time(cluster, {0: log, 1: log})
+    cluster.time = estimate_time(cluster, {0: log, 1: log}, card)
 
 Rates need to know which ranks have inputs of their own. That is what the dimensions of meshes are named for: ranks along
 MODEL_DIMENSIONS share theirs.
@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 from understudy.cluster.layout import Interconnect
 from understudy.report.cluster_rehearsal import ClusterRehearsal
-from understudy.simulation.catalogue import find_card
+from understudy.simulation.catalogue import Card
 from understudy.timing.collectives import group_seconds
 from understudy.timing.rank_logs import MESSAGES, LoggedCollective, RankLog
 from understudy.timing.ranks import RankTime, estimate_cluster
@@ -24,9 +24,12 @@ MODEL_DIMENSIONS = re.compile(r"(tp|tensor|pp|pipe|pipeline|stage|cp|context|sp|
 
 
 def estimate_time(
-    cluster: ClusterRehearsal, logs: Mapping[int, RankLog | None], interconnect: Interconnect | None = None
+    cluster: ClusterRehearsal,
+    logs: Mapping[int, RankLog | None],
+    card: Card | None,
+    interconnect: Interconnect | None = None,
 ) -> TimeEstimate | None:
-    """None where a rank that was run has no estimate of its own."""
+    """None where a rank that was run has no estimate of its own, or ran on no card."""
     ranks = {}
     for row in cluster.rows:
         log = logs.get(row.rank)
@@ -34,9 +37,9 @@ def estimate_time(
         if log is None or time is None:
             return None
         ranks[row.rank] = RankTime(log, time, row.steps, 1 + len(row.stands_for))
-    if not ranks:
+    if not ranks or card is None:
         return None
-    card, given = find_card(cluster.device.key), interconnect or Interconnect()
+    given = interconnect or Interconnect()
 
     def seconds_of(collective: LoggedCollective) -> float:
         return group_seconds(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -33,6 +34,27 @@ IS_THERE = "The simulated software has NCCL."
 @patch("torch.distributed.is_nccl_available", f"{C10D}.is_nccl_available", during=SIMULATION, reason=IS_THERE)
 def report_nccl_available(original: Function) -> Function:
     return lambda: True
+
+
+class ProcessGroupNCCL:
+    """In place of the class that a build without NCCL lacks: no group is one, and its options have no effect."""
+
+    class Options:
+        def __init__(self, is_high_priority_stream: bool = False) -> None:
+            self.is_high_priority_stream = is_high_priority_stream
+            self.config = SimpleNamespace()
+
+
+@patch("torch.distributed.ProcessGroupNCCL", f"{C10D}.ProcessGroupNCCL", during=SIMULATION, reason=IS_THERE,
+       is_new=not hasattr(torch.distributed, "ProcessGroupNCCL"))  # fmt: skip
+def provide_class_of_nccl(original: Any) -> Any:
+    return original or ProcessGroupNCCL
+
+
+@patch_call(f"{C10D}._set_pg_timeout", during=OBSERVATION)
+def set_no_timeout(original: Function, *args: object, **kwargs: object) -> Any:
+    """Nothing waits for long. torch warns of a group that is neither NCCL's nor gloo's."""
+    return original(*args, **kwargs) if current_network() is None else None
 
 
 @patch_call("torch.distributed.init_process_group", f"{C10D}.init_process_group",
