@@ -39,6 +39,7 @@ SIZES = {
     "llama-3b": (28, 3072, 32, 8192),
     "llama-8b": (32, 4096, 32, 14336),
     "llama-70b": (80, 8192, 64, 28672),
+    "llama-405b": (126, 16384, 128, 53248),
 }
 """Layers, width, heads; the width of the MLP, where it is gated."""
 MOST_TIED = 10_000

@@ -140,3 +140,31 @@ def test_ranks_that_differ_inside_of_a_class_are_found(
     found = {rank: row.peak.allocated_bytes for rank, row in some.ranks.items()}
     assert found == {row.rank: row.peak.allocated_bytes for row in whole.rows}
     assert len(some.rows) < 10
+
+
+CHAIN = """
+import os, torch, torch.nn as nn, torch.distributed as dist
+dist.init_process_group("nccl"); rank, world = dist.get_rank(), dist.get_world_size(); torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+mesh = dist.init_device_mesh("cuda", (world // 2, 2), mesh_dim_names=("pp", "tp"))
+count = torch.tensor([4], device="cuda"); model = nn.Linear(8, 8).cuda(); optimizer = torch.optim.SGD(model.parameters(), 0.1)
+if rank + 2 < world: dist.send(count, rank + 2)
+if rank >= 2: dist.recv(count, rank - 2)
+for _ in range(2): model(torch.ones(int(count), 8, device="cuda")).sum().backward(); optimizer.step()
+"""
+
+
+def test_a_message_of_a_rank_that_is_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    (tmp_path / "script.py").write_text(CHAIN)
+    words = ["run", "--device", "h100", "--nnodes", "4", "--nproc-per-node", "2", "--ranks", "2", "script.py"]
+    assert main(words) == 4
+    shown = capsys.readouterr().out
+    expected = (
+        "no verdict: rank 2 was ended in recv at script.py:7: it waits for rank 0, which is not run; add it to --ranks, or use "
+        "--ranks classes"
+    )
+    assert shown.splitlines()[0] == expected
+    assert "8 ranks (4 nodes x 2), 1 run: rank 2; pp 4 x tp 2" in shown

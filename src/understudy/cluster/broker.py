@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from understudy.cluster.faults import Fault, describe_deadlock, shorten_line
+from understudy.cluster.faults import Fault, describe_absence, describe_deadlock, shorten_line
 from understudy.cluster.layout import LayoutError
 from understudy.simulation.network import Meeting
 
@@ -206,7 +206,9 @@ class Broker:
             f"{meeting.kind} at {shorten_line(meeting.line)}" if meeting.line else meeting.kind
         )
         if meeting.key[0] == "pair" and not self.ranks.keys() >= set(wanted):
-            rank.is_computing, rank.reply = False, ("end", None)  # a message of a rank that is not run
+            rank.is_computing, rank.reply = False, ("end", None)
+            absent = sorted(set(wanted) - self.ranks.keys())
+            self.faults.append(describe_absence(rank.number, meeting.kind, meeting.line, absent))
             return
         if wanted:
             self._wait(

@@ -66,6 +66,16 @@ def describe_deadlock(
     return Fault("deadlock", f"every rank waits: {shown}", list(blocked))
 
 
+def describe_absence(rank: int, kind: str, line: str, absent: Sequence[int]) -> Fault:
+    """A message with a rank that is not run, after which its partner is ended."""
+    text = (
+        f"rank {rank} was ended in {kind} at {shorten_line(line)}: it waits for {write_ranks(absent)}, which "
+        f"{'is' if len(absent) == 1 else 'are'} not run; add {'it' if len(absent) == 1 else 'them'} to --ranks, or use "
+        "--ranks classes"
+    )
+    return Fault("missing", text, [rank], is_error=False)
+
+
 def shorten_line(line: str) -> str:
     """`train.py:11`, the user's own line: without its text, and without that of a library, which may have branches for ranks
     whose collectives match."""

@@ -123,6 +123,17 @@ class ClusterRehearsal(Document):
         return len(used) if used and len(self.rows) == self.world_size else self.world_size
 
     @property
+    def dimensions(self) -> dict[str, int]:
+        """Sizes by name: of the mesh of all ranks, else of those that the ranks that were run are in."""
+        if self.mesh is not None:
+            return dict(zip(self.mesh.names, self.mesh.shape, strict=True))
+        sizes: dict[str, int] = {}
+        for row in self.rows:
+            for name, position in row.coordinates.items():
+                sizes[name] = max(sizes.get(name, 0), position + 1)
+        return sizes
+
+    @property
     def ranks(self) -> dict[int, RankRow]:
         """The row of every rank, also of those that another one stands for."""
         return {rank: row for row in self.rows for rank in (*row.stands_for, row.rank)}

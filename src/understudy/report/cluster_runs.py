@@ -473,8 +473,9 @@ def _make_row(layout: Layout, outcome: RankOutcome, meshes: Sequence[MeshRecord]
     failure = ""
     if result["has_failed"]:
         failure = result["error"] or f"rank {rank} ended with exit code {result['exit_code']}"
+    is_partial = result["was_cut_off"] and not rehearsal.steps and rehearsal.verdict in (FITS, TIGHT)
     return RankRow(
-        **place, verdict=rehearsal.verdict, steps=rehearsal.steps, peak=rehearsal.peak, coordinates=coordinates,
+        **place, verdict=NO_VERDICT if is_partial else rehearsal.verdict, steps=rehearsal.steps, peak=rehearsal.peak, coordinates=coordinates,
         cards=result["cards"], host_peak_bytes=rehearsal.host_peak_bytes, failure=failure, rehearsal=rehearsal,
     )  # fmt: skip
 
@@ -521,6 +522,9 @@ def _write_headline(cluster: ClusterRehearsal) -> str:
     if failed:
         last = failed[0].failure.strip().splitlines()[-1]
         return f"failed: rank {failed[0].rank} of {count}: {last}"
+    absent = next((fault for fault in cluster.faults if fault.kind == "missing"), None)
+    if cluster.verdict == NO_VERDICT and absent is not None:
+        return f"no verdict: {absent.text}"
     if cluster.verdict == NO_VERDICT and worst.rehearsal is not None:
         return f"{worst.rehearsal.headline} (rank {worst.rank} of {count})"
     peak = worst.peak

@@ -46,10 +46,7 @@ def describe_layout(cluster: ClusterRehearsal) -> str:
         if cluster.nodes > 1
         else f"{cluster.per_node} on one node"
     )
-    sizes: dict[str, int] = {}
-    for row in cluster.rows:
-        for name, position in row.coordinates.items():
-            sizes[name] = max(sizes.get(name, 0), position + 1)
+    sizes = cluster.dimensions
     mesh = f"; {' x '.join(f'{name} {size}' for name, size in sizes.items())}" if sizes else ""
     which = "all run" if run == count else f"{run} run: {write_ranks([row.rank for row in cluster.rows])}"
     return f"{count} ranks ({nodes}), {which}{mesh}"
@@ -85,7 +82,8 @@ def _write_ranks(cluster: ClusterRehearsal, width: int) -> str:
         nccl = format_range(row.nccl_low_bytes, row.nccl_high_bytes, unit="") if row.nccl_high_bytes else ""
         table.append((names, row.verdict, *sizes, nccl, place, where))
     limit = cluster.device.memory_bytes
-    title = f"Ranks (GiB{f' of {limit / GiB:.1f}' if limit else ''})"
+    has_limit = limit and cluster.device.kind != "cpu"
+    title = f"Ranks (GiB{f' of {limit / GiB:.1f}' if has_limit else ''})"
     heads = ("ranks", "verdict", "allocated", "reserved", "NCCL", "at", "peak")
     used = [column for column in range(len(heads)) if column < 4 or any(row[column] for row in table)]
     return write_table(

@@ -52,12 +52,8 @@ def estimate_time(
 
 def _count_data_ranks(cluster: ClusterRehearsal, ranks: Mapping[int, RankTime]) -> int | None:
     """How many ranks have inputs of their own; None if that is not known."""
-    sizes: dict[str, int] = {}
-    for row in cluster.rows:
-        for name, position in row.coordinates.items():
-            sizes[name] = max(sizes.get(name, 0), position + 1)
     shared = 1
-    for name, size in sizes.items():
+    for name, size in cluster.dimensions.items():
         shared *= size if MODEL_DIMENSIONS.match(name) else 1
     has_messages = any(
         type(entry) is LoggedCollective and entry.kind in MESSAGES
