@@ -13,6 +13,7 @@ each other, and gradients that go between data parallel ranks beside the backwar
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -195,10 +196,13 @@ def compose(shape: Shape, store: PartStore) -> Composed:
     options = parse_options(["--size", shape.size, *shape.words])
     counts = split_layers(options, shape.pp)
     layer, ends = part.layer, part.ends
-    checked = layer.host + COLLECTIVES * shape.check * shape.tp if shape.tp > 1 else 0.0
-    slower = max(1.0, checked / layer.seconds)
-    stages = [count * layer.seconds * slower for count in counts]
-    stages[-1] += ends.seconds
+    issuing = layer.host + (COLLECTIVES * shape.check * shape.tp if shape.tp > 1 else 0.0)
+    stages, backward = [], 0.0
+    for stage, count in enumerate(counts):
+        ended = ends if stage == shape.pp - 1 else ends.over(math.inf)
+        # With few layers a long loss hides what the host needs for them; with many, it does not.
+        stages.append(max(count * layer.seconds + ended.seconds, count * issuing + ended.host))
+        backward = max(backward, stages[-1] * layer.backward / layer.seconds)
     card = find_card(shape.device)
     width = SIZES[shape.size][1]
     own_layer, table = count_parameters(shape)
@@ -221,7 +225,7 @@ def compose(shape: Shape, store: PartStore) -> Composed:
         blocks = max(counts) + 1
         kind = "all_reduce" if shape.zero == 0 else "reduce_scatter"
         reduced = reduce(kind, 4 * own, blocks)
-        beside = counts[0] * layer.backward * slower if shape.pp == 1 else 0.0
+        beside = backward if shape.pp == 1 else 0.0
         seconds += max(reduced - beside, reduced / blocks)
         if shape.zero:
             seconds += reduce("all_gather", 2 * own, blocks)
