@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import random
 from collections import defaultdict
 from collections.abc import Sequence
@@ -36,6 +37,7 @@ from examples.decoder import main as train
 from tools.fit_kernels.parts import PER_NODE, Composed, PartStore, Shape, compose
 from understudy.cluster.layout import Interconnect
 from understudy.report.runs import RehearsalOptions
+from understudy.simulation.catalogue import find_card
 
 GIB = 1 << 30
 HOST = "heavy"
@@ -43,6 +45,12 @@ HOST = "heavy"
 EFA = 70e-6
 CHECK, STEP = 3.6e-4, 6e-5
 """Seconds of the host for a collective, for each of its ranks: chosen on every other group of nanotron's table."""
+BATCHES = {1: (1, 4), 2: (1, 8), 32: (1, 32)}
+"""Of nanotron's table that are rehearsed, by tensor parallel ranks."""
+BUCKET = 25 << 20
+"""nanotron's DDP reduces gradients in buckets of this size: with EFA, latency is most of their time."""
+RESERVED = 1.1
+"""Reserved memory over allocated memory, in rehearsals of whole layouts."""
 STUCK = 0.25
 """Seconds of a pass. nanotron's script runs pipelines again that had run before a certain job, but not all. Those that were
 not take half a second more for each message, whatever its size."""
@@ -50,7 +58,7 @@ not take half a second more for each message, whatever its size."""
 
 @dataclass(frozen=True)
 class Layout:
-    """One row. `gib`: the peak of allocated memory, where the table has it."""
+    """One row. `seconds` of a step, infinite if it crashed; `gib`: the peak of allocated memory, where the table has it."""
 
     group: str
     shape: Shape
@@ -91,17 +99,16 @@ def read_vtrain(truth: Path) -> list[Layout]:
 def read_nanotron(truth: Path) -> list[Layout]:
     found = []
     for row in json.loads((truth / "memory" / "ultrascale.json").read_text())["rows"]:
-        if not row["tokens_per_s"]:
-            continue
         words = ("--context", "4096", "--vocabulary", "131072", "--overlap")
         dp, tp, pp = row["dp"], row["tp"], row["pp"]
         check = CHECK if pp > 1 and row["nodes"] > 1 else STEP if tp > PER_NODE else 0.0
         shape = Shape(
             "h100", f"llama-{row['model'].lower()}", words, row["mbs"], dp, tp, pp, row["grad_acc"], row["zero"], HOST,
-            EFA, check,
+            EFA, check, BATCHES.get(tp, (1, 16)), BUCKET,
         )  # fmt: skip
         # Some rows have fewer samples in a step than the 256 that the table states: their throughput is that of theirs.
-        seconds = dp * row["mbs"] * row["grad_acc"] * 4096 / row["tokens_per_s"]
+        samples = dp * row["mbs"] * row["grad_acc"]
+        seconds = samples * 4096 / row["tokens_per_s"] if row["tokens_per_s"] else math.inf
         found.append(Layout(f"{row['model']} on {row['gpus']:3}", shape, seconds, row["gpu_memory_gb"]))
     return found
 
@@ -110,22 +117,21 @@ TABLES = {"vtrain": read_vtrain, "nanotron": read_nanotron}
 
 
 def find_stuck(rows: Sequence[Layout]) -> set[int]:
-    """Pipelines of which a pass takes much longer than one of the same stage and batch on other numbers of nodes."""
-    times: dict[tuple[Any, ...], list[float]] = defaultdict(list)
-
-    def pass_seconds(row: Layout) -> float:
-        return row.seconds / (row.shape.passes + row.shape.pp - 1)
-
-    def key(row: Layout) -> tuple[Any, ...]:
-        return row.shape.size, row.shape.tp, row.shape.pp, row.shape.batch
-
+    """Pipelines of which a pass takes much longer than one of the same stages with as large a batch, or one of a smaller
+    batch as often as that fits into it, whatever the number of nodes."""
+    passes: dict[tuple[Any, ...], list[tuple[int, float]]] = defaultdict(list)
     for row in rows:
-        times[key(row)].append(pass_seconds(row))
-    return {
-        number
-        for number, row in enumerate(rows)
-        if row.shape.pp > 1 and pass_seconds(row) > min(times[key(row)]) + STUCK
-    }
+        shape = row.shape
+        seconds = row.seconds / (shape.passes + shape.pp - 1)
+        passes[shape.size, shape.tp, shape.pp].append((shape.batch, seconds))
+    found = set()
+    for number, row in enumerate(rows):
+        shape = row.shape
+        known = passes[shape.size, shape.tp, shape.pp]
+        usual = min(seconds * max(1.0, shape.batch / batch) for batch, seconds in known)
+        if shape.pp > 1 and row.seconds / (shape.passes + shape.pp - 1) > usual + STUCK:
+            found.add(number)
+    return found
 
 
 def predict(row: Layout) -> dict[str, Any] | None:
@@ -179,6 +185,31 @@ def write_errors(name: str, errors: Sequence[float]) -> str:
     )
 
 
+def report_choices(rows: Sequence[Layout], composed: Sequence[Composed]) -> None:
+    """What would be chosen of each group if each row were rehearsed: the published rate as a part of the group's best. Rows
+    that crashed are candidates too, and have none."""
+    groups: dict[str, list[int]] = defaultdict(list)
+    for number, row in enumerate(rows):
+        groups[row.group].append(number)
+    shares, hits = [], 0
+    for name, members in sorted(groups.items()):
+        limit = find_card(rows[members[0]].shape.device).usable
+        fitting = [n for n in members if max(composed[n].stage_bytes) * RESERVED <= limit]
+        first = sorted(fitting, key=lambda n: -rows[n].samples / composed[n].seconds)[:3]
+        best = max(rows[n].rate for n in members)
+        is_in = any(rows[n].rate == best for n in first)
+        shares.append(rows[first[0]].rate / best)
+        hits += is_in
+        ran = [n for n in members if rows[n].rate]
+        print(
+            f"{name}: first choice {shares[-1]:.0%} of the best, {'in' if is_in else 'not in'} the first three; "
+            f"{sum(n in fitting for n in ran)} of {len(ran)} that ran fit"
+        )
+    print(
+        f"{len(shares)} groups: median {np.median(shares):.0%} of the best, the best in the first three in {hits}"
+    )
+
+
 def report(rows: Sequence[Layout], composed: Sequence[Composed]) -> None:
     stuck = find_stuck(rows)
     groups: dict[str, list[int]] = defaultdict(list)
@@ -193,12 +224,8 @@ def report(rows: Sequence[Layout], composed: Sequence[Composed]) -> None:
             measure_order([(guesses[n], rows[n].rate) for n in chosen]) for chosen in (members, plain)
         )
         orders.append((order, plain_order))
-        best = max(rows[n].rate for n in members)
-        first = sorted(members, key=lambda n: -guesses[n])[:3]
-        is_in = any(rows[n].rate == best for n in first)
         print(
-            f"{name}: tau {order:.2f}, {plain_order:.2f} without {len(members) - len(plain)} stuck pipelines; first: "
-            f"{rows[first[0]].rate / best:.0%} of the best, {'in' if is_in else 'not in'} the first three; "
+            f"{name}: tau {order:.2f}, {plain_order:.2f} without {len(members) - len(plain)} stuck pipelines; "
             f"{write_errors('not stuck', [errors[n] for n in plain])}"
         )
     mean = np.mean(orders, axis=0)
@@ -230,6 +257,10 @@ def main() -> None:
     rows = [row for row in TABLES[options.table](options.truth) if row.group.startswith(options.group)]
     store = PartStore(options.parts)
     composed = [compose(row.shape, store) for row in rows]
+    if options.table == "nanotron":
+        report_choices(rows, composed)
+    ran = [number for number, row in enumerate(rows) if row.rate]
+    rows, composed = [rows[n] for n in ran], [composed[n] for n in ran]
     report(rows, composed)
     chosen = random.Random(options.seed).sample(range(len(rows)), min(options.rehearse, len(rows)))
     errors, differences, inside = [], [], []

@@ -29,8 +29,8 @@ from understudy.timing.collectives import group_seconds
 PER_NODE = 8
 STATE = 12
 """Bytes of a parameter in float32 with the two moments of AdamW."""
-COPIES = 6
-"""Bytes of a parameter in bfloat16 with its gradient in float32."""
+COPIES = 8
+"""Bytes of a parameter in bfloat16, with its gradient in float32 and in the bucket in which DDP reduces it."""
 
 
 @dataclass(frozen=True)
@@ -68,10 +68,6 @@ class Part:
     ends: Cost
 
 
-BATCHES = {1: (1, 4), 2: (1, 8), 4: (1, 16), 8: (1, 16), 16: (1, 16), 32: (1, 32)}
-"""That are rehearsed, by tensor parallel ranks: costs of others lie on the line through both, or are those of the host."""
-
-
 @dataclass
 class PartStore:
     """Rehearsals of parts, kept in a file as they are made."""
@@ -84,7 +80,7 @@ class PartStore:
             self.known = json.loads(self.path.read_text())
 
     def find(self, shape: Shape) -> Part:
-        low, high = BATCHES[shape.tp]
+        low, high = shape.batches
         one, two = (self._find(replace(shape, batch=batch)) for batch in (low, high))
         if shape.batch in (low, high):
             return one if shape.batch == low else two
@@ -103,10 +99,19 @@ class PartStore:
         return Part(layer, replace(ends, bytes=long.bytes - 2 * layer.bytes))
 
     def _rehearse(self, shape: Shape, layers: int, passes: int) -> Cost:
-        key = " ".join(
-            (shape.device, shape.size, *shape.words, str(shape.batch), str(shape.tp), shape.host, f"{shape.latency:g}",
-             str(layers), str(passes))
-        )  # fmt: skip
+        sizes = "x".join(map(str, SIZES[shape.size][1:]))
+        facts = (
+            shape.device,
+            sizes,
+            *shape.words,
+            shape.batch,
+            shape.tp,
+            shape.host,
+            f"{shape.latency:g}",
+            layers,
+            passes,
+        )
+        key = " ".join(map(str, facts))
         if key not in self.known:
             self.known[key] = asdict(_rehearse(shape, layers, passes))
             if self.path is not None:
@@ -178,6 +183,10 @@ class Shape:
     latency: float = 0.0
     check: float = 0.0
     """Seconds that the host takes for a collective beside its call, for each of its ranks."""
+    batches: tuple[int, int] = (1, 8)
+    """That are rehearsed. Costs of others lie on the line through both, or are those of the host."""
+    bucket: float = 0.0
+    """Bytes of gradients that are reduced at once; 0: those of a layer."""
 
 
 @dataclass(frozen=True)
@@ -224,9 +233,10 @@ def compose(shape: Shape, store: PartStore) -> Composed:
     if shape.dp > 1:
         blocks = max(counts) + 1
         kind = "all_reduce" if shape.zero == 0 else "reduce_scatter"
-        reduced = reduce(kind, 4 * own, blocks)
+        blocks_of_gradients = math.ceil(4 * own / shape.bucket) if shape.bucket else blocks
+        reduced = reduce(kind, 4 * own, blocks_of_gradients)
         beside = backward if shape.pp == 1 else 0.0
-        seconds += max(reduced - beside, reduced / blocks)
+        seconds += max(reduced - beside, reduced / blocks_of_gradients)
         if shape.zero:
             seconds += reduce("all_gather", 2 * own, blocks)
     assert card.bandwidth is not None
