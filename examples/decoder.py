@@ -10,7 +10,7 @@ tied embeddings. `llama-` sizes have RMS norms, rotary positions and a gated MLP
 Layouts: `--dp`, `--tp`, `--pp` ranks, whose product is the number of ranks. Tensor parallelism is `parallelize_module` with
 sequence parallelism and a loss over the shards of the vocabulary, pipelines are `torch.distributed.pipelining` with 1F1B,
 data parallelism is `fully_shard` for every stage of ZeRO: 0 shards nothing, 1 the optimizer state, 2 gradients too, 3 all.
-`--overlap` is tensor parallelism as Megatron-LM and nanotron write it: collectives run beside products that do not need them.
+`--overlap` is tensor parallelism as Megatron-LM and nanotron write it: collectives run beside products that do without them.
 """
 
 import argparse

@@ -22,8 +22,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from tools.fit_kernels.layouts import measure_order
 from understudy.cli.fixes import read_sources
-from understudy.cli.plans import PASSES, Rehearser, Wishes, run_search
+from understudy.cli.plans import Rehearser, Wishes, run_search
 from understudy.cli.rehearsals import Queue, Variant, Workers
 from understudy.cli.search_space import FoundSpace, SearchRequest, find_space
 from understudy.plans.axes import Axis
@@ -39,7 +40,10 @@ HOST = "heavy"
 """nanotron's Python between calls takes some 5 ms for a layer."""
 PER_NODE = 8
 DECODER = Path(__file__).parents[1] / "examples" / "decoder.py"
-ARGUMENTS = ("--context", "4096", "--vocabulary", "131072")
+ARGUMENTS = ("--context", "4096", "--vocabulary", "131072", "--overlap")
+LATENCY = 70
+"""Microseconds between two nodes: EFA, which the cluster had."""
+PASSES = 4
 SIZES = {"1B": "llama-1b", "8B": "llama-8b", "3B": "llama-3b"}
 NAMES = {"tp": "tp", "pp": "pp", "zero": "zero", "batch": "mbs", "accumulate": "grad_acc"}
 
@@ -120,7 +124,13 @@ def plan_group(
         queue = Queue(workers, f"{PER_NODE}x{CARD}")
         run_search(
             search,
-            Rehearser(wishes, found, queue, ("--steps", "2", "--jobs", "1", "--host", HOST), {}),
+            Rehearser(
+                wishes,
+                found,
+                queue,
+                ("--steps", "2", "--jobs", "1", "--host", HOST, "--interconnect", f"latency={LATENCY}"),
+                {},
+            ),
             options.jobs,
             set(),
         )
@@ -130,11 +140,19 @@ def plan_group(
     first_three = [layouts[layout_of(c)] for c in ranked[:3]]
     share = first_three[0] / best if first_three else 0.0
     hit = best in first_three
+    guesses = [
+        (candidate.shape.samples / seconds, layouts[layout_of(candidate)])
+        for candidate in candidates
+        if candidate.shape.samples
+        and (seconds := estimates.predict_seconds(candidate))
+        and layouts[layout_of(candidate)]
+    ]
     search.end()
     rehearsed = sum(c in own for c in search.results)
     print(
         f"{model} on {nodes} nodes: {share:.1%} of the best, {'in' if hit else 'not in'} the first three; "
-        f"{len(candidates)} candidates, {rehearsed} rehearsed, {time.time() - began:.0f} s; {search.count_reasons()}",
+        f"{len(candidates)} candidates, order of predictions {measure_order(guesses):.2f} (tau), "
+        f"{rehearsed} rehearsed, {time.time() - began:.0f} s; {search.count_reasons()}",
         flush=True,
     )
     for candidate in ranked[:3]:

@@ -267,3 +267,22 @@ def test_the_line_through_two_numbers_of_passes() -> None:
     assert whole.seconds == pytest.approx(0.1 + 0.5 * 64)
     assert whole.tokens == pytest.approx(640)
     assert whole.passes == 6
+
+
+def test_predictions_know_what_the_host_needs() -> None:
+    """Calls are as many for more tensor parallel ranks, and fewer in fewer passes of a larger batch."""
+    estimates = Estimates()
+
+    def make(batch: int, accumulate: int, tp: int) -> Candidate:
+        values = (("batch", batch), ("tp", tp))
+        return Candidate(values, Shape(8, 8, batch=batch, accumulate=accumulate, dp=8 // tp, tp=tp))
+
+    estimates.learn(
+        make(1, 64, 2),
+        Result(
+            "fits", reserved_bytes=GB, seconds=10.0, optimizer_seconds=0.4, host_seconds=9.6, idle_seconds=4.8
+        ),
+    )
+    assert estimates.predict_seconds(make(1, 64, 2)) == pytest.approx(10.0)
+    assert estimates.predict_seconds(make(1, 256, 8)) == pytest.approx(4 * 9.6 + 0.1, rel=0.01)
+    assert estimates.predict_seconds(make(4, 16, 2)) == pytest.approx(9.6 - 4.8 + 0.4)

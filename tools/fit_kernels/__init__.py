@@ -8,5 +8,7 @@ kernels     tables of measured kernels: products, attention
 collectives links between cards
 fitting     parameters from rows; error on rows that were not fitted, and on cards that were left out
 clusters    sharded training: llm-foundry's tables, by examples/decoder.py
+layouts     layouts over many cards: vTrain's and nanotron's tables
+parts       steps of such tables from rehearsals of one or two layers
 tables      what is written
 """

@@ -1,23 +1,29 @@
 """Layouts over many cards against published figures: vTrain's and nanotron's tables, by `examples/decoder.py`.
 
-    python -m tools.fit_kernels.layouts [TRUTH] [--table vtrain] [--most N] [--seed N]
+    python -m tools.fit_kernels.layouts [TRUTH] [--table vtrain] [--parts FILE] [--rehearse N] [--seed N]
 
-One rank of each stage is rehearsed, and the stages are replayed together. A step of many passes is extrapolated from two of
-fewer: once a pipeline is full, each further pass takes as long as the one before it. What differs from the originals:
+Every row is composed of rehearsed parts (`parts.py`); of `--rehearse` rows, one rank of each stage is rehearsed as well, and
+the stages are replayed together. A step of many passes is then extrapolated from two of fewer: once a pipeline is full, each
+further pass takes as long as the one before it. What differs from the originals:
 
 vTrain      Megatron-DeepSpeed of 2022 in float16, with its own fused kernels; here bfloat16, attention in plain operators,
-            FSDP2 without sharding in the place of its data parallelism, sequence parallelism beside tensor parallelism. Its
-            Python between calls is in the host: "heavy"; torch's tensor parallelism has as much of its own, in more calls
-nanotron    its own modules; here FSDP2 for ZeRO, torch's tensor parallelism and pipelines
+            FSDP2 without sharding in the place of its data parallelism
+nanotron    its own modules; here FSDP2 for ZeRO, and torch's pipelines, which start to reduce gradients after the last pass.
+            The cluster had AWS's EFA between nodes, whose latency is stated. In the table, each layer of a pipeline over
+            several nodes takes a time that grows with the tensor parallel ranks whatever the batch: some 0.36 ms for each
+            rank and collective; it does not without a pipeline, nor in one node (CHECK). Tensor parallelism over several
+            nodes takes a sixth of that (STEP)
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import random
 from collections import defaultdict
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,30 +34,49 @@ import understudy
 import understudy.simulation.sharding
 from examples.decoder import SIZES, parse_options
 from examples.decoder import main as train
+from tools.fit_kernels.parts import PER_NODE, Composed, PartStore, Shape, compose
+from understudy.cluster.layout import Interconnect
 from understudy.report.runs import RehearsalOptions
+from understudy.simulation.catalogue import find_card
 
-PER_NODE = 8
+GIB = 1 << 30
 HOST = "heavy"
 """Of both frameworks: some 4 ms of Python for a layer, whatever its size."""
+EFA = 70e-6
+CHECK, STEP = 3.6e-4, 6e-5
+"""Seconds of the host for a collective, for each of its ranks: chosen on every other group of nanotron's table."""
+BATCHES = {1: (1, 4), 2: (1, 8), 32: (1, 32)}
+"""Of nanotron's table that are rehearsed, by tensor parallel ranks."""
+BUCKET = 25 << 20
+"""nanotron's DDP reduces gradients in buckets of this size: with EFA, latency is most of their time."""
+RESERVED = 1.1
+"""Reserved memory over allocated memory, in rehearsals of whole layouts."""
+STUCK = 0.25
+"""Seconds of a pass. nanotron's script runs pipelines again that had run before a certain job, but not all. Those that were
+not take half a second more for each message, whatever its size."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """One row. `words`: options of the example beside those of passes; `passes`: of a step."""
+    """One row. `seconds` of a step, infinite if it crashed; `gib`: the peak of allocated memory, where the table has it."""
 
     group: str
-    device: str
-    words: tuple[str, ...]
-    dp: int
-    tp: int
-    pp: int
-    passes: int
+    shape: Shape
     seconds: float
-    host: str | None = None
+    gib: float | None = None
 
     @property
-    def world_size(self) -> int:
-        return self.dp * self.tp * self.pp
+    def rate(self) -> float:
+        """Samples in a second."""
+        return self.samples / self.seconds
+
+    @property
+    def samples(self) -> int:
+        return self.shape.dp * self.shape.batch * self.shape.passes
+
+    def __str__(self) -> str:
+        s = self.shape
+        return f"{self.group} {s.size} dp {s.dp} tp {s.tp} pp {s.pp} zero {s.zero}, {s.passes} passes of {s.batch}"
 
 
 def read_vtrain(truth: Path) -> list[Layout]:
@@ -63,74 +88,84 @@ def read_vtrain(truth: Path) -> list[Layout]:
         dp, tp, pp = (int(row[f"{kind} parallelism"]) for kind in ("data", "tensor", "pipeline"))
         batch = int(row["micro batch"])
         vocabulary = -(-50257 // (128 * tp)) * 128 * tp
-        words = ("--size", name, "--context", row["sequence length"], "--batch", str(batch), "--zero", "0",
-                 "--vocabulary", str(vocabulary), "--dp", str(dp), "--tp", str(tp), "--pp", str(pp),
-                 "--plain-attention", "--dropout", "0.1", "--bias", "--even-stages",
-                 "--no-sequence-parallel")  # fmt: skip
+        words = ("--context", row["sequence length"], "--vocabulary", str(vocabulary), "--plain-attention",
+                 "--dropout", "0.1", "--bias", "--even-stages", "--no-sequence-parallel", "--overlap")  # fmt: skip
         passes = int(row["global batch"]) // (dp * batch)
-        found.append(
-            Layout(
-                "vtrain",
-                "a100-40",
-                words,
-                dp,
-                tp,
-                pp,
-                passes,
-                float(row["iteration time (ms)"]) * 1e-3,
-                HOST,
-            )
-        )
+        shape = Shape("a100-40", name, words, batch, dp, tp, pp, passes, 0, HOST)
+        found.append(Layout("vtrain", shape, float(row["iteration time (ms)"]) * 1e-3))
     return found
 
 
 def read_nanotron(truth: Path) -> list[Layout]:
     found = []
     for row in json.loads((truth / "memory" / "ultrascale.json").read_text())["rows"]:
-        if not row["tokens_per_s"]:
-            continue
-        words = ("--size", f"llama-{row['model'].lower()}", "--context", "4096", "--batch", str(row["mbs"]),
-                 "--zero", str(row["zero"]), "--vocabulary", "131072",
-                 "--dp", str(row["dp"]), "--tp", str(row["tp"]), "--pp", str(row["pp"]))  # fmt: skip
+        words = ("--context", "4096", "--vocabulary", "131072", "--overlap")
+        dp, tp, pp = row["dp"], row["tp"], row["pp"]
+        check = CHECK if pp > 1 and row["nodes"] > 1 else STEP if tp > PER_NODE else 0.0
+        shape = Shape(
+            "h100", f"llama-{row['model'].lower()}", words, row["mbs"], dp, tp, pp, row["grad_acc"], row["zero"], HOST,
+            EFA, check, BATCHES.get(tp, (1, 16)), BUCKET,
+        )  # fmt: skip
         # Some rows have fewer samples in a step than the 256 that the table states: their throughput is that of theirs.
-        seconds = row["dp"] * row["mbs"] * row["grad_acc"] * 4096 / row["tokens_per_s"]
-        group = f"{row['model']} on {row['gpus']}"
-        found.append(
-            Layout(group, "h100", words, row["dp"], row["tp"], row["pp"], row["grad_acc"], seconds, "heavy")
-        )
+        samples = dp * row["mbs"] * row["grad_acc"]
+        seconds = samples * 4096 / row["tokens_per_s"] if row["tokens_per_s"] else math.inf
+        found.append(Layout(f"{row['model']} on {row['gpus']:3}", shape, seconds, row["gpu_memory_gb"]))
     return found
 
 
 TABLES = {"vtrain": read_vtrain, "nanotron": read_nanotron}
 
 
-def predict(layout: Layout, **settings: Any) -> dict[str, Any] | None:
-    """Seconds of a step, and what bounds it. None where the rehearsal failed, or has no time."""
-    fewer = sorted({min(layout.passes, layout.pp + 1), min(layout.passes, layout.pp + 3)})
-    times = [rehearse(layout, passes, **settings) for passes in fewer]
+def find_stuck(rows: Sequence[Layout]) -> set[int]:
+    """Pipelines of which a pass takes much longer than one of the same stages with as large a batch, or one of a smaller
+    batch as often as that fits into it, whatever the number of nodes."""
+    passes: dict[tuple[Any, ...], list[tuple[int, float]]] = defaultdict(list)
+    for row in rows:
+        shape = row.shape
+        seconds = row.seconds / (shape.passes + shape.pp - 1)
+        passes[shape.size, shape.tp, shape.pp].append((shape.batch, seconds))
+    found = set()
+    for number, row in enumerate(rows):
+        shape = row.shape
+        known = passes[shape.size, shape.tp, shape.pp]
+        usual = min(seconds * max(1.0, shape.batch / batch) for batch, seconds in known)
+        if shape.pp > 1 and row.seconds / (shape.passes + shape.pp - 1) > usual + STUCK:
+            found.add(number)
+    return found
+
+
+def predict(row: Layout) -> dict[str, Any] | None:
+    """Seconds of a step by rehearsals of the whole layout, and what bounds it. None where one failed, or has no time."""
+    shape = row.shape
+    fewer = sorted({min(shape.passes, shape.pp + 1), min(shape.passes, shape.pp + 3)})
+    times = [rehearse(shape, passes) for passes in fewer]
     if any(time is None for time in times):
         return None
     seconds, error = times[-1].seconds_per_step, np.log(times[-1].high_seconds / times[-1].seconds_per_step)
-    if layout.passes > fewer[-1]:
+    if shape.passes > fewer[-1]:
         each = (seconds - times[0].seconds_per_step) / (fewer[-1] - fewer[0])
-        seconds += each * (layout.passes - fewer[-1])
+        seconds += each * (shape.passes - fewer[-1])
     return {"seconds": seconds, "error": float(error), "bound_by": times[-1].bound_by}
 
 
-def rehearse(layout: Layout, passes: int, **settings: Any) -> Any:
-    options = parse_options([*layout.words, "--accumulate", str(passes)])
-    stages = [stage * layout.dp * layout.tp for stage in range(layout.pp)]
-    nodes = -(-layout.world_size // PER_NODE)
+def rehearse(shape: Shape, passes: int) -> Any:
+    options = parse_options(
+        ["--size", shape.size, *shape.words, "--batch", str(shape.batch), "--zero", str(shape.zero),
+         "--dp", str(shape.dp), "--tp", str(shape.tp), "--pp", str(shape.pp), "--accumulate", str(passes)]
+    )  # fmt: skip
+    stages = [stage * shape.dp * shape.tp for stage in range(shape.pp)]
+    world = shape.dp * shape.tp * shape.pp
     cluster = understudy.rehearse_cluster(
-        lambda: train(options), device=f"{min(PER_NODE, layout.world_size)}x{layout.device}", nodes=nodes,
-        ranks=",".join(map(str, stages)), jobs=1, is_quiet=True, rehearsal=RehearsalOptions(host=layout.host), **settings,
+        lambda: train(options), device=f"{min(PER_NODE, world)}x{shape.device}", nodes=-(-world // PER_NODE),
+        ranks=",".join(map(str, stages)), jobs=1, is_quiet=True, rehearsal=RehearsalOptions(host=shape.host),
+        interconnect=Interconnect(latency=shape.latency),
     )  # fmt: skip
     if cluster.time is None:
-        print(cluster.headline, layout)
+        print(cluster.headline, shape)
     return cluster.time
 
 
-def measure_order(pairs: list[tuple[float, float]]) -> float:
+def measure_order(pairs: Sequence[tuple[float, float]]) -> float:
     """Kendall's tau-b of predictions and measurements."""
     score = ties = count = 0
     for i, (guess, truth) in enumerate(pairs):
@@ -142,35 +177,111 @@ def measure_order(pairs: list[tuple[float, float]]) -> float:
     return score / max(1, count - ties)
 
 
+def write_errors(name: str, errors: Sequence[float]) -> str:
+    found = np.array(errors)
+    return (
+        f"{name}: {len(found)} rows, mean error {np.mean(np.abs(found)):.1%}, median {np.median(np.abs(found)):.1%}, "
+        f"bias {np.mean(found):+.1%}"
+    )
+
+
+def report_choices(rows: Sequence[Layout], composed: Sequence[Composed]) -> None:
+    """What would be chosen of each group if each row were rehearsed: the published rate as a part of the group's best. Rows
+    that crashed are candidates too, and have none."""
+    groups: dict[str, list[int]] = defaultdict(list)
+    for number, row in enumerate(rows):
+        groups[row.group].append(number)
+    shares, hits = [], 0
+    for name, members in sorted(groups.items()):
+        limit = find_card(rows[members[0]].shape.device).usable
+        fitting = [n for n in members if max(composed[n].stage_bytes) * RESERVED <= limit]
+        first = sorted(fitting, key=lambda n: -rows[n].samples / composed[n].seconds)[:3]
+        best = max(rows[n].rate for n in members)
+        is_in = any(rows[n].rate == best for n in first)
+        shares.append(rows[first[0]].rate / best)
+        hits += is_in
+        ran = [n for n in members if rows[n].rate]
+        print(
+            f"{name}: first choice {shares[-1]:.0%} of the best, {'in' if is_in else 'not in'} the first three; "
+            f"{sum(n in fitting for n in ran)} of {len(ran)} that ran fit"
+        )
+    print(
+        f"{len(shares)} groups: median {np.median(shares):.0%} of the best, the best in the first three in {hits}"
+    )
+
+
+def report(rows: Sequence[Layout], composed: Sequence[Composed]) -> None:
+    stuck = find_stuck(rows)
+    groups: dict[str, list[int]] = defaultdict(list)
+    for number, row in enumerate(rows):
+        groups[row.group].append(number)
+    errors = [found.seconds / row.seconds - 1 for row, found in zip(rows, composed, strict=True)]
+    orders = []
+    for name, members in sorted(groups.items()):
+        guesses = {number: rows[number].samples / composed[number].seconds for number in members}
+        plain = [number for number in members if number not in stuck]
+        order, plain_order = (
+            measure_order([(guesses[n], rows[n].rate) for n in chosen]) for chosen in (members, plain)
+        )
+        orders.append((order, plain_order))
+        print(
+            f"{name}: tau {order:.2f}, {plain_order:.2f} without {len(members) - len(plain)} stuck pipelines; "
+            f"{write_errors('not stuck', [errors[n] for n in plain])}"
+        )
+    mean = np.mean(orders, axis=0)
+    print(f"tau, mean of {len(orders)} groups: {mean[0]:.2f}, without stuck pipelines {mean[1]:.2f}")
+    print(write_errors("all", errors))
+    print(write_errors("without stuck pipelines", [e for n, e in enumerate(errors) if n not in stuck]))
+    known = [
+        (row.shape.pp > 1, max(found.stage_bytes) / GIB / row.gib - 1)
+        for row, found in zip(rows, composed, strict=True)
+        if row.gib
+    ]
+    for has_stages, name in ((False, "allocated memory, no pipeline"), (True, "allocated memory, pipelines")):
+        chosen = [error for pipeline, error in known if pipeline == has_stages]
+        if chosen:
+            print(write_errors(name, chosen))
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("truth", nargs="?", default=Path("../shared/truth"), type=Path)
     parser.add_argument("--table", choices=TABLES, default="vtrain")
-    parser.add_argument("--most", type=int, default=20)
+    parser.add_argument("--parts", type=Path, help="where rehearsals of parts are kept")
+    parser.add_argument("--rehearse", type=int, default=0, help="so many rows are rehearsed as a whole, too")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--group", default="", help="only rows of groups whose name begins so")
     options = parser.parse_args()
     rows = [row for row in TABLES[options.table](options.truth) if row.group.startswith(options.group)]
-    random.Random(options.seed).shuffle(rows)
-    groups: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    errors, inside = [], []
-    for row in rows[: options.most]:
-        found = predict(row)
+    store = PartStore(options.parts)
+    composed = [compose(row.shape, store) for row in rows]
+    if options.table == "nanotron":
+        report_choices(rows, composed)
+    ran = [number for number, row in enumerate(rows) if row.rate]
+    rows, composed = [rows[n] for n in ran], [composed[n] for n in ran]
+    report(rows, composed)
+    chosen = random.Random(options.seed).sample(range(len(rows)), min(options.rehearse, len(rows)))
+    errors, differences, inside = [], [], []
+    for number in chosen:
+        row = rows[number]
+        found = predict(replace(row))
         if found is None:
             continue
         seconds = found["seconds"]
-        groups[row.group].append((seconds, row.seconds))
         errors.append(seconds / row.seconds - 1)
+        differences.append(composed[number].seconds / seconds - 1)
         inside.append(abs(np.log(seconds / row.seconds)) <= found["error"])
         bounds = ", ".join(f"{name} {share:.0%}" for name, share in list(found["bound_by"].items())[:5])
-        shape = f"dp {row.dp} tp {row.tp} pp {row.pp}, {row.passes} passes of {row.words[5]}"
-        times = f"{seconds:.3f} s, measured {row.seconds:.3f} s"
-        print(f"{errors[-1]:+.0%} {row.group} {row.words[1]} {shape}: {times}; {bounds}", flush=True)
-    print(f"{len(errors)} rows: mean error {np.mean(np.abs(errors)):.1%}, median {np.median(np.abs(errors)):.1%}, "
-          f"bias {np.mean(errors):+.1%}, {np.mean(inside):.0%} inside the interval")  # fmt: skip
-    for name, pairs in sorted(groups.items()):
-        if len(pairs) > 2:
-            print(f"{name}: {len(pairs)} rows, tau {measure_order(pairs):.2f}")
+        print(
+            f"{errors[-1]:+.0%} {row}: {seconds:.3f} s, measured {row.seconds:.3f} s, "
+            f"by parts {composed[number].seconds:.3f} s; {bounds}",
+            flush=True,
+        )
+    if errors:
+        print(f"{write_errors('rehearsed', errors)}, {np.mean(inside):.0%} inside the interval")
+        print(write_errors("parts against rehearsals", differences))
 
 
 if __name__ == "__main__":

@@ -105,12 +105,17 @@ class Estimates:
         assert result.seconds is not None
         passes = max(result.seconds - result.optimizer_seconds, 1e-9) / a.bubble
         exposed = min(result.exposed_seconds, 0.9 * passes)
-        compute = (passes - exposed) * _work(c) / _work(a)
+        idle = min(result.idle_seconds / a.bubble, 0.9 * passes - exposed)
+        compute = (passes - exposed - idle) * _work(c) / _work(a)
+        # Calls are as many for a large batch as for a small one, and for a part of each layer as for all of it.
+        host = result.host_seconds * _calls(c) / _calls(a)
         optimizer = result.optimizer_seconds * _optimizer_share(c) / _optimizer_share(a)
         sent = self._send_seconds(c)
         before = self._send_seconds(a)
         exposed = exposed * sent / before if before else sent
-        return ((compute + exposed) * c.bubble + optimizer) * self._effect(candidate, anchor, "seconds")
+        return (max(compute + exposed, host) * c.bubble + optimizer) * self._effect(
+            candidate, anchor, "seconds"
+        )
 
     def predict_bytes(self, candidate: Candidate) -> float | None:
         anchor = self._find_anchor(candidate, needs_time=False)
@@ -267,6 +272,11 @@ def _least_bytes(result: Result, a: Shape, c: Shape) -> int:
 def _work(shape: Shape) -> float:
     """Relative work of one rank in a step: the computation of its passes."""
     return (shape.batch or 1) * (shape.context or 1) * shape.accumulate / (shape.tp * shape.pp * shape.cp)
+
+
+def _calls(shape: Shape) -> float:
+    """Relative number of calls of one rank in a step."""
+    return shape.accumulate / shape.pp
 
 
 def _activations(shape: Shape) -> float:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from understudy.plans.candidates import Shape
 from understudy.report.cluster_rehearsal import ClusterRehearsal, RankRow
 from understudy.report.rehearsal import FAILED, FITS, NO_VERDICT, TIGHT, Rehearsal
+from understudy.timing.attribution import LAUNCHES
 from understudy.timing.step_time import TimeEstimate
 
 COMMUNICATION = "exposed communication"
@@ -47,6 +48,10 @@ class Result:
     ideal_seconds: float = 0.0
     optimizer_seconds: float = 0.0
     exposed_seconds: float = 0.0
+    host_seconds: float = 0.0
+    """In which the calls of a step are issued, by the rank with most of them."""
+    idle_seconds: float = 0.0
+    """In which the card has nothing to do but wait for calls."""
     tokens: float | None = None
     samples: float | None = None
     mfu: float = 0.0
@@ -110,6 +115,8 @@ def _add_time(result: Result, rehearsal: Rehearsal, cluster: ClusterRehearsal | 
         ideal_seconds=max(time.hfu * time.seconds_per_step for time in times),
         optimizer_seconds=slowest.phases.get("optimizer", 0.0),
         exposed_seconds=slowest.bound_by.get(COMMUNICATION, 0.0) * slowest.seconds_per_step,
+        host_seconds=max(time.host_seconds for time in times),
+        idle_seconds=slowest.bound_by.get(LAUNCHES, 0.0) * slowest.seconds_per_step,
         tokens=max(of_rank) * copies or None, samples=shape.samples or max(samples) * copies or None,
         mfu=time.mfu, bound_by=dict(time.bound_by),
     )  # fmt: skip
@@ -156,7 +163,8 @@ def extend(few: Result, more: Result, few_passes: int, more_passes: int, shape: 
     low, high = ((bound or 0.0) * scale for bound in (more.low_seconds, more.high_seconds))
     return replace(
         more, seconds=seconds, low_seconds=low, high_seconds=high, ideal_seconds=more.ideal_seconds * passes,
-        exposed_seconds=min(more.exposed_seconds * passes, seconds), tokens=more.tokens and more.tokens * passes,
+        exposed_seconds=min(more.exposed_seconds * passes, seconds), host_seconds=more.host_seconds * passes,
+        idle_seconds=min(more.idle_seconds * passes, seconds), tokens=more.tokens and more.tokens * passes,
         samples=shape.samples or (more.samples and more.samples * passes), mfu=more.mfu * passes / scale,
         passes=more_passes, wires=[_extend_wire(wire, few, missing) for wire in more.wires],
     )  # fmt: skip

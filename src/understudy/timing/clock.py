@@ -102,7 +102,7 @@ class RunClock:
         """Step, phase, the time at which it was done, and the number of spans until then."""
         self.seconds_by_place: dict[tuple[Any, Any], float] = defaultdict(float)
         self.host_seconds: dict[int, float] = defaultdict(float)
-        """Time of issuing kernels, by step."""
+        """Time of issuing calls, by step, without what the host waits for."""
         self._streams: dict[int, int] = {}
         self._events: dict[int, float] = {}
         self._awaited: deque[tuple[float, int]] = deque()
@@ -142,6 +142,7 @@ class RunClock:
         launch, places = timeline.launch, self.seconds_by_place
         factor = host_factor(self.curve.host, moment.phase)
         before = timeline.mark()
+        issued = 0.0
         is_placed = moment.phase != SETUP
         place: tuple[Any, Any] = (None, None)
         for position, label in enumerate(labels):
@@ -153,7 +154,7 @@ class RunClock:
                 self._follow(label)
                 continue
             if kind_of_label is CollectiveEvent:
-                self._communicate(label)
+                issued += self._communicate(label)
                 continue
             if kind_of_label is WaitEvent:
                 if label.number in self._pending:
@@ -162,11 +163,13 @@ class RunClock:
                 continue
             _, device, kernels, host, _, _ = label.time
             if device < 0:
+                issued += host
                 timeline.work(host, INPUT if is_input else "host", label)
                 if log is not None:
                     log.work(host)
                 continue
             host *= factor
+            issued += host
             if not kernels:
                 timeline.host += host
                 if log is not None:
@@ -193,13 +196,13 @@ class RunClock:
             log.add(PhaseEnd(moment.step, moment.phase))
         after = timeline.mark()
         self.phases[moment.step, moment.phase] += after.done - before.done
-        self.host_seconds[moment.step] += after.host - before.host
+        self.host_seconds[moment.step] += issued
         self.ends.append((moment.step, moment.phase, after.done, len(timeline.spans)))
 
-    def _communicate(self, event: CollectiveEvent) -> None:
-        """On the communicator's own stream, after what the current one has so far. That one goes on beside it, until it
-        waits: at once, at a `wait_tensor`, at `work.wait()`, or, for what nothing waits for but a message, at the end of the
-        phase."""
+    def _communicate(self, event: CollectiveEvent) -> float:
+        """What it costs the host. It runs on the communicator's own stream, after what the current one has so far. That one
+        goes on beside it, until it waits: at once, at a `wait_tensor`, at `work.wait()`, or, for what nothing waits for but
+        a message, at the end of the phase."""
         timeline = self.timeline
         stream = event.device, self._streams.get(event.device, 0)
         is_waited = not (event.is_functional or event.is_async)
@@ -231,6 +234,7 @@ class RunClock:
             self._pending[event.number] = end, is_message, event.device
         else:
             timeline.wait(stream, end)
+        return host
 
     def seconds_of(self, collective: LoggedCollective) -> float:
         """Time of a collective, once all of its ranks have arrived."""
