@@ -243,7 +243,9 @@ def test_a_number_of_the_program_is_a_constant_as_in_torch(mode: str) -> None:
         return (x * scale.item()) ** int(exponent) if bool(exponent) else x
 
     graphs = [make(program, tracing_mode=mode)(torch.randn(4)) for make in (make_fx, torch_make_fx)]
-    assert [node.args[1:] for node in graphs[0].graph.nodes] == [node.args[1:] for node in graphs[1].graph.nodes]
+    assert [node.args[1:] for node in graphs[0].graph.nodes] == [
+        node.args[1:] for node in graphs[1].graph.nodes
+    ]
     assert targets(graphs[0]) == targets(graphs[1])
 
 
