@@ -150,7 +150,7 @@ def _track(value: object, proxy: Any, constant: Any, tracer: PythonKeyTracer) ->
 def _is_tracked(part: object) -> bool:
     """Plain numbers and the like are written as literals: they need no node."""
     kinds = (torch.Tensor, *SYMBOLIC, list, tuple, dict, torch.ScriptObject)
-    return isinstance(part, kinds) or isinstance(part, _torch.backward_state_class())
+    return isinstance(part, kinds) or type(part) is _torch.backward_state_class()
 
 
 # --- metadata of nodes --------------------------------------------------------------------------------
