@@ -368,8 +368,39 @@ GRAPHS: dict[str, str] = {
 """Where graphs have other operators than those of torch's `make_fx`, after dead code is removed."""
 
 
+BEHAVIOUR: dict[str, str] = {
+    "text of stand-ins: `repr(x)`, `str(x.untyped_storage())`": "`FakeTensor((2, 2), dtype=float32, device='cpu')`, with "
+    "the device that the tensor stands for",
+    "names of symbols": "of the input and the dimension, `x_0`; torch's number (`s97`) for a symbol that a program makes "
+    "with a source of torch's",
+    "text of guards, and order of their sides": "`a.size(0) <= 19`, in the words of the program; comparisons of integers "
+    "are normalised, so `n > 3` is `n >= 4`, and quotients are integer ones",
+    "storage offsets of inputs": "numbers, with a guard; torch makes symbols of offsets that are not 0",
+    "jagged tensors given to `from_tensor`": "sizes of the example, with a number of their own for the ragged dimension",
+    "`sym_size` nodes": "stand where a size is used first; their order may differ from torch's",
+    "values of parameters and of buffers that a checkpoint holds, read in `make_fx`": "a symbol, or an error that says "
+    "what to do; torch's graph has the number of the example, and is wrong for other weights",
+    "`torch.tensor(size)` with a symbolic size, in graphs": "computed when the graph runs; torch's graph has the number of "
+    "the example",
+    "constants: `torch.tensor([800, 1216])` in a list of sizes, a write through an expanded view": "values of literals are "
+    "followed; torch raises `DataDependentOutputException`, or forgets the value",
+    "real tensors beside stand-ins, without a `ShapeEnv`": "sizes that depend on data are numbers; torch raises "
+    "`DynamicOutputShapeException`",
+    "counts of `cache_info()`": "plans are shared between modes, and between calls inside and outside of inference mode; "
+    "reasons of bypasses are understudy's own",
+    "`mode.avoid_device_init`": "always True: no device is initialised, also if there is one",
+    "more is proved": "`statically_known_true` also follows chains of comparisons, and merges unbacked symbols that "
+    "`torch._check` makes equal",
+    "`torch.export.export(strict=True)` inside a mode": "an error that says what to do: TorchDynamo knows only "
+    "torch's own fakes",
+    "`symbolic_trace`: values in the traced program": "stand-ins that carry their node, so that `isinstance(x, "
+    "torch.Tensor)` holds; a tracer that overrides `proxy` or `create_proxy` gets `MetaProxy` objects",
+}
+"""Where the same call gives another value or text, or an error, on purpose."""
+
+
 def write_page() -> str:
-    """The tables of `INSTEAD`, `GRAPHS` and `SWITCHES`, as the page docs/differences.md."""
+    """The tables of `INSTEAD`, `GRAPHS`, `BEHAVIOUR` and `SWITCHES`, as the page docs/differences.md."""
     lines = [
         "# What differs from torch's modules",
         "",
@@ -396,6 +427,8 @@ def write_page() -> str:
             lines.append(f"| {', '.join(f'`{name}`' for name in names.split())} | {advice} |")
     lines += ["", "## Operators in graphs", "", "| where | what `make_fx` records here |", "|---|---|"]
     lines += [f"| {where} | {what} |" for where, what in GRAPHS.items()]
+    lines += ["", "## Behaviour", "", "On purpose:", "", "| what | here |", "|---|---|"]
+    lines += [f"| {where} | {what} |" for where, what in BEHAVIOUR.items()]
     lines += [
         "",
         "## Switches",

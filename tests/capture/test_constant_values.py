@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx as torch_make_fx
 
 from tests.capture.captured import assert_same, captured, targets
 from understudy import FakeTensorMode, FakeTensorProp, make_fx, unset_fake_temporarily
@@ -230,6 +231,36 @@ def test_a_number_that_is_read_and_written_to_is_refused_by_name(
     expected = r"the value of the tensor '\w+', \S+ was read at .*, and the program also writes to it"
     with pytest.raises(DataDependentOutputException, match=expected):
         captured(program, torch.randn(2), mode=mode, allow_non_fake_inputs=True)
+    assert number == 3
+
+
+@pytest.mark.parametrize("mode", ["real", *ON_STAND_INS])
+def test_a_number_of_the_program_is_a_constant_as_in_torch(mode: str) -> None:
+    """Also where real tensors are not converted (`_allow_non_fake_inputs=False`): torch's graphs have the number."""
+    scale, exponent = torch.tensor(2.5), torch.tensor(3)
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return (x * scale.item()) ** int(exponent) if bool(exponent) else x
+
+    graphs = [make(program, tracing_mode=mode)(torch.randn(4)) for make in (make_fx, torch_make_fx)]
+    assert [node.args[1:] for node in graphs[0].graph.nodes] == [
+        node.args[1:] for node in graphs[1].graph.nodes
+    ]
+    assert targets(graphs[0]) == targets(graphs[1])
+
+
+def test_a_number_that_is_read_and_written_to_in_real_mode() -> None:
+    number, other = torch.tensor(3.0), torch.tensor(1.0)
+
+    def program(x: torch.Tensor, writes: bool) -> torch.Tensor:
+        y = x * number.item()
+        return y.add_(number) if not writes else y + number.view(1).add_(other)
+
+    graph = make_fx(lambda x: program(x, False))(torch.ones(2))
+    assert torch.equal(graph(torch.ones(2)), torch.full((2,), 6.0))
+    expected = r"the value of a tensor \(1,\) was read at .*, and the program also writes to it"
+    with pytest.raises(DataDependentOutputException, match=expected):
+        make_fx(lambda x: program(x, True))(torch.ones(2))
     assert number == 3
 
 

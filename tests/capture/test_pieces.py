@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch.fx import Graph, GraphModule, Proxy
 from torch.fx._symbolic_trace import PH
+from torch.fx.experimental._backward_state import BackwardState
 
 import understudy
 from understudy import (
@@ -255,6 +256,17 @@ def test_a_tree_of_tensors() -> None:
     inner = get_proxy_slot(value["b"][2][0], tracer).proxy.node
     assert inner.meta["val"].shape == (3,) and inner.meta["tensor_meta"].shape == (3,)
     assert inner.args[0].args == (inner.args[0].args[0], 2)
+
+
+def test_a_backward_state_gets_its_proxy() -> None:
+    tracer = PythonKeyTracer()
+    tracer.graph, tracer.root = Graph(tracer_cls=PythonKeyTracer), torch.nn.Module()
+    state, inside = BackwardState(), BackwardState()
+    proxy = tracer.create_proxy("placeholder", "state", (), {})
+    track_tensor_tree(state, proxy, constant=None, tracer=tracer)
+    assert state.proxy is proxy
+    track_tensor_tree([3, inside], proxy, constant=None, tracer=tracer)
+    assert inside.proxy.node.args == (proxy.node, 1)
 
 
 def test_a_list_of_proxies_is_taken_apart_without_nodes() -> None:

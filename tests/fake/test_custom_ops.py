@@ -446,3 +446,31 @@ def test_sizes_by_the_policy_for_answers(answers: str) -> None:
     ]
     with FakeTensorMode(answers="error"), pytest.raises(understudy.DynamicOutputShapeException):
         picked(torch.randn(6))
+
+
+SEEN: list[tuple[bool, bool]] = []
+
+
+@torch.library.custom_op("understudy_test::asks", mutates_args=())
+def asks(weights: list[Tensor], x: Tensor) -> Tensor:
+    return x * weights[0]
+
+
+@asks.register_fake
+def _(weights: list[Tensor], x: Tensor) -> Tensor:
+    SEEN[:] = [(isinstance(tensor, torch.nn.Parameter), tensor.requires_grad) for tensor in (*weights, x)]
+    return torch.empty_like(x)
+
+
+def test_a_registered_fake_may_ask_for_parameters() -> None:
+    class Scale(torch.nn.Parameter): ...
+
+    made = [Scale(torch.ones(3)), torch.nn.Parameter(torch.ones(3), requires_grad=False), torch.ones(3)]
+    mode = FakeTensorMode()
+    *weights, x = (mode.from_tensor(tensor) for tensor in made)
+    with mode:
+        assert asks(weights, x).shape == (3,)
+    assert SEEN == [(True, True), (True, False), (False, False)]
+    with mode:
+        asks([x], weights[1])
+    assert SEEN == [(False, False), (True, False)]

@@ -36,6 +36,7 @@ torch_fake_mode_class = on_demand("torch._subclasses.fake_tensor", "FakeTensorMo
 torch_recorder_class = on_demand("torch.fx.experimental.proxy_tensor", "ProxyTorchDispatchMode")
 torch_state_recorder_class = on_demand("torch.fx.experimental.proxy_tensor", "PreDispatchTorchFunctionMode")
 torch_symbol_class = on_demand("torch.fx.experimental.sym_node", "SymNode")
+backward_state_class = on_demand("torch.fx.experimental._backward_state", "BackwardState")
 data_loader_iterator_class = on_demand("torch.utils.data.dataloader", "_BaseDataLoaderIter")
 
 

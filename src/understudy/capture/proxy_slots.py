@@ -143,11 +143,14 @@ def _track(value: object, proxy: Any, constant: Any, tracer: PythonKeyTracer) ->
     elif isinstance(value, torch.ScriptObject):
         set_proxy_slot(value, tracer, proxy)
         set_meta(proxy, value)
+    elif isinstance(value, _torch.backward_state_class()):
+        value.proxy = proxy
 
 
 def _is_tracked(part: object) -> bool:
     """Plain numbers and the like are written as literals: they need no node."""
-    return isinstance(part, (torch.Tensor, *SYMBOLIC, list, tuple, dict, torch.ScriptObject))
+    kinds = (torch.Tensor, *SYMBOLIC, list, tuple, dict, torch.ScriptObject)
+    return isinstance(part, kinds) or type(part) is _torch.backward_state_class()
 
 
 # --- metadata of nodes --------------------------------------------------------------------------------

@@ -125,8 +125,15 @@ class ModeServices(_torch.TorchDispatchMode):
         stand_ins: list[FakeTensor] = []
 
         def make_input(spec: TensorSpec) -> FakeTensor:
-            stand_ins.append(make_new(self, spec))
-            return stand_ins[-1]
+            made = make_new(self, spec)
+            if call.tensors:
+                tensor = call.tensors[len(stand_ins)]
+                if tensor.requires_grad:
+                    made.requires_grad_()
+                if getattr(tensor, "_is_param", False):
+                    vars(made)["_is_param"] = True
+            stand_ins.append(made)
+            return made
 
         args, kwargs = map_structure(make_input, TensorSpec, (call.args, call.kwargs))
         args, kwargs = map_structure(to_torch, SymNode, (args, kwargs))

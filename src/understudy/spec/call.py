@@ -81,6 +81,8 @@ class Call:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     inputs: tuple[TensorSpec, ...]
+    tensors: tuple[torch.Tensor, ...] = field(default=(), compare=False, repr=False)
+    """The inputs of an operator of the program, whose registered fake may ask whether they are parameters."""
 
     @staticmethod
     def of(op: OpOverload, args: tuple[object, ...], kwargs: dict[str, Any]) -> Call:

@@ -28,6 +28,7 @@ from understudy.fake.tensor import FakeTensor
 from understudy.graph.node_values import is_constant, set_val
 from understudy.graph.random_state import register_tracer_finder
 from understudy.lines import user_line
+from understudy.ops.traits.writes import written_values
 from understudy.patching import RECORDING, patch, patch_call
 from understudy.spec.call import flat, map_structure
 
@@ -176,23 +177,46 @@ class DeterminedRealValues:
 
     def __init__(self, tracer: PythonKeyTracer) -> None:
         self._tracer = tracer
+        self._read: dict[int, str] = {}
+        """By storage: the lines that read a number of the program."""
 
     def read(
         self, func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor], fake_mode: object
     ) -> tuple[Any] | None:
         """The result of a data-dependent operator, if all values are determined."""
         values = self._tracer.known_values
-        if not tensors or not all(type(t) is not FakeTensor and t in values for t in tensors):
+        is_converted = fake_mode is not None and getattr(fake_mode, "allow_non_fake_inputs", True)
+        for tensor in tensors:
+            if type(tensor) is FakeTensor or (
+                tensor not in values and (is_converted or not self._is_number_of_program(tensor))
+            ):
+                return None
+        if not tensors:
             return None
-        args, kwargs = map_structure(values.__getitem__, torch.Tensor, (tuple(args), dict(kwargs)))
+        for tensor in tensors:
+            if tensor not in values:
+                self._read.setdefault(_torch.storage_id(tensor), user_line())
+        args, kwargs = map_structure(lambda t: values.get(t, t), torch.Tensor, (tuple(args), dict(kwargs)))
         with _torch.no_modes():
             return (func(*args, **kwargs),)
+
+    def _is_number_of_program(self, tensor: torch.Tensor) -> bool:
+        """Whether this is a single number that the program has made before the trace, outside of modules: a constant."""
+        is_plain = (
+            type(tensor) is torch.Tensor and tensor.layout is torch.strided and not tensor.requires_grad
+        )
+        is_single = is_plain and tensor.numel() <= LARGEST and tensor.device.type == "cpu"
+        return (
+            is_single and self._tracer.find_node(tensor) is None and not self._tracer.constants.knows(tensor)
+        )
 
     def before(self, func: Any, args: Any, kwargs: Any, tensors: Any) -> Any:
         """The arguments with tensors replaced by copies of their values; None if one value is not determined."""
         values = self._tracer.known_values
         if not tensors or not all(t in values for t in tensors):
             if _torch.is_mutable(func):
+                if self._read:
+                    self._refuse_write_of_read(flat(torch.Tensor, (written_values(func, args, kwargs),), {}))
                 self._forget(tensors)
             return None
         return map_structure(values.__getitem__, torch.Tensor, (tuple(args), dict(kwargs)))
@@ -214,6 +238,18 @@ class DeterminedRealValues:
                 computed = func(*known[0], **known[1])
             for tensor, value in zip(results, flat(torch.Tensor, (computed,), {}), strict=True):
                 values[tensor] = value
+
+    def _refuse_write_of_read(self, tensors: Any) -> None:
+        for tensor in tensors:
+            line = self._read.get(_torch.storage_id(tensor)) if tensor.layout is torch.strided else None
+            if line is not None:
+                raise DataDependentOutputException(
+                    f"the value of a tensor {tuple(tensor.shape)} was read at {line}, and the program also writes to it: "
+                    "the graph would keep the value of this run",
+                    context=Context(
+                        line=user_line(), hint="pass it as an input, or read its value before the trace"
+                    ),
+                )
 
     def _forget(self, tensors: Any) -> None:
         """Drop the values of written tensors, and of tensors that share memory with them."""
