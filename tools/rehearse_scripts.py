@@ -117,7 +117,8 @@ WORDS = (
 
 
 def write_file(path: Path, kind: str) -> None:
-    """`text N`: N lines of words. `tokens N`: N numbers of 16 bits below 60. `pictures N W H`: a folder of N JPEG files of
+    """`text N`: N lines of words. `tokens N`: N numbers of 16 bits below 60. `shard N`: the same below a header of llm.c.
+    `pictures N W H`: a folder of N JPEG files of
     that size. `lines N LINE`: the same line N times. `series N A,B`: a CSV file of N hours, with a column `date` and
     columns of numbers. Anything else is the text of the file."""
     name, *numbers = kind.split(" ")
@@ -136,8 +137,10 @@ def write_file(path: Path, kind: str) -> None:
         path.write_text(f"{line}\n" * int(count))
     elif name == "series":
         path.write_text("".join(f"{line}\n" for line in write_series(int(numbers[0]), numbers[1].split(","))))
-    elif name == "tokens":
-        path.write_bytes(array.array("H", [i % 60 for i in range(int(numbers[0]))]).tobytes())
+    elif name in ("tokens", "shard"):
+        count = int(numbers[0])
+        header = array.array("i", [20240520, 1, count, *[0] * 253]).tobytes() if name == "shard" else b""
+        path.write_bytes(header + array.array("H", [i % 60 for i in range(count)]).tobytes())
     else:
         path.write_text(kind)
 

@@ -323,6 +323,27 @@ def test_a_model_of_a_script_that_trains_when_it_is_imported(
     assert "expected file.py:name" in capsys.readouterr().err
 
 
+def test_a_model_that_is_put_on_a_card(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """While the file is imported, and while the model is made."""
+    monkeypatch.chdir(tmp_path)
+    Path("card.py").write_text(
+        "from torch import nn\n"
+        "made = nn.Linear(4, 8).cuda()\n"
+        "class Net(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.head = nn.Linear(4, 8).cuda()\n"
+        "    def forward(self, x):\n"
+        "        return self.head(x)\n"
+    )
+    for name in ("made", "Net"):
+        assert main(["model", f"card.py:{name}"]) == 0
+        out = capsys.readouterr().out
+        assert "f32[1, 4]@cuda:0" in out and "parameters: 40" in out
+
+
 def test_a_file_without_a_name_says_which_there_are(file: str, capsys: pytest.CaptureFixture[str]) -> None:
     for target in (file, f"{file}:nothing_like_it"):
         assert main(["model", target]) == 2

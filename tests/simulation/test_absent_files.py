@@ -351,7 +351,7 @@ def test_pictures_have_the_targets_of_their_data_set(rehearse: Any, tmp_path: Pa
         torchvision__other="",
         pycocotools__coco=COCO,
     )
-    assert out.startswith("5717 (500, 375) True\n1449 True L\n512 4 5 True\n"), err
+    assert out.startswith("5717 (500, 375) True\n1449 True L\n512 7 5 True\n"), err
 
 
 # --- tiktoken

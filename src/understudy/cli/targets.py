@@ -259,7 +259,7 @@ def load_target(target: ModelTarget, mode: FakeTensorMode) -> LoadedModel:
 
     if target.is_config:
         return _load_config(target.file, mode)
-    found = _find_object(target)
+    found = _find_object(target, mode)
     made = found
     if target.is_called or isinstance(found, type) or _is_model_factory(found):
         with mode:
@@ -283,7 +283,7 @@ def _is_model_factory(found: object) -> bool:
     )
 
 
-def _find_object(target: ModelTarget) -> Any:
+def _find_object(target: ModelTarget, mode: FakeTensorMode) -> Any:
     if target.file:
         path = Path(target.file).resolve()
         if str(path.parent) not in sys.path:
@@ -293,7 +293,13 @@ def _find_object(target: ModelTarget) -> Any:
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         sys.modules.setdefault(name, module)
-        _run_file(spec.loader, module)
+        try:
+            _run_file(spec.loader, module)
+        except (AssertionError, RuntimeError) as error:
+            if "CUDA" not in str(error):
+                raise
+            with mode:  # which has every device
+                _run_file(spec.loader, module)
     else:
         if "" not in sys.path and os.getcwd() not in sys.path:
             sys.path.insert(0, os.getcwd())
@@ -388,8 +394,9 @@ def _find_inputs_of_config(model: object, config: object) -> tuple[InputSpec, ..
 
 
 def _guess_inputs(module: torch.nn.Module) -> tuple[InputSpec, ...]:
-    """For a module with one argument: what its first layer takes."""
-    from torch import nn  # why: words are parsed without torch
+    """For a module with one argument: what its first layer takes, on its device."""
+    import torch  # why: words are parsed without it
+    from torch import nn
 
     parameters = inspect.signature(module.forward).parameters.values()
     required = [
@@ -401,18 +408,17 @@ def _guess_inputs(module: torch.nn.Module) -> tuple[InputSpec, ...]:
         return ()
     name, batch = required[0].name, ("batch", None)
     for layer in module.modules():
+        weight = getattr(layer, "weight", None)
+        device = str(weight.device) if isinstance(weight, torch.Tensor) else "cpu"
         if isinstance(layer, nn.Embedding):
-            return (InputSpec(name, "int64", (batch, ("length", LENGTH))),)
+            return (InputSpec(name, "int64", (batch, ("length", LENGTH)), device),)
         if isinstance(layer, nn.Conv2d):
-            return (
-                InputSpec(
-                    name, "float32", (batch, layer.in_channels, ("height", IMAGE_SIDE), ("width", IMAGE_SIDE))
-                ),
-            )
+            sides = ("height", IMAGE_SIDE), ("width", IMAGE_SIDE)
+            return (InputSpec(name, "float32", (batch, layer.in_channels, *sides), device),)
         if isinstance(layer, nn.Conv1d):
-            return (InputSpec(name, "float32", (batch, layer.in_channels, ("length", LENGTH))),)
+            return (InputSpec(name, "float32", (batch, layer.in_channels, ("length", LENGTH)), device),)
         if isinstance(layer, nn.Linear):
-            return (InputSpec(name, "float32", (batch, layer.in_features)),)
+            return (InputSpec(name, "float32", (batch, layer.in_features), device),)
     return ()
 
 

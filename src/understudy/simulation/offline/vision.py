@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from understudy import _torch
 from understudy.simulation.libraries import MissingFileError, when_imported
-from understudy.simulation.offline.columns import make_image
+from understudy.simulation.offline.columns import BOXES, make_image
 from understudy.simulation.offline.switch import is_made_up, note_made_up
 
 Function = Callable[..., Any]
@@ -146,10 +146,6 @@ def find_kind(cls: type) -> Pictures:
 
 
 # --- targets that are not one label ----------------------------------------------------------------------------------
-
-
-BOXES = 4
-"""Objects on each picture."""
 
 
 def list_boxes(kind: Pictures) -> list[tuple[int, int, int, int, int]]:
