@@ -405,15 +405,18 @@ def set_attribute(module: torch.nn.Module, name: str, value: object) -> None:
 
 REAL = frozenset({torch.Tensor, torch.nn.Parameter})
 SEQUENCES = frozenset({list, tuple})
+REAL_OR_SEQUENCES = REAL | SEQUENCES
 
 
 def has_reals(args: Any, kwargs: Any) -> bool:
     """Whether the arguments of a torch function contain a real tensor."""
-    for value in (*args, *kwargs.values()) if kwargs else args:
-        kind = type(value)
-        if kind in REAL or (kind in SEQUENCES and not REAL.isdisjoint(map(type, value))):
-            return True
-    return False
+    values = (*args, *kwargs.values()) if kwargs else args
+    if REAL_OR_SEQUENCES.isdisjoint(map(type, values)):  # as for nearly all calls: without a loop in Python
+        return False
+    return any(
+        type(value) in REAL or (type(value) in SEQUENCES and not REAL.isdisjoint(map(type, value)))
+        for value in values
+    )
 
 
 class OutsideTensors:

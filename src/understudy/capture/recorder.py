@@ -84,11 +84,7 @@ def route_of(op: object, keeps_composites: bool) -> Route:
     return Route(op, None, keeps_composites)
 
 
-def is_of_integers(values: list[Any]) -> bool:
-    for value in values:  # noqa: SIM110 - a generator costs more than the loop
-        if type(value) is not int:
-            return False
-    return True
+INTEGERS = frozenset({int})
 
 
 class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
@@ -206,10 +202,10 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
             kind = type(value)
             if kind is FakeTensor:
                 node = value._node
-                node_args.append(
-                    node if node is not None and node.graph is graph else tracer.node_of_tensor(value)
-                )
-            elif kind in PLAIN or (kind is list and is_of_integers(value)):
+                if node is None or node.graph is not graph:
+                    node = tracer.node_of_tensor(value)
+                node_args.append(node)
+            elif kind in PLAIN or (kind is list and INTEGERS.issuperset(map(type, value))):
                 node_args.append(value)
             else:
                 if (

@@ -82,17 +82,20 @@ def capture_step(
         raise ValueError(f'parameters must be "attributes" or "inputs", got {parameters!r}')
     program = _loss_program(loss_fn, len(inputs), targets)
     options = Options(decomposition_table, "fake" if tracing_mode == "real" else tracing_mode)
-    state = _state_of(optimizer, _names(model))
+    reals = _named_parameters(model)
+    state = _state_of(optimizer, {parameter: name for name, parameter in reals.items()})
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError(
             "LBFGS evaluates the loss a data-dependent number of times, so its step is not one graph; use another optimizer"
         )
     numbers = _varying_numbers(optimizer, varying)
-    capture = StepCapture(model, program, optimizer, options, state, fixed_step, numbers)
+    capture = StepCapture(model, reals, program, optimizer, options, state, fixed_step, numbers)
     graph = capture.run(inputs)
     if capture.from_gradients or (capture.made and not fixed_step and not is_torch_optimizer(optimizer)):
         first, first_graph = capture, graph
-        capture = StepCapture(model, program, optimizer, options, first.whole_state(), fixed_step, numbers)
+        capture = StepCapture(
+            model, reals, program, optimizer, options, first.whole_state(), fixed_step, numbers
+        )
         graph = capture.run(inputs)
         if not first.from_gradients:
             first.check_same_step(first_graph, graph)
@@ -158,10 +161,6 @@ def _named_parameters(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return found
 
 
-def _names(model: torch.nn.Module) -> dict[torch.Tensor, str]:
-    return {parameter: name for name, parameter in _named_parameters(model).items()}
-
-
 def _state_of(optimizer: torch.optim.Optimizer, names: dict[torch.Tensor, str]) -> State:
     return {
         names[parameter]: dict(entries)
@@ -174,11 +173,12 @@ class StepCapture(Capture):
     """Records one training step, with a copy of the optimizer that holds stand-ins."""
 
     def __init__(
-        self, model: torch.nn.Module, program: Callable[..., Any], optimizer: torch.optim.Optimizer, options: Options,
-        state: State, fixed_step: bool, varying: Numbers,
+        self, model: torch.nn.Module, reals: dict[str, torch.Tensor], program: Callable[..., Any],
+        optimizer: torch.optim.Optimizer, options: Options, state: State, fixed_step: bool, varying: Numbers,
     ) -> None:  # fmt: skip
         super().__init__(self._step, options)
         self._model = model
+        self._reals = reals
         self._program = program
         self._optimizer = optimizer
         self._given = state
@@ -189,9 +189,7 @@ class StepCapture(Capture):
         self._stand_ins: dict[str, torch.Tensor] = {}
         self._numbers_before: dict[str, Any] = {}
         self._state_stand_ins: list[Any] = []
-        self._mode_of_model = next(
-            filter(None, map(maybe_get_fake_mode, _named_parameters(model).values())), None
-        )
+        self._mode_of_model = next(filter(None, map(maybe_get_fake_mode, reals.values())), None)
         self._stand_in_of_entry: dict[tuple[str, str], torch.Tensor] = {}
         """The stand-ins in the optimizer's state, by the name of the parameter and the key."""
         self.made: State = {}
@@ -238,14 +236,12 @@ class StepCapture(Capture):
     @contextmanager
     def _state(self) -> Iterator[BorrowedModules]:
         state = BorrowedModules(self.fake_mode)
-        reals = _names(self._model)
         try:
             state.borrow([(self._model, True)], self.tracer.constants)
             self.tracer.constants.without_gradient = True
             self._stand_ins = _named_parameters(self._model)
-            by_name = {name: real for real, name in reals.items()}
-            pairs = {by_name[name]: stand_in for name, stand_in in self._stand_ins.items()}
-            self._shadow = self._shadow_of(pairs, reals)
+            pairs = {self._reals[name]: stand_in for name, stand_in in self._stand_ins.items()}
+            self._shadow = self._shadow_of(pairs, {real: name for name, real in self._reals.items()})
             self._numbers = {
                 (position, name): self._stand_in_as(f"group_{position}.{name}", number)
                 for (position, name), number in self._varying.items()

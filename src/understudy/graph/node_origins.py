@@ -23,8 +23,9 @@ from understudy.spec.error_context import hint_for
 NOWHERE = 0
 CAN_BE_RESUMED = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 """The frame of a generator may be resumed on another line of its caller: it is not remembered."""
-USERS, OPTIMIZER, OTHER = "the user's code", "an optimizer of torch", "other code"
+USERS, OPTIMIZER = "the user's code", "an optimizer of torch"
 MAY_BEGIN = "code in which a trace may begin"
+OTHER = ""
 OPTIMIZERS = os.path.dirname(torch.optim.__file__) + os.sep
 
 
@@ -56,28 +57,27 @@ class StackTraces:
         """The stack trace of this frame as text."""
         if frame is self._backward[0]:
             return self._backward[1]
-        kinds, around = KINDS, self._around
-        first = frame
+        first, kinds, around, running = frame, KINDS, self._around, self._running
         new: list[Any] = []
-        place = NOWHERE
-        known: Any = None
+        place = None
         while frame is not None:
-            code = frame.f_code
-            kind = kinds.get(code.co_filename) or find_kind(code.co_filename)
-            if kind is USERS or kind is OPTIMIZER:
-                found = around.get(frame)
-                if found is not None:
-                    place, known = found, frame
+            kind = kinds[frame.f_code.co_filename]
+            if kind:  # most frames are of other code
+                if kind is not MAY_BEGIN:
+                    place = around.get(frame)
+                    if place is not None:
+                        break
+                    new.append(frame)
+                elif id(frame.f_code) in BOUNDARIES:
+                    frame = None
                     break
-                new.append(frame)
-            elif kind is MAY_BEGIN and id(code) in BOUNDARIES:
-                break
             frame = frame.f_back
-        running = self._running
-        while running and running[-1] is not known:  # these have returned
+        while running and running[-1] is not frame:  # these have returned
             del around[running.pop()]
-        if known is not None and kinds[known.f_code.co_filename] is USERS:
-            place = self._inside(place, known)
+        if place is None:
+            place = NOWHERE
+        elif kind is USERS:
+            place = self._inner.get((place, id(frame.f_code), frame.f_lasti)) or self._inside(place, frame)
         for frame in reversed(new):
             code = frame.f_code
             if not code.co_flags & CAN_BE_RESUMED:
@@ -115,13 +115,17 @@ RUNS_BACKWARD = _torch.engine_code
 BOUNDARIES: dict[int, CodeType] = {}
 """Frames outside of these functions are not part of the recorded program. By identity: hashing a code object hashes all of
 its code."""
-KINDS: dict[str, str] = {}
-"""The kind of code in each file."""
 
 
-def find_kind(file: str) -> str:
-    kind = USERS if is_user_file(file) else OPTIMIZER if file.startswith(OPTIMIZERS) else OTHER
-    return KINDS.setdefault(file, kind)
+class Kinds(dict[str, str]):
+    """The kind of code in each file, found when it is first asked for."""
+
+    def __missing__(self, file: str) -> str:
+        kind = USERS if is_user_file(file) else OPTIMIZER if file.startswith(OPTIMIZERS) else OTHER
+        return self.setdefault(file, kind)
+
+
+KINDS = Kinds()
 
 
 def mark_boundary(function: Callable[..., object]) -> Callable[..., object]:

@@ -253,9 +253,11 @@ class NodeMeta:
         self._torch_fn: tuple[Any, tuple[str, str]] = (None, ("", ""))
         self._function_names: dict[Any, tuple[str, str]] = {}
         self.original_aten: Any = None
+        self.shared_trace: str | None = None
+        """The stack trace of all nodes that are made now: those that compute one number."""
         self.module_stack: Any = None
         self._stack_traces = StackTraces()
-        self._trace_of = self._stack_traces.trace_of
+        self.trace_of = self._stack_traces.trace_of
         self._tensor_metas: tuple[dict[Any, TensorMetadata], ...] = ({}, {})
         self.tensor_metas = self._tensor_metas[False]
         """The `TensorMetadata` of stand-ins without gradient, by spec."""
@@ -268,14 +270,15 @@ class NodeMeta:
             self._copy_current_meta(node)
         if self.original_aten is not None:
             meta["original_aten"] = self.original_aten
-        if not meta or "stack_trace" not in meta:
-            trace = self._trace_of(sys._getframe(1) if frame is None else frame)
+        if "stack_trace" not in meta:
+            trace = self.shared_trace
+            if trace is None:
+                trace = self.trace_of(sys._getframe(1) if frame is None else frame)
             if trace:
                 meta["stack_trace"] = trace
         call = self.torch_call
         if call is not None and "torch_fn" not in meta:
-            known, described = self._torch_fn
-            meta["torch_fn"] = described if known is call else self._describe_call(call)
+            meta["torch_fn"] = self._torch_fn[1] if self._torch_fn[0] is call else self._describe_call(call)
         if self.module_stack is not None and "nn_module_stack" not in meta:
             stack = self.module_stack()
             if stack:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 import math
 import operator
+import sys
 from collections.abc import Callable, Sequence, Set
 from typing import Any, Protocol
 
@@ -186,20 +187,28 @@ class SymbolNodes(Writer[Any]):
             return number.value
         found = self._nodes.get(number)
         if found is None:
-            source = self._sources.get(number)
-            promised = self._promised.pop(number, None)
-            if promised is not None:
-                found = promised()
-            elif (
-                self.simplifies
-                and type(number.value) is not FloatExpr  # never an integer
-                and isinstance(fixed := number.shape_env.simplify(number.value), int)
-            ):
-                found = fixed  # a guard leaves it no other value
-            else:
-                found = self._read(number, source) if source is not None else self._compute(number)
-            self._nodes[number] = found
+            node_meta = self._tracer.node_meta
+            before = node_meta.shared_trace
+            if before is None:
+                node_meta.shared_trace = node_meta.trace_of(sys._getframe(1))
+            try:
+                found = self._nodes[number] = self._make_node_of(number)
+            finally:
+                node_meta.shared_trace = before
         return found
+
+    def _make_node_of(self, number: SymNode) -> Any:
+        source = self._sources.get(number)
+        promised = self._promised.pop(number, None)
+        if promised is not None:
+            return promised()
+        if (
+            self.simplifies
+            and type(number.value) is not FloatExpr  # never an integer
+            and isinstance(fixed := number.shape_env.simplify(number.value), int)
+        ):
+            return fixed  # a guard leaves it no other value
+        return self._read(number, source) if source is not None else self._compute(number)
 
     def node_of_other_env(self, env: object, number: SymNode) -> Any:
         """`node_of` a number of another environment than the trace's."""

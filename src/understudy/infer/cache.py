@@ -166,21 +166,20 @@ def for_any_floats(op: Any, key: tuple[Any, ...]) -> tuple[Any, ...] | None:
     if record is None or not record.ignores_floats or record.has_out:
         return None
     general: list[Any] = []
-    has_floats = False
-    for position, part in enumerate(key):
-        if type(part) is TensorSpec and part.dtype not in ORDINARY_FLOATS:
-            return None
-        if key[position - 1] is float:
+    before: Any = None
+    for part in key:
+        if before is float:
             if type(part) is not float or abs(part) > LARGEST_HALF:
                 return None
-            has_floats = True
-        elif key[position - 1] is torch.SymFloat:
-            has_floats = True
-        else:
+        elif before is not SymFloat:
+            if type(part) is TensorSpec and part.dtype not in ORDINARY_FLOATS:
+                return None
             general.append(part)
-    return tuple(general) if has_floats else None
+        before = part
+    return tuple(general) if len(general) < len(key) else None
 
 
+SymFloat = torch.SymFloat
 FOR_ANY_FLOATS = (ONE_NEW, FIRST_ITSELF, OTHER)
 """Kinds of plans that do not depend on values."""
 ORDINARY_FLOATS = frozenset({torch.float32, torch.float64, torch.float16, torch.bfloat16})

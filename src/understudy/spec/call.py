@@ -120,13 +120,14 @@ def flat(kind: type | tuple[type, ...], args: Iterable[object], kwargs: dict[str
     return found
 
 
-def _collect(kind: type | tuple[type, ...], values: Iterable[object], found: list[object]) -> None:
+def _collect(kind: type | tuple[type, ...], values: Iterable[Any], found: list[object]) -> None:
     for value in values:
-        if isinstance(value, kind):
+        own = type(value)  # `isinstance` asks a stand-in for the class that it claims
+        if issubclass(own, kind):
             found.append(value)
-        elif isinstance(value, (list, tuple)):
+        elif issubclass(own, (list, tuple)):
             _collect(kind, value, found)
-        elif isinstance(value, dict):
+        elif issubclass(own, dict):
             _collect(kind, value.values(), found)
 
 
