@@ -10,7 +10,7 @@ import os
 import sys
 import traceback
 from collections.abc import Iterator
-from types import FrameType, TracebackType
+from types import CodeType, FrameType, TracebackType
 from typing import Any
 
 import torch
@@ -36,17 +36,27 @@ def user_frames() -> Iterator[FrameType]:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
-        if is_user_file(code.co_filename) and (
-            code.co_name == "<module>" or not is_generated(code.co_filename)
-        ):
+        if is_user_file(code.co_filename) and (code.co_name == "<module>" or not is_generated(code)):
             yield frame
         frame = frame.f_back
 
 
-def is_generated(file: str) -> bool:
-    """Whether code was made by a program and has no text to show: `<string>`, the methods of a dataclass. The functions of
-    Before Python 3.13, `python -c` looks the same; only its outermost line differs."""
-    return file.startswith("<") and not linecache.getline(file, 1)
+def is_generated(code: CodeType) -> bool:
+    """Whether a function was made by a program and has no text to show: `<string>`, the methods of a dataclass. Before
+    Python 3.13, functions of `python -c` look the same."""
+    file = code.co_filename
+    if not file.startswith("<"):
+        return False
+    return not linecache.getline(file, 1) or (file == "<string>" and code not in _list_codes_of_command())
+
+
+@functools.cache
+def _list_codes_of_command() -> frozenset[CodeType]:
+    """All functions of `python -c`, whose text Python keeps under the name that generated functions have as well."""
+    found = [compile("".join(linecache.getlines("<string>")), "<string>", "exec", dont_inherit=True)]
+    for code in found:
+        found += [part for part in code.co_consts if isinstance(part, CodeType)]
+    return frozenset(found)
 
 
 @functools.cache
@@ -67,33 +77,69 @@ def frames_to_show() -> tuple[FrameType | None, FrameType | None]:
 
 
 def find_asserted_truth() -> bool | None:
-    """What the current condition must be, if the user's innermost statement is an `assert` that fails otherwise."""
+    """What the truth value that is being read must be, if the user's innermost statement is an `assert` that fails
+    otherwise."""
     frame = next(user_frames(), None)
     if frame is None:
         return None
-    following = [step for step in dis.get_instructions(frame.f_code) if step.opname not in _PADDING]
-    steps = iter([step for step in following if step.offset >= frame.f_lasti])
-    jump = next((step for step in steps if step.opname != "TO_BOOL"), None)
-    if jump is None or "JUMP" not in jump.opname or not jump.opname.endswith(("IF_TRUE", "IF_FALSE")):
+    steps = [step for step in dis.get_instructions(frame.f_code) if step.opname not in _PADDING]
+    places = {step.offset: place for place, step in enumerate(steps)}
+    place = places.get(frame.f_lasti)
+    if place is not None and _reads_truth(steps[place], frame):
+        place += 1  # the jump comes after it
+    jump = "" if place is None else steps[place].opname
+    if place is None or "JUMP" not in jump or not jump.endswith(("IF_TRUE", "IF_FALSE")):
         return None
-    jumps_if = jump.opname.endswith("IF_TRUE")
-    if _raises_assertion(next(steps, None)):
+    jumps_if = jump.endswith("IF_TRUE")
+    if _leads_to_failure(steps, places, place + 1):
         return jumps_if
-    # The first part of `assert a and b` jumps to the failure.
-    return (
-        not jumps_if
-        if any(_raises_assertion(step) for step in following if step.offset == jump.argval)
-        else None
-    )
+    return not jumps_if if _leads_to_failure(steps, places, places.get(steps[place].argval)) else None
 
 
 _PADDING = ("CACHE", "EXTENDED_ARG", "NOP", "NOT_TAKEN")
+_TRUTH_OF_COMPARISON = 16
+"""In the argument of `COMPARE_OP` since Python 3.13: the instruction also reads the truth value of the result."""
 
 
-def _raises_assertion(step: dis.Instruction | None) -> bool:
-    """Whether an instruction loads `AssertionError`, which no other statement does by this instruction."""
-    if step is None:
+def _reads_truth(step: dis.Instruction, frame: FrameType) -> bool:
+    """Whether this instruction, which is running, has called `__bool__`, and the next one jumps by the result."""
+    if step.opname == "TO_BOOL":
+        return True
+    if (
+        step.opname != "COMPARE_OP"
+        or sys.version_info < (3, 13)
+        or not (step.arg or 0) & _TRUTH_OF_COMPARISON
+    ):
         return False
+    called = _find_called(frame)  # for the comparison, or for the truth of its result
+    is_of_tensor = called.f_code.co_name == "__torch_function__"
+    name = getattr(called.f_locals["func"], "__name__", "") if is_of_tensor else called.f_code.co_name
+    return name == "__bool__"
+
+
+def _find_called(frame: FrameType) -> FrameType:
+    """The frame that a running one has called."""
+    called = sys._getframe(1)
+    while called.f_back is not None and called.f_back is not frame:
+        called = called.f_back
+    return called
+
+
+def _leads_to_failure(steps: list[dis.Instruction], places: dict[int, int], place: int | None) -> bool:
+    """Whether an `assert` fails if the program continues here: nothing else is computed before."""
+    while place is not None and place < len(steps):
+        step = steps[place]
+        if step.opname in ("JUMP_FORWARD", "JUMP_ABSOLUTE"):
+            place = places.get(step.argval)
+        elif step.opname == "POP_TOP":  # `0 < n < 9` keeps n for the second comparison
+            place += 1
+        else:
+            return _raises_assertion(step)
+    return False
+
+
+def _raises_assertion(step: dis.Instruction) -> bool:
+    """Whether an instruction loads `AssertionError`, which no other statement does by this instruction."""
     is_common = step.opname == "LOAD_COMMON_CONSTANT" and "AssertionError" in step.argrepr  # Python 3.14
     return is_common or step.opname == "LOAD_ASSERTION_ERROR"
 

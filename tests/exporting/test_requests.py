@@ -179,7 +179,7 @@ def test_assert_statements_about_data_are_runtime_asserts() -> None:
     run = export(Asserts(), (x, torch.tensor(2)), dynamic_shapes=asked).module()
     assert torch.equal(run(torch.ones(6), torch.tensor(5)), torch.full((6,), 2.0))
     for number in (7, 0, 3):
-        with pytest.raises(RuntimeError, match=r"u[0-9].*assert n.item\(\)"):
+        with pytest.raises(RuntimeError, match=r"u[0-9].*assert .*n.item\(\)"):
             run(torch.ones(6), torch.tensor(number))
     with pytest.raises(RuntimeError, match="data-dependent"):
         export(Asks(), (x, torch.tensor(2)), dynamic_shapes=asked)

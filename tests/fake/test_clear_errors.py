@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -224,6 +225,25 @@ def test_the_line_is_the_users_with_that_of_the_package_second(package: ModuleTy
     assert "test_clear_errors.py" in own
     assert library == "site-packages/vision_of_others/__init__.py:4: return (x @ w)"
     assert "change the arguments that your line passes to the package" in message(error)
+
+
+def test_generated_functions_have_no_line() -> None:
+    """Since Python 3.13, the program of `python -c` has text, under the name that generated functions have as well."""
+    program = """
+        import dataclasses, torch, understudy
+        @dataclasses.dataclass
+        class Row:
+            x: object
+        with understudy.FakeTensorMode():
+            try:
+                Row(torch.ones(2)) == Row(torch.ones(3))
+            except understudy.errors.ShapeMismatch as error:
+                print(error.context.line)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    line = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert line.partition(": ")[0].strip() == "<string>:8"
+    assert sys.version_info < (3, 13) or line.endswith(": Row(torch.ones(2)) == Row(torch.ones(3))\n")
 
 
 def test_no_advice_to_change_a_package(package: ModuleType) -> None:

@@ -197,6 +197,15 @@ def test_a_view_is_a_view_of_the_fake_of_its_base(mode: FakeTensorMode, make: Ca
     assert fake._version == base._version == before + 1
 
 
+def test_a_view_of_a_tensor_with_symbolic_sizes_is_on_its_storage() -> None:
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    real = torch.ones(4, 6)
+    base: Any = mode.from_tensor(real, source="base", symbolic_context=("n", "static"))
+    view = mode.from_tensor(real[1:], static_shapes=True)
+    assert (view.shape, view.stride(), view.storage_offset()) == ((3, 6), (6, 1), 6)
+    assert view.untyped_storage()._cdata == base.untyped_storage()._cdata
+
+
 def test_a_converter_of_its_own_stays_on_its_own(mode: FakeTensorMode) -> None:
     real, converter = torch.randn(2, 3), FakeTensorConverter()
     storage = converter.from_real_tensor(mode, real).untyped_storage()

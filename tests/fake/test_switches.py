@@ -404,3 +404,12 @@ def test_the_text_of_a_storage() -> None:
     with FakeTensorMode() as mode:
         storage = mode.from_tensor(torch.ones(3)).untyped_storage()
         assert str(storage) == "...\n[torch.storage.UntypedStorage(device=cpu) of size 12]"
+
+
+def test_values_pass_through_keywords_of_a_hooked_mode() -> None:
+    """Each call of such a mode makes its key in the general way."""
+    with functorch_config.patch(fake_tensor_allow_meta=False):
+        mode = FakeTensorMode()
+    assert mode.is_hooked
+    with mode:
+        assert torch.arange(4).sum(dtype=torch.float32).item() == 6

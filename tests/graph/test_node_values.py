@@ -16,10 +16,12 @@ from understudy.graph.node_values import (
     convert_to_fakes,
     has_equal_metadata,
     is_complete,
+    make_val,
     needs_dispatch,
     spec_of_val,
     storages_of,
     tensor_meta_of,
+    tensor_meta_of_numbers,
     val_of,
 )
 
@@ -42,6 +44,14 @@ def test_metadata_of_a_stand_in_is_that_of_the_tensor(real: torch.Tensor) -> Non
     wanted = _extract_tensor_metadata(real)
     assert tensor_meta_of(FakeTensorMode().from_tensor(real)) == wanted
     assert tensor_meta_of([real, 3])[0] == wanted
+    assert tensor_meta_of_numbers(FakeTensorMode().from_tensor(real)._spec, True) == wanted
+
+
+def test_a_real_tensor_without_strides_is_its_own_val() -> None:
+    real = torch.eye(3).to_sparse().requires_grad_()
+    val = make_val(real)
+    assert type(val) is torch.Tensor and val.layout is torch.sparse_coo
+    assert torch.equal(val.to_dense(), torch.eye(3)) and not val.requires_grad
 
 
 @pytest.mark.parametrize(
@@ -54,7 +64,7 @@ def test_metadata_of_symbolic_sizes_adds_no_guard(name: str) -> None:
     before = len(env.guards)
     found = tensor_meta_of(fake)
     assert len(env.guards) == before
-    assert found.memory_format in (_extract_tensor_metadata(real).memory_format, None)
+    assert found.memory_format == _extract_tensor_metadata(real).memory_format
     assert [int(size) for size in found.shape] == list(real.shape)
 
 

@@ -15,6 +15,7 @@ from tests.oracle.run import run_fake
 from understudy import FakeTensorMode, _torch
 from understudy.errors import MetadataMismatchError, ShapeMismatch
 from understudy.infer import kernels
+from understudy.infer.crosscheck import _count_bytes
 from understudy.ops.registry import rule
 
 ones = torch.ones
@@ -219,3 +220,17 @@ def test_a_wrong_rule_is_found_on_request(monkeypatch: pytest.MonkeyPatch) -> No
 def test_other_values_of_crosscheck_are_refused() -> None:
     with pytest.raises(ValueError, match=r'crosscheck must be False, True or "eager", got \'always\''):
         FakeTensorMode(crosscheck="always")
+
+
+def test_the_size_of_a_checked_call() -> None:
+    """The storage, or the elements if they overlap."""
+    sizes = {
+        (4, 5): torch.ones(4, 5),
+        (6,): torch.ones(4, 6)[::3, 2],
+        (1, 5): torch.ones(1, 5),
+        (3, 2): torch.ones(1, 2).expand(3, 2),
+        (0,): torch.ones(0),
+    }
+    mode = FakeTensorMode()
+    found = [_count_bytes(mode.from_tensor(real)._spec) // 4 for real in sizes.values()]
+    assert found == [20, 2 + 1 + 18, 5, 6, 1]

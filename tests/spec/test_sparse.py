@@ -31,6 +31,7 @@ REAL = {
     "bsr": DENSE.to_sparse_bsr((2, 3)),
     "bsc": DENSE.to_sparse_bsc((2, 3)),
     "bsr of tall blocks": DENSE.to_sparse_bsr((4, 1)),
+    "csr of vectors": torch.sparse_csr_tensor([0, 2, 3], [0, 2, 1], torch.ones(3, 4), (2, 3, 4)),
     "batch of csr": torch.stack([DENSE, DENSE.flip(0)]).to_sparse_csr(),
     "batch of bsc": torch.stack([DENSE, DENSE.flip(0)]).to_sparse_bsc((2, 2)),
 }  # fmt: skip

@@ -57,14 +57,16 @@ _lines: dict[tuple[int, int], LinePlace] = {}
 """By the identity of the code, which has a hash that costs, and the instruction: many allocations are of one line."""
 
 
-def _find_kind(file: str) -> int:
+def _find_kind(code: CodeType) -> int:
+    file = code.co_filename
     if not is_user_file(file):
         kind = NOT_THE_USERS
-    elif is_generated(file):
+    elif is_generated(code):
         kind = GENERATED
     else:
         kind = INSTALLED if is_installed(file) else OWN
-    _kinds[file] = kind
+    if file != "<string>":  # both `python -c` and generated functions
+        _kinds[file] = kind
     return kind
 
 
@@ -259,7 +261,7 @@ class Places:
             code = frame.f_code
             kind = get_kind(code.co_filename)
             if kind is None:
-                kind = _find_kind(code.co_filename)
+                kind = _find_kind(code)
             if kind:
                 if kind == INSTALLED:
                     innermost = innermost or frame

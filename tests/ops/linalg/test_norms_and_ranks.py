@@ -91,3 +91,10 @@ def test_tolerances(program: Callable[[Tensor], Any], shape: tuple[int, ...]) ->
     env, calls = on_symbols(lambda x: heard(program, x), torch.zeros(shape))
     assert calls == heard(program, torch.zeros(shape))
     assert env.guards == []
+
+
+def test_known_matrices_that_are_singular_are_refused() -> None:
+    with FakeTensorMode():
+        assert torch.linalg.inv(2 * torch.eye(2)).tolist() == [[0.5, 0], [0, 0.5]]
+        with pytest.raises(torch.linalg.LinAlgError, match="the matrix is singular"):
+            torch.linalg.inv(torch.zeros(2, 2))

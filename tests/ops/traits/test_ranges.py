@@ -118,3 +118,11 @@ def test_questions_that_the_range_decides(question: Callable[[], Any], answer: b
 def test_questions_that_the_draw_decides(question: Callable[[], Any]) -> None:
     with FakeTensorMode(), pytest.raises(DataDependentOutputException):
         bool(question())
+
+
+def test_the_likely_share_of_equal_numbers() -> None:
+    with FakeTensorMode():
+        few, many = torch.randint(0, 4, (9,)), torch.randint(0, 1 << 20, (9,))
+        assert range_of(few == 1).likely == 1 / 4  # type: ignore[arg-type]
+        assert range_of(few != 1).likely == 3 / 4  # type: ignore[arg-type]
+        assert range_of(many == 1).likely == 1 / 2  # type: ignore[arg-type]
