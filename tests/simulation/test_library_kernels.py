@@ -1,4 +1,4 @@
-"""Kernels of flash_attn, xformers and Triton, where these packages are not installed."""
+"""Kernels of flash_attn, xformers, Triton and Apex, where these packages are not installed."""
 
 from __future__ import annotations
 
@@ -175,4 +175,71 @@ def test_sequences_lose_their_padding_and_get_it_back() -> None:
         "loss = CrossEntropyLoss(inplace_backward=True)(logits, targets)\n"
         "loss.backward()\n"
         "assert x.grad.shape == x.shape\n"
+    )
+
+
+BLOCK = """
+import torch
+import torch.nn.functional as F
+weight = torch.nn.Parameter(torch.ones(256, device="cuda", dtype=torch.bfloat16))
+bias = torch.nn.Parameter(torch.zeros(256, device="cuda", dtype=torch.bfloat16))
+x = torch.nn.Parameter(torch.randn(4096, 256, device="cuda", dtype=torch.bfloat16))
+total = torch.zeros(256, 256, device="cuda")
+optimizer = torch.optim.SGD([x, weight, bias], lr=0.1)
+{norm}
+for _ in range(2):
+    y = norm(x)
+    y.backward(torch.ones_like(y))
+    {product}
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+BY_APEX = BLOCK.format(
+    norm="""
+from apex.normalization.fused_layer_norm import FusedLayerNormAffineFunction
+import fused_weight_gradient_mlp_cuda as added
+norm = lambda x: FusedLayerNormAffineFunction.apply(x, weight, bias, (256,), 1e-5, False)
+""",
+    product="added.wgrad_gemm_accum_fp32(x.detach(), y.detach(), total)",
+)
+BY_TORCHS_NORM = BLOCK.format(
+    norm="norm = lambda x: F.layer_norm(x, (256,), weight, bias)",
+    product="torch.addmm(total, y.detach().t(), x.detach(), out_dtype=torch.float32, out=total)",
+)
+
+
+def test_norms_and_products_of_apex() -> None:
+    """What torch's own norm keeps, and partial sums of the gradients of weight and bias."""
+    expected, found = rehearse(BY_TORCHS_NORM), rehearse(BY_APEX)
+    assert found["peak"]["allocated_bytes"] == expected["peak"]["allocated_bytes"] + 2 * 16 * 256 * 4
+    assert found["macs"] == expected["macs"] > 0
+    assert any(note.startswith("apex is not installed: stand-ins") for note in found["assumptions"])
+
+
+def test_softmax_of_apex_has_no_result_backward() -> None:
+    found = rehearse(
+        "import torch, scaled_upper_triang_masked_softmax_cuda as softmax\n"
+        "scores = torch.randn(32, 1024, 1024, device='cuda', dtype=torch.float16)\n"
+        "result = softmax.forward(scores.mul_(2), 1.0)\n"
+        "assert softmax.backward(scores, result, 1.0) is scores\n"
+        "assert [softmax.get_batch_per_block(1024, keys, 4, 8) for keys in (16, 128, 129, 4096)] == [16, 8, 4, 4]\n"
+    )
+    assert found["peak"]["allocated_bytes"] == 2 * 2 * 32 * 1024 * 1024
+
+
+def test_what_apex_lacks_here_is_missing() -> None:
+    """Programs that try it take their other way; installed packages do not find it at all."""
+    rehearse(
+        "import importlib.metadata, torch, apex\n"
+        "from apex.normalization import FusedRMSNorm, MixedFusedLayerNorm\n"
+        "norm = FusedRMSNorm(64, memory_efficient=True).cuda()\n"
+        "norm(torch.randn(8, 64, device='cuda', requires_grad=True)).sum().backward()\n"
+        "assert norm.weight.grad is not None\n"
+        "for line in ('from apex import amp', 'from apex.optimizers import FusedAdam'):\n"
+        "    try:\n"
+        "        exec(line)\n"
+        "    except ImportError:\n"
+        "        continue\n"
+        "    raise SystemExit(line)\n"
+        "assert not [d for d in importlib.metadata.distributions(name='apex')]\n"
     )
