@@ -107,7 +107,17 @@ def test_peaks_to_the_byte(kind: str, world: int, tmp_path: Path, monkeypatch: p
 
 @pytest.mark.parametrize(
     ("kind", "world"),
-    [("ddp", 2), ("zero1", 2), ("fsdp2", 3), ("tp", 2)],
+    [
+        ("ddp", 2),
+        ("zero1", 2),
+        ("fsdp1", 2),
+        ("fsdp2", 3),
+        ("mixed", 2),
+        ("hsdp", 4),
+        ("tp", 2),
+        ("sp", 2),
+        ("cp", 2),
+    ],  # fmt: skip
     ids=lambda value: str(value),
 )
 def test_communication(kind: str, world: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
