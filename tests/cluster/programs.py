@@ -163,12 +163,15 @@ def measure_memory(kind: str) -> int:
 
 def measure_communication(kind: str) -> dict[str, list[int]]:
     """Calls and bytes by operator: the larger of what is given and returned, of a scatter what is received."""
+    from torch.distributed.tensor import DTensor
     from torch.utils._python_dispatch import TorchDispatchMode
 
     found: dict[str, list[int]] = collections.defaultdict(lambda: [0, 0])
 
     class Log(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if any(issubclass(kind, DTensor) for kind in types):
+                return NotImplemented  # it runs operators on its local tensors, collectives included
             result = func(*args, **(kwargs or {}))
             if (
                 func.namespace in ("c10d", "_c10d_functional")

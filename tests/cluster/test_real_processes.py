@@ -93,7 +93,17 @@ def test_peaks_to_the_byte(kind: str, world: int, server: subprocess.Popen[str],
 
 @pytest.mark.parametrize(
     ("kind", "world"),
-    [("ddp", 2), ("zero1", 2), ("fsdp2", 3), ("tp", 2)],
+    [
+        ("ddp", 2),
+        ("zero1", 2),
+        ("fsdp1", 2),
+        ("fsdp2", 3),
+        ("mixed", 2),
+        ("hsdp", 4),
+        ("tp", 2),
+        ("sp", 2),
+        ("cp", 2),
+    ],  # fmt: skip
     ids=lambda value: str(value),
 )
 def test_communication(kind: str, world: int, server: subprocess.Popen[str], rehearse: Rehearse) -> None:

@@ -243,7 +243,7 @@ def _run_rank(
         "was_ended": result.was_ended,
         "exit_code": result.exit_code,
         "error": result.error or (said.getvalue() if result.exit_code else ""),
-        "rehearsal": rehearsal.to_dict(),
+        "rehearsal": rehearsal,
         "time_log": recorder.measurement.clock.log if recorder.measurement.clock is not None else None,
         "log": network.log if network is not None else [],
         "groups": network.groups if network is not None else {},
@@ -469,7 +469,8 @@ def _make_row(layout: Layout, outcome: RankOutcome, meshes: Sequence[MeshRecord]
             why += f" ({signal.Signals(outcome.signal).name})"
         why += f" {outcome.place}" if outcome.place else ""
         return RankRow(**place, verdict=FAILED, steps=0, peak=Peak(), failure=f"rank {rank} {why}")
-    result, rehearsal = outcome.result, Rehearsal.from_dict(outcome.result["rehearsal"])
+    result: dict[str, Any] = outcome.result
+    rehearsal: Rehearsal = result["rehearsal"]
     failure = ""
     if result["has_failed"]:
         failure = result["error"] or f"rank {rank} ended with exit code {result['exit_code']}"
