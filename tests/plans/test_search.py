@@ -286,3 +286,16 @@ def test_predictions_know_what_the_host_needs() -> None:
     assert estimates.predict_seconds(make(1, 64, 2)) == pytest.approx(10.0)
     assert estimates.predict_seconds(make(1, 256, 8)) == pytest.approx(4 * 9.6 + 0.1, rel=0.01)
     assert estimates.predict_seconds(make(4, 16, 2)) == pytest.approx(9.6 - 4.8 + 0.4)
+
+
+def test_a_ring_leaves_a_node_by_all_of_its_network_cards() -> None:
+    """Gradients of one rank of each node take the network card of that rank; those of all ranks, all eight."""
+    estimates = Estimates(Speeds(4.5e11, 5e10))
+    known = Candidate((("tp", 1),), Shape(8, 8, dp=8, zero=0))
+    estimates.learn(known, Result("fits", reserved_bytes=GB, seconds=1e-3, parameters=8 * GB))
+    alone, together = (
+        estimates.bound_seconds(Candidate((("tp", tp),), Shape(64, 8, dp=64 // tp, tp=tp, zero=0)))
+        for tp in (8, 1)
+    )
+    assert alone == pytest.approx(0.5 * GB * 7 / 8 / 5e10)
+    assert together == pytest.approx(4 * GB * 63 / 64 / 4e11)

@@ -23,7 +23,7 @@ import math
 import random
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -120,12 +120,13 @@ def find_stuck(rows: Sequence[Layout]) -> set[int]:
     """Pipelines of which a pass takes much longer than one of the same stages with as large a batch, or one of a smaller
     batch as often as that fits into it, whatever the number of nodes."""
     passes: dict[tuple[Any, ...], list[tuple[int, float]]] = defaultdict(list)
-    for row in rows:
+    ran = [(number, row) for number, row in enumerate(rows) if row.rate]
+    for _, row in ran:
         shape = row.shape
         seconds = row.seconds / (shape.passes + shape.pp - 1)
         passes[shape.size, shape.tp, shape.pp].append((shape.batch, seconds))
     found = set()
-    for number, row in enumerate(rows):
+    for number, row in ran:
         shape = row.shape
         known = passes[shape.size, shape.tp, shape.pp]
         usual = min(seconds * max(1.0, shape.batch / batch) for batch, seconds in known)
@@ -185,60 +186,52 @@ def write_errors(name: str, errors: Sequence[float]) -> str:
     )
 
 
-def report_choices(rows: Sequence[Layout], composed: Sequence[Composed]) -> None:
-    """What would be chosen of each group if each row were rehearsed: the published rate as a part of the group's best. Rows
-    that crashed are candidates too, and have none."""
+def report(rows: Sequence[Layout], composed: Sequence[Composed]) -> None:
+    """A table of groups, and errors over all rows. Choices are those of a plan that has rehearsed each row, among those that
+    fit: rows that crashed are candidates too, and have no rate."""
+    stuck = find_stuck(rows)
+    errors = [found.seconds / row.seconds - 1 for row, found in zip(rows, composed, strict=True)]
+    guesses = [row.samples / found.seconds for row, found in zip(rows, composed, strict=True)]
     groups: dict[str, list[int]] = defaultdict(list)
     for number, row in enumerate(rows):
         groups[row.group].append(number)
-    shares, hits = [], 0
+    print(
+        "| group | ran | stuck | tau | tau without stuck | median error without stuck | first choice | best in first three "
+        "| ran, and fit or tight |\n|---|---|---|---|---|---|---|---|---|"
+    )
+    orders, shares, hits = [], [], 0
     for name, members in sorted(groups.items()):
+        ran = [n for n in members if rows[n].rate]
+        plain = [n for n in ran if n not in stuck]
+        order, plain_order = (
+            measure_order([(guesses[n], rows[n].rate) for n in chosen]) for chosen in (ran, plain)
+        )
         limit = find_card(rows[members[0]].shape.device).usable
         fitting = [n for n in members if max(composed[n].stage_bytes) * RESERVED <= limit]
-        first = sorted(fitting, key=lambda n: -rows[n].samples / composed[n].seconds)[:3]
+        first = sorted(fitting, key=lambda n: -guesses[n])[:3]
         best = max(rows[n].rate for n in members)
         is_in = any(rows[n].rate == best for n in first)
+        orders.append((order, plain_order))
         shares.append(rows[first[0]].rate / best)
         hits += is_in
-        ran = [n for n in members if rows[n].rate]
+        error = np.median([abs(errors[n]) for n in plain])
         print(
-            f"{name}: first choice {shares[-1]:.0%} of the best, {'in' if is_in else 'not in'} the first three; "
-            f"{sum(n in fitting for n in ran)} of {len(ran)} that ran fit"
-        )
-    print(
-        f"{len(shares)} groups: median {np.median(shares):.0%} of the best, the best in the first three in {hits}"
-    )
-
-
-def report(rows: Sequence[Layout], composed: Sequence[Composed]) -> None:
-    stuck = find_stuck(rows)
-    groups: dict[str, list[int]] = defaultdict(list)
-    for number, row in enumerate(rows):
-        groups[row.group].append(number)
-    errors = [found.seconds / row.seconds - 1 for row, found in zip(rows, composed, strict=True)]
-    orders = []
-    for name, members in sorted(groups.items()):
-        guesses = {number: rows[number].samples / composed[number].seconds for number in members}
-        plain = [number for number in members if number not in stuck]
-        order, plain_order = (
-            measure_order([(guesses[n], rows[n].rate) for n in chosen]) for chosen in (members, plain)
-        )
-        orders.append((order, plain_order))
-        print(
-            f"{name}: tau {order:.2f}, {plain_order:.2f} without {len(members) - len(plain)} stuck pipelines; "
-            f"{write_errors('not stuck', [errors[n] for n in plain])}"
+            f"| {name} | {len(ran)} | {len(ran) - len(plain)} | {order:.2f} | {plain_order:.2f} | {error:.0%} | "
+            f"{shares[-1]:.0%} | {'yes' if is_in else 'no'} | {sum(max(composed[n].stage_bytes) <= limit for n in ran)} |"
         )
     mean = np.mean(orders, axis=0)
     print(f"tau, mean of {len(orders)} groups: {mean[0]:.2f}, without stuck pipelines {mean[1]:.2f}")
-    print(write_errors("all", errors))
-    print(write_errors("without stuck pipelines", [e for n, e in enumerate(errors) if n not in stuck]))
-    known = [
-        (row.shape.pp > 1, max(found.stage_bytes) / GIB / row.gib - 1)
-        for row, found in zip(rows, composed, strict=True)
-        if row.gib
-    ]
+    print(f"first choice: median {np.median(shares):.0%} of the best; the best in the first three in {hits}")
+    ran = [n for n, row in enumerate(rows) if row.rate]
+    print(write_errors("seconds, all", [errors[n] for n in ran]))
+    if stuck:
+        print(write_errors("seconds, without stuck pipelines", [errors[n] for n in ran if n not in stuck]))
     for has_stages, name in ((False, "allocated memory, no pipeline"), (True, "allocated memory, pipelines")):
-        chosen = [error for pipeline, error in known if pipeline == has_stages]
+        chosen = [
+            max(composed[n].stage_bytes) / GIB / gib - 1
+            for n in ran
+            if (gib := rows[n].gib) and has_stages == (rows[n].shape.pp > 1)
+        ]
         if chosen:
             print(write_errors(name, chosen))
 
@@ -257,16 +250,13 @@ def main() -> None:
     rows = [row for row in TABLES[options.table](options.truth) if row.group.startswith(options.group)]
     store = PartStore(options.parts)
     composed = [compose(row.shape, store) for row in rows]
-    if options.table == "nanotron":
-        report_choices(rows, composed)
-    ran = [number for number, row in enumerate(rows) if row.rate]
-    rows, composed = [rows[n] for n in ran], [composed[n] for n in ran]
     report(rows, composed)
-    chosen = random.Random(options.seed).sample(range(len(rows)), min(options.rehearse, len(rows)))
+    ran = [number for number, row in enumerate(rows) if row.rate]
+    chosen = random.Random(options.seed).sample(ran, min(options.rehearse, len(ran)))
     errors, differences, inside = [], [], []
     for number in chosen:
         row = rows[number]
-        found = predict(replace(row))
+        found = predict(row)
         if found is None:
             continue
         seconds = found["seconds"]

@@ -92,8 +92,15 @@ class Estimates:
             result.parameters * a.tp * a.pp * (a.dp if a.zero == 3 else 1) / 2
         )  # parameters may be float32
         share = 2 * total / (c.tp * c.pp) * (c.dp - 1) / c.dp / 2
-        is_between = c.tp * c.cp * c.dp > c.per_node
-        return share / (self.speeds.between if is_between else self.speeds.within)
+        return share / self._find_speed("dp", c)
+
+    def _find_speed(self, dimension: str, shape: Shape) -> float:
+        """Bytes that a rank sends in a second over a dimension. A ring through several ranks of a node leaves it by the
+        network cards of all of them."""
+        if not _is_between(dimension, shape):
+            return self.speeds.within
+        inner = {"tp": 1, "cp": shape.tp, "dp": shape.tp * shape.cp}.get(dimension, shape.per_node)
+        return min(self.speeds.within, self.speeds.between * max(1, shape.per_node // inner))
 
     # predictions
 
@@ -169,9 +176,7 @@ class Estimates:
             ]
             if units:
                 nbytes = units[-1] * _scale_of(dimension, shape)
-                total += nbytes / (
-                    self.speeds.between if _is_between(dimension, shape) else self.speeds.within
-                )
+                total += nbytes / self._find_speed(dimension, shape)
         return total if math.isfinite(total) else 0.0
 
     def _effect(self, candidate: Candidate, anchor: Candidate, what: str) -> float:
