@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from tests.capture.captured import assert_same, captured
+from understudy import FakeTensorMode, ShapeEnv, make_fx
 
 VALUES = ([3.0, 1.0, 2.0, 4.0], [1.0, 1.0, 2.0, 1.0], [5.0, 5.0, 5.0, 5.0])
 "Four, two and one distinct values."
@@ -151,3 +152,20 @@ def test_views_of_memory_that_was_resized(mode: str) -> None:
     assert_same(written_after_it_grew, captured(written_after_it_grew, x, out, mode=mode), x, out)
     for program in (row_of_another_shape, other_types_after_it_grew, nothing_written):
         assert_same(program, captured(program, out, mode=mode), out)
+
+
+def test_operators_that_return_sizes_as_plain_numbers() -> None:
+    """C++ converts their results to plain numbers, which would specialise the graph, or fail for unbacked sizes."""
+    aten = torch.ops.aten
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return x.reshape(aten.size.default(x)[::-1]) * aten.size.int(x, 0) + aten.stride.default(x)[0]
+
+    graph = make_fx(f, tracing_mode="symbolic")(torch.ones(3, 4))
+    x = torch.randn(5, 6)
+    assert torch.equal(graph(x), f(x))
+    env = ShapeEnv()
+    with FakeTensorMode(shape_env=env):
+        rows = torch.empty(env.create_unbacked_symint(low=0), 2)
+        found = make_fx(lambda x: x.reshape(aten.size.default(x)))(rows)
+    assert [node.target for node in found.graph.nodes][1:3] == [aten.sym_size.int, aten.view.default]

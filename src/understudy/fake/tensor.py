@@ -135,7 +135,9 @@ class FakeTensor(torch.Tensor):
         """`FakeTensor(mode, elem, device)`, or from the attributes of another: `FakeTensor(elem, **vars(fake))`. A stand-in
         as `elem` has a mode and a device already: `type(parameter)(stand_in, requires_grad=True)`."""
         mode, elem = mode_and_tensor(fake_mode_or_elem, fake_mode, elem)
-        if unknown := sorted(state.keys() - STATE):
+        if unknown := sorted(
+            name for name in state if name not in STATE and name not in FakeTensor.__annotations__
+        ):
             raise TypeError(
                 f"FakeTensor: expected the keywords of torch's class, got an unexpected keyword argument {unknown[0]!r}"
             )

@@ -22,6 +22,7 @@ from understudy.fake.tensor import FakeTensor
 from understudy.fake.values.data_dependent import convert_lengths_to_tensors
 from understudy.ops.linalg.norms_and_distances import rank_into_out
 from understudy.ops.nn import recurrent
+from understudy.ops.traits.caching import AS_SYMBOLS
 from understudy.patching import RECORDING, patch_call
 from understudy.spec.call import flat
 
@@ -172,6 +173,10 @@ def _read(tracer: PythonKeyTracer, func: Any, args: Any, kwargs: Any) -> Any:
     return func(*args, **kwargs)
 
 
+def _read_as_symbols(tracer: PythonKeyTracer, func: Any, args: Any, kwargs: Any) -> Any:
+    return AS_SYMBOLS[func](*args, **kwargs)
+
+
 READS_ONLY = tensor_data.READS.keys() - tensor_data.MAKERS.keys()
 SPECIAL = {
     torch.istft: _run_python_version,
@@ -180,6 +185,7 @@ SPECIAL = {
     torch.nn.functional.ctc_loss: _with_lengths,
     GET_DATA: _get_data,
     SET_DATA: _set_data,
+    **dict.fromkeys(AS_SYMBOLS, _read_as_symbols),
     **dict.fromkeys(recurrent.PADDED_LAYERS, record_operator),
     **dict.fromkeys(tensor_data.READS, _read),
     **dict.fromkeys(tensor_data.MAKERS, tensor_data.make_from_list),

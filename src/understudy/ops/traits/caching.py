@@ -78,3 +78,11 @@ unrecorded.register(
 
 recorded_as = OpFacts.recorded_as
 recorded_as.register(aten.lift_fresh_copy.default, "lift_fresh")  # copied at each run: no write changes it
+
+AS_SYMBOLS = {
+    aten.size.default: aten.sym_size.default,
+    aten.size.int: aten.sym_size.int,
+    aten.stride.default: aten.sym_stride.default,
+    aten.stride.int: aten.sym_stride.int,
+}
+"""Operators whose results C++ converts to plain numbers → the operators that return symbols."""
