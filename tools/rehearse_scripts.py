@@ -6,7 +6,8 @@
 `tools/scripts.toml` is the list: repository, script, arguments, card. FOLDER holds a checkout of each repository, in a
 folder named `owner+name`, with its commit in `owner+name.commit`. Nothing of these repositories is part of this project.
 `--python` is a Python in which understudy and the packages that the scripts import are installed. `--results` keeps the
-results in a file: rows that are in it are not run again, unless `--again` names a part of their names or outcomes.
+results in a file: rows that are in it are not run again, unless `--again` names a part of their names or outcomes. Rows
+without a result keep what the page says of them.
 
 Each script is run by `understudy run` in a process of its own, with a limit of processor time. The folder of the
 script is compared before and after: a rehearsal changes nothing.
@@ -18,6 +19,7 @@ import argparse
 import array
 import datetime
 import fcntl
+import gzip
 import importlib
 import json
 import os
@@ -87,6 +89,8 @@ class Result:
     peak_bytes: int = 0
     least_bytes: int = 0
     """Parameters, gradients and optimizer state, by formula: the second way to know."""
+    is_earlier: bool = False
+    """Found by an earlier version, and read from the page."""
 
     @property
     def has_verdict(self) -> bool:
@@ -118,9 +122,9 @@ WORDS = (
 
 def write_file(path: Path, kind: str) -> None:
     """`text N`: N lines of words. `tokens N`: N numbers of 16 bits below 60. `shard N`: the same below a header of llm.c.
-    `pictures N W H`: a folder of N JPEG files of
-    that size. `lines N LINE`: the same line N times. `series N A,B`: a CSV file of N hours, with a column `date` and
-    columns of numbers. Anything else is the text of the file."""
+    `gzip N`: N characters of words, compressed. `pictures N W H`: a folder of N JPEG files of that size. `lines N LINE`:
+    the same line N times. `series N A,B`: a CSV file of N hours, with a column `date` and columns of numbers. Anything
+    else is the text of the file."""
     name, *numbers = kind.split(" ")
     if name == "pictures":
         count, width, height = (int(number) for number in numbers)
@@ -132,6 +136,8 @@ def write_file(path: Path, kind: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     if name == "text":
         path.write_text(WORDS * int(numbers[0]))
+    elif name == "gzip":
+        path.write_bytes(gzip.compress((WORDS * (int(numbers[0]) // len(WORDS) + 1)).encode(), 1))
     elif name == "lines":
         count, _, line = kind.removeprefix("lines ").partition(" ")
         path.write_text(f"{line}\n" * int(count))
@@ -261,7 +267,7 @@ def sanity_of(data: dict[str, Any]) -> str:
     return "; ".join(write_sanity(Sanity(**data["sanity"]))) if "sanity" in data else ""
 
 
-def table(results: list[Result], repositories: Path) -> Iterator[str]:
+def table(results: list[Result], repositories: Path, commits: dict[str, str]) -> Iterator[str]:
     blocked = [result for result in results if result.outcome == "blocked by data"]
     broken = [result for result in results if result.outcome == "fails by itself"]
     judged = [result for result in results if result not in blocked and result not in broken]
@@ -289,10 +295,19 @@ def table(results: list[Result], repositories: Path) -> Iterator[str]:
         f"{sum(result.peak_bytes < result.least_bytes for result in good)} verdicts contradict the second way to know; "
         f"{sum(bool(result.changed) for result in results)} changed a file."
     )
+    earlier = sum(result.is_earlier for result in results)
+    if earlier:
+        yield ""
+        yield (
+            f"{earlier} rows, marked with *, were found by an earlier version and not run again. Those without seconds were "
+            'run in one process, under the Python overlay. A row "not rehearsed" counts as no verdict. Seconds were '
+            "measured on a machine that was busy."
+        )
     for repository in sorted({result.script.repository for result in results}):
         commit = repositories / f"{repository.replace('/', '+')}.commit"
+        known = commit.read_text()[:10] if commit.exists() else commits.get(repository, "")
         yield ""
-        yield f"## {repository} {commit.read_text()[:10] if commit.exists() else ''}".rstrip()
+        yield f"## {repository} {known}".rstrip()
         yield ""
         yield "| script | card | outcome | s | what was run | peak ≥ least |"
         yield "|---|---|---|---|---|---|"
@@ -307,7 +322,7 @@ def row(result: Result) -> str:
     cells = [
         f"`{script.script} {script.args}`".replace(" `", "`"),
         script.device,
-        "".join((result.text, *name_help(script))),
+        "".join((result.text, *name_help(script), " *" if result.is_earlier else "")),
         f"{result.seconds:.1f}" if result.seconds else "",
         result.sanity,
         compare(result),
@@ -332,6 +347,35 @@ def compare(result: Result) -> str:
 
 
 MIB = 1 << 20
+
+
+def read_page(path: Path | None) -> tuple[dict[str, list[str]], dict[str, str]]:
+    """The cells of the rows of a page, by repository and first cell, and the commits of the repositories."""
+    rows: dict[str, list[str]] = {}
+    commits: dict[str, str] = {}
+    repository = ""
+    for line in path.read_text().splitlines() if path is not None and path.is_file() else ():
+        if line.startswith("## "):
+            repository, _, commits[repository] = line.removeprefix("## ").partition(" ")
+        elif line.startswith("| `"):
+            cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+            rows[f"{repository} {cells[0]}"] = cells
+    return rows, commits
+
+
+def read_row(script: Script, rows: dict[str, list[str]]) -> Result | None:
+    """The result that a page has of a script, without what is added to the text."""
+    if script.needs or script.broken:
+        return rehearse(script, Path(), "")
+    name = f"{script.script} {script.args}".strip()
+    cells = rows.get(f"{script.repository} {f'`{name}`'.replace('|', chr(92) + '|')[:400]}")
+    if cells is None:
+        return None
+    _, _, text, seconds, sanity, compared = (cell.replace("\\|", "|") for cell in cells)
+    text = text.removesuffix(" *").removesuffix("".join(name_help(script)))
+    outcome = next((verdict for verdict in VERDICTS if text.startswith(verdict)), "failed")
+    sizes = [int(float(size.replace(",", "")) * MIB) for size in re.findall(r"[\d,]+\.\d", compared)]
+    return Result(script, outcome, text, sanity, float(seconds or 0), (), *sizes, is_earlier=True)
 
 
 def read_results(path: Path | None) -> dict[str, Result]:
@@ -388,8 +432,10 @@ def main(argv: list[str] | None = None) -> int:
         for name in result.changed:
             print(f"    changed: {name}", file=sys.stderr)
     known |= read_results(options.results)
-    results = [known[repr(script)] for script in read_list() if repr(script) in known]
-    page = "\n".join(table(results, options.repositories)) + "\n"
+    rows, commits = read_page(options.write)
+    found = (known.get(repr(script)) or read_row(script, rows) for script in read_list())
+    results = [result for result in found if result is not None]
+    page = "\n".join(table(results, options.repositories, commits)) + "\n"
     if options.write is None:
         print(page, end="")
     else:

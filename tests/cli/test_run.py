@@ -481,3 +481,43 @@ def test_wrong_words_about_time(
     else:
         assert main(["run", "--quiet", "--device", "h100", *words, script]) == 2
     assert message in capsys.readouterr().err
+
+
+TRAINER = """
+import torch
+class Trainer:
+    def __init__(self, model):
+        self.model, self.optimizer = model, torch.optim.Adam(model.parameters())
+    def train(self):
+        for _ in range(3):
+            hidden = self.model[0](torch.randn(512, 256, device="cuda"))
+            loss = torch.relu(self.model[1](hidden)).sum()
+            loss.backward()
+            self.optimizer.step()
+"""
+ONE_LINE = """
+import sys
+sys.path.insert(0, "site-packages")
+import torch, trainers
+model = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.Linear(256, 4096)).cuda()
+trainer = trainers.Trainer(model)
+trainer.train()
+"""
+
+
+def test_a_line_with_most_of_the_memory_is_shown_by_the_lines_that_it_calls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    package = tmp_path / "site-packages" / "trainers"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(TRAINER)
+    (tmp_path / "train.py").write_text(ONE_LINE)
+    assert main(["run", "--quiet", "--device", "t4", "--json", "out.json", "train.py"]) == 0
+    found = record()
+    rows = {row["line"]: row for row in found["lines"]}
+    assert "train.py:7" not in rows
+    inside = {row["source"] for line, row in rows.items() if "trainers/__init__.py" in line and row["bytes"]}
+    assert {"loss.backward()", "loss = torch.relu(self.model[1](hidden)).sum()"} <= inside
+    assert found["peak"]["line"] == "train.py:7"
+    assert sum(row["bytes"] for row in rows.values()) > 0.9 * found["peak"]["allocated_bytes"]

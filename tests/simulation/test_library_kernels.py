@@ -243,3 +243,28 @@ def test_what_apex_lacks_here_is_missing() -> None:
         "    raise SystemExit(line)\n"
         "assert not [d for d in importlib.metadata.distributions(name='apex')]\n"
     )
+
+
+EXTENSION = """
+import torch
+from torch.utils.cpp_extension import load, load_inline
+fused = load("fused", sources=["fused.cpp", "fused_kernel.cu"], verbose=True)
+inline = load_inline("inline", cpp_sources="", cuda_sources="__global__ void f() {}", functions=["f"])
+torch.ones(4, device="cuda").sum()
+"""
+
+
+def test_cuda_extensions_are_not_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(EXTENSION)
+    assert main(["run", "--device", "t4", "train.py"]) == 0
+    assert (
+        "the CUDA extension 'fused' was not built: its functions have no stand-ins" in capsys.readouterr().out
+    )
+    Path("train.py").write_text(EXTENSION + "fused.bias_act(torch.ones(4, device='cuda'))\n")
+    assert main(["run", "--device", "t4", "train.py"]) == 1
+    assert (
+        "fused.bias_act is compiled CUDA code, and what it allocates is not known" in capsys.readouterr().err
+    )

@@ -180,6 +180,17 @@ def test_torch_compile_is_labelled(tmp_path: Path) -> None:
     assert reason.startswith("torch.compile: rehearsed as eager") and part == 0.15
 
 
+def test_functions_that_a_package_compiles_at_import_are_not_the_programs(tmp_path: Path) -> None:
+    package = tmp_path / "site-packages" / "quantising"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(
+        "import torch\nhelper = torch.compile(lambda x: x)\ndef prepare(model): return torch.compile(model)\n"
+    )
+    text = f"import sys\nsys.path.insert(0, {str(package.parent)!r})\nimport torch, quantising\n"
+    assert not run(tmp_path, text).notes.margins
+    assert run(tmp_path, text + "quantising.prepare(torch.nn.Linear(2, 2))\n").notes.margins
+
+
 def test_an_existing_checkpoint_is_byte_for_byte_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -46,7 +46,8 @@ active_fake_mode = _torch.active_fake_mode
 running_node, number_of_node = _torch.running_node, _torch.number_of_node
 count_autograd_nodes = _torch.count_autograd_nodes
 
-LinePlace = tuple[CodeType, int]
+LinePlace = tuple[CodeType, int] | tuple[CodeType, int, Any]
+"""A line of the user's own code; third, the innermost line of an installed package that it was calling."""
 NOT_THE_USERS, INSTALLED, BOUNDARY, OWN, GENERATED = range(5)
 
 
@@ -55,6 +56,8 @@ _kinds = {__file__: BOUNDARY}
 get_kind = _kinds.get
 _lines: dict[tuple[int, int], LinePlace] = {}
 """By the identity of the code, which has a hash that costs, and the instruction: many allocations are of one line."""
+_called_lines: dict[tuple[int, int], LinePlace] = {}
+"""Own lines with the line of a package that they call, by the identities of both."""
 
 
 def _find_kind(code: CodeType) -> int:
@@ -76,6 +79,19 @@ def _find_line_place(frame: FrameType) -> LinePlace:
     if line is None:
         line = _lines[id(code), instruction] = code, frame.f_lineno
     return line
+
+
+def _join(line: LinePlace | None, frame: FrameType | None) -> LinePlace | None:
+    """An own line, and the frame of a package that it calls."""
+    if frame is None:
+        return line
+    called = _find_line_place(frame)
+    if line is None:
+        return called
+    found = _called_lines.get((id(line), id(called)))
+    if found is None:
+        found = _called_lines[id(line), id(called)] = line[0], line[1], called
+    return found
 
 
 class StepPhase(NamedTuple):
@@ -256,7 +272,8 @@ class Places:
         innermost: FrameType | None = None
         outermost: FrameType | None = None
         line: LinePlace | None = None
-        passed: tuple[int, ...] = ()
+        passed: dict[int, FrameType | None] = {}
+        """Boundaries whose line is not known yet, with the innermost frame of a package outside of them."""
         while frame is not None:
             code = frame.f_code
             kind = get_kind(code.co_filename)
@@ -265,12 +282,14 @@ class Places:
             if kind:
                 if kind == INSTALLED:
                     innermost = innermost or frame
+                    for number, outer in passed.items():
+                        passed[number] = outer or frame
                 elif kind == BOUNDARY:
                     if (number := id(frame)) in outer_lines:
                         line = outer_lines[number]
                         if line is not None:
                             break
-                        passed = *passed, number
+                        passed[number] = None
                 elif kind == OWN:
                     line = _find_line_place(frame)
                     break
@@ -281,9 +300,10 @@ class Places:
             frame = frame.f_back
         if line is None and outermost is not None:
             line = _find_line_place(outermost)
-        for number in passed:
-            outer_lines[number] = line
-        return line if line is not None or innermost is None else _find_line_place(innermost)
+        if line is not None:
+            for number, outer in passed.items():
+                outer_lines[number] = _join(line, outer)
+        return _join(line, innermost)
 
     def describe(self) -> tuple[int, str, str]:
         """Step, phase and the path of the module."""

@@ -216,15 +216,17 @@ def _find_module_path(record: MemoryRecord, places: Places) -> str:
     return places.shorten_path(record.module.path if record.owner is None else record.owner)
 
 
-_texts: dict[LinePlace, str] = {}
+_texts: dict[int, str] = {}
+"""By the identity of a line: there is one object of each, which is kept."""
 
 
 def write_line(line: LinePlace | None) -> str:
     if line is None:
         return ""
-    if line not in _texts:
-        _texts[line] = f"{short_path(line[0].co_filename)}:{line[1]}"
-    return _texts[line]
+    text = _texts.get(id(line))
+    if text is None:
+        text = _texts[id(line)] = f"{short_path(line[0].co_filename)}:{line[1]}"
+    return text
 
 
 def _find_raised_oom(memory: MachineMemory, measured: DeviceMemory | None) -> FirstOOM | None:
@@ -376,31 +378,50 @@ def _sum_seconds(measurement: Measurement, choose: Callable[[ModulePlace, Any], 
     return found
 
 
+MOST_OF_IT = 0.5
+"""A line of the program with a larger share of the peak, such as `trainer.train()`, is shown by the lines that it calls."""
+
+
 def _make_line_rows(
     measurement: Measurement, totals: DeviceTotals, alive: list[MemoryRecord]
 ) -> list[LineRow]:
-    at_peak: dict[LinePlace | None, int] = defaultdict(int)
-    count: dict[LinePlace | None, int] = defaultdict(int)
-    in_all: dict[LinePlace | None, int] = defaultdict(int)
+    own_bytes: dict[str, int] = defaultdict(int)
     for record in alive:
-        at_peak[record.line] += record.nbytes
-    seconds = _sum_seconds(measurement, lambda module, line: line)
+        own_bytes[write_line(record.line)] += record.nbytes
+    descended = {text for text, size in own_bytes.items() if size > MOST_OF_IT * sum(own_bytes.values())}
+    shown: dict[str, LinePlace | None] = {}
+
+    def choose(line: LinePlace | None) -> str:
+        if line is not None and len(line) == 3 and write_line(line) in descended:
+            line = line[2]
+        text = write_line(line)
+        shown.setdefault(text, line)
+        return text
+
+    at_peak: dict[str, int] = defaultdict(int)
+    count: dict[str, int] = defaultdict(int)
+    in_all: dict[str, int] = defaultdict(int)
+    for record in alive:
+        at_peak[choose(record.line)] += record.nbytes
+    seconds = _sum_seconds(measurement, lambda module, line: choose(line))
     seen: set[int] = set()
     for record in measurement.events:
         if record.totals is totals and id(record) not in seen:
             seen.add(id(record))
-            count[record.line] += 1
-            in_all[record.line] += record.nbytes
+            text = choose(record.line)
+            count[text] += 1
+            in_all[text] += record.nbytes
     rows = [
         LineRow(
-            line=write_line(line),
+            line=text,
             source=linecache.getline(line[0].co_filename, line[1]).strip() if line else "",
-            bytes=at_peak[line],
-            allocations=count[line],
-            allocated_in_all=in_all[line],
-            seconds=seconds[line],
+            bytes=at_peak[text],
+            allocations=count[text],
+            allocated_in_all=in_all[text],
+            seconds=seconds[text],
         )
-        for line in count
+        for text, line in shown.items()
+        if text in count
     ]
     return sorted(rows, key=lambda row: (-row.bytes, -row.allocated_in_all))
 
@@ -524,13 +545,13 @@ def _find_spans(measurement: Measurement, totals: DeviceTotals, moments: list[in
     """Storages that were alive at points of the timeline, whose events are `moments`. One that died before the next point
     is in no span."""
     born: dict[int, int] = {}
-    groups: dict[tuple[int, int, str, str, LinePlace | None], list[int]] = defaultdict(list)
+    groups: dict[tuple[int, int, str, str, str], list[int]] = defaultdict(list)
 
     def close(record: MemoryRecord, death: int) -> None:
         start, end = bisect_left(moments, born.pop(id(record))), bisect_left(moments, death)
         if start < end:
             module = _find_module_path(record, measurement.places)
-            key = (start, end, find_category(record, measurement), module, record.line)
+            key = (start, end, find_category(record, measurement), module, write_line(record.line))
             groups[key].append(record.nbytes)
 
     last: dict[int, MemoryRecord] = {}
@@ -545,7 +566,7 @@ def _find_spans(measurement: Measurement, totals: DeviceTotals, moments: list[in
         close(last[number], len(measurement.events))
     largest = sorted(groups.items(), key=lambda item: -sum(item[1]))[:SPANS]
     return [
-        MemorySpan(start, end, sum(sizes), len(sizes), category, module, write_line(line))
+        MemorySpan(start, end, sum(sizes), len(sizes), category, module, line)
         for (start, end, category, module, line), sizes in largest
     ]
 

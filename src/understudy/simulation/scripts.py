@@ -46,7 +46,7 @@ import understudy.simulation.processes
 import understudy.simulation.quantised  # noqa: F401  # registers what bitsandbytes needs
 from understudy import _torch
 from understudy.fake.mode import FakeTensorMode
-from understudy.lines import drop_own_frames, frames_to_show, is_installed, is_own_file
+from understudy.lines import drop_own_frames, frames_to_show, is_installed, is_own_file, user_frames
 from understudy.patching import FILE_OVERLAY, REHEARSAL, active, patch_call
 from understudy.simulation.batches import BatchSizes, take_longest
 from understudy.simulation.libraries import adapt_libraries
@@ -128,8 +128,19 @@ def label_compilation(original: Function, *args: object, **kwargs: object) -> An
     mode = _torch.active_fake_mode()
     if mode is not None and not sys._getframe(2).f_globals.get("__name__", "").startswith("torch."):
         mode.stands_for_compiled = True
-        widen_margin(COMPILED_MARGIN, COMPILED)
+        if not _is_importing_package():
+            widen_margin(COMPILED_MARGIN, COMPILED)
     return original(*args, **kwargs)
+
+
+def _is_importing_package() -> bool:
+    """Whether an installed package is being imported: bitsandbytes compiles functions then that a program may never call."""
+    for frame in user_frames():
+        if not is_installed(frame.f_code.co_filename):
+            return False
+        if frame.f_code.co_name == "<module>":
+            return True
+    return False
 
 
 @patch_call("warnings.showwarning", during=REHEARSAL)

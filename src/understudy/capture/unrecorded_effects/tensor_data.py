@@ -207,7 +207,9 @@ class DeterminedRealValues:
         )
         is_single = is_plain and tensor.numel() <= LARGEST and tensor.device.type == "cpu"
         return (
-            is_single and self._tracer.find_node(tensor) is None and not self._tracer.constants.contains(tensor)
+            is_single
+            and self._tracer.find_node(tensor) is None
+            and not self._tracer.constants.contains(tensor)
         )
 
     def before(self, func: Any, args: Any, kwargs: Any, tensors: Any) -> Any:

@@ -6,12 +6,14 @@
     xformers    the same for xformers.ops
     apex        norms, softmax and gradients of weights of NVIDIA's Apex
     compiled    operators of torchvision and torchaudio whose compiled library does not load
+    extensions  CUDA extensions that a program compiles: not built
     triton      kernels written in Triton: decorators and launches, also of the installed package
 
 A package that is installed is used as it is.
 """
 
 from understudy.simulation.library_kernels import compiled as compiled
+from understudy.simulation.library_kernels import extensions as extensions
 from understudy.simulation.library_kernels.apex import APEX
 from understudy.simulation.library_kernels.flash_attn import FLASH_ATTN
 from understudy.simulation.library_kernels.triton import TRITON

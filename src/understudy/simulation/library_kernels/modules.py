@@ -30,7 +30,7 @@ INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 
 
 class NoStandInError(UnderstudyError, RuntimeError):
-    """A name of a package that is not installed and has no stand-in."""
+    """A name of a package that is not installed, or of a CUDA extension that was not built, and has no stand-in."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,45 @@
+"""CUDA extensions that a program compiles while it runs (`torch.utils.cpp_extension.load`): they are not built.
+
+A rehearsal runs no kernel, and what compiled code allocates is not known. The program gets a module whose functions raise
+when they are called, so that programs with another way for CPUs or old cards go on.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NoReturn
+
+from understudy.patching import REHEARSAL, patch_call
+from understudy.simulation.library_kernels.modules import NoStandInError
+from understudy.simulation.run_notes import add_note
+
+
+class Extension(ModuleType):
+    """Has every name, as a function."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return functools.partial(_refuse, f"{self.__name__}.{name}")
+
+
+def _refuse(name: str, *args: object, **kwargs: object) -> NoReturn:
+    raise NoStandInError(
+        f"{name} is compiled CUDA code, and what it allocates is not known. Make it a custom operator with a fake "
+        "implementation (torch.library.custom_op, register_fake), or let the program take its way without this extension"
+    )
+
+
+@patch_call("torch.utils.cpp_extension.load", "torch.utils.cpp_extension.load_inline", during=REHEARSAL)
+def leave_out_compilation(original: Callable[..., Any], name: str, *args: Any, **kwargs: Any) -> Any:
+    """Extensions for CPUs are built."""
+    sources = args[0] if args else kwargs.get("sources", ())
+    files = [sources] if isinstance(sources, (str, Path)) else list(sources)
+    is_cuda = bool(kwargs.get("with_cuda") or kwargs.get("cuda_sources"))
+    if not is_cuda and not any(str(file).endswith((".cu", ".cuh")) for file in files):
+        return original(name, *args, **kwargs)
+    add_note(f"the CUDA extension {name!r} was not built: its functions have no stand-ins")
+    return Extension(name)
