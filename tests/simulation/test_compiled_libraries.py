@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +49,9 @@ assert torch.ops.torchaudio._lfilter_core_loop(logits, logits, costs) is costs
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
+    before = {*sys.modules}
     for name, text, library in (
         ("torchvision", VISION, "_C.so"),
         ("torchaudio", AUDIO, "lib/_torchaudio.abi3.so"),
@@ -57,7 +60,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         file.parent.mkdir(parents=True)
         file.write_bytes(b"not for this torch")
         (tmp_path / name / "__init__.py").write_text(text)
-    return tmp_path
+    yield tmp_path
+    for name in {*sys.modules} - before:
+        if name.partition(".")[0] in ("torchvision", "torchaudio"):
+            del sys.modules[name]  # later tests would find these
 
 
 def rehearse(folder: Path, script: str) -> tuple[int, dict[str, Any]]:
