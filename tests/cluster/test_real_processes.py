@@ -103,7 +103,7 @@ def test_peaks_to_the_byte(kind: str, world: int, server: subprocess.Popen[str],
         ("tp", 2),
         ("sp", 2),
         ("cp", 2),
-    ],  # fmt: skip
+    ],
     ids=lambda value: str(value),
 )
 def test_communication(kind: str, world: int, server: subprocess.Popen[str], rehearse: Rehearse) -> None:

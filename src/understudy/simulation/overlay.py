@@ -13,6 +13,7 @@ built on them (`shutil`, `pathlib`, NumPy, JSON, logs). Libraries that open file
 from __future__ import annotations
 
 import errno
+import glob
 import os
 import pathlib
 import shutil
@@ -383,6 +384,24 @@ def scan_overlay(original: Function, path: Any = ".") -> Any:
     if overlay is None or whole is None or not overlay.run(overlay.is_folder, whole):
         return original(path)
     return _Entries(_Entry(os.fspath(path), name) for name in sorted(overlay.run(overlay.names, whole)))
+
+
+def _of_globber(name: str) -> list[str]:
+    """`Path.glob` of Python 3.13 keeps functions of `os` as static methods of a class."""
+    kept = getattr(getattr(glob, "_StringGlobber", None), name, None)
+    return [f"glob._StringGlobber.{name}"] if kept is getattr(os, name) else []
+
+
+@patch_call(*_of_globber("scandir"), during=FILE_OVERLAY)
+def scan_overlay_for_pattern(original: Function, globber: object, path: Any) -> Any:
+    """As `os.listdir`."""
+    return scan_overlay(original, path)
+
+
+@patch_call(*_of_globber("lstat"), during=FILE_OVERLAY)
+def look_into_overlay_for_pattern(original: Function, globber: object, path: object) -> Any:
+    """As `os.lstat`."""
+    return look_into_overlay(original, path)
 
 
 def _redirect(original: Function, method: str) -> Function:

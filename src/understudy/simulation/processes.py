@@ -16,6 +16,7 @@ import re
 import shlex
 import shutil
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -101,13 +102,26 @@ def _make_empty_command() -> list[str]:
     return [found] if found else [sys.executable, "-S", "-c", ""]
 
 
+class _Starting(threading.local):
+    is_checked = False
+    """Whether `subprocess.Popen` of this thread is starting a command that was checked: since Python 3.13, it calls
+    `os.posix_spawn`, with the shell as the program."""
+
+
+_starting = _Starting()
+
+
 @patch_call("subprocess.Popen.__init__", during=FILE_OVERLAY)
 def start_read_only_program(original: Function, self: object, args: Any, *rest: Any, **options: Any) -> None:
     """A rehearsal starts no program that may write."""
     if _is_refused(args, bool(options.get("shell"))):
         args = _make_empty_command()
         options = {**options, "shell": False, "executable": None}
-    original(self, args, *rest, **options)
+    _starting.is_checked = True
+    try:
+        original(self, args, *rest, **options)
+    finally:
+        _starting.is_checked = False
 
 
 @patch_call("os.system", during=FILE_OVERLAY)
@@ -119,7 +133,7 @@ def run_read_only_line(original: Function, command: Any) -> int:
 @patch_call("os.posix_spawn", "os.posix_spawnp", during=FILE_OVERLAY)
 def spawn_read_only_program(original: Function, path: Any, argv: Any, *args: Any, **kwargs: Any) -> int:
     """As `subprocess.Popen`."""
-    if _is_refused(argv, False):
+    if not _starting.is_checked and _is_refused(argv, False):
         argv = _make_empty_command()
         path = argv[0]
     return original(path, argv, *args, **kwargs)

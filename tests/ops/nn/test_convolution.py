@@ -11,6 +11,8 @@ import torch
 import understudy.ops  # noqa: F401  (registers)
 from tests.ops.layouts import MORE_DTYPES, every, expanded, filled, permuted, strided
 from tests.oracle.real import spec_of
+from understudy import FakeTensorMode
+from understudy.errors import ShapeMismatch
 from understudy.ops.variants import rule_of
 
 aten = torch.ops.aten
@@ -189,3 +191,26 @@ def test_channels_last_in_three_dimensions_on_cuda() -> None:
     specs = [spec_of(tensor).on(cuda) for tensor in (x, filled((3, 2, 1, 1, 1)))]
     result = found(*specs, None, [1] * 3, [0] * 3, [1] * 3, False, [0] * 3, 1)
     assert str(result) == "f32[1, 3, 4, 4, 4]~(192, 1, 48, 12, 3)@cuda:0"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "device", "is_refused"),
+    [(torch.float64, "cpu", True), (torch.float32, "cpu", False), (torch.float64, "cuda", False)],
+)
+def test_transposed_results_without_elements(dtype: torch.dtype, device: str, is_refused: bool) -> None:
+    """On a CPU, only oneDNN computes them."""
+
+    def run(device: str) -> torch.Tensor:
+        x = torch.ones(16, 2, 2, 2, dtype=dtype, device=device)
+        weight = torch.ones(2, 3, 1, 1, dtype=dtype, device=device)
+        return torch.nn.functional.conv_transpose2d(x, weight, padding=1)
+
+    if is_refused:
+        with pytest.raises(RuntimeError):
+            run(device)
+        with FakeTensorMode(), pytest.raises(ShapeMismatch, match=r"would have shape \[16, 3, 0, 0\]"):
+            run(device)
+        return
+    with FakeTensorMode():
+        assert run(device).shape == (16, 3, 0, 0)
+    assert device != "cpu" or run(device).shape == (16, 3, 0, 0)
