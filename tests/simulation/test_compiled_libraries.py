@@ -80,6 +80,16 @@ def test_operators_go_by_their_shapes(folder: Path) -> None:
     assert any(answer["read"] == "nms" and answer["answer"] == 100 for answer in report["answers"])
 
 
+def test_the_stable_library_of_newer_torchvision(folder: Path) -> None:
+    """In newer releases the file is named after torch's stable interface."""
+    package = folder / "torchvision"
+    (package / "_C.so").rename(package / "_C_stable.so")
+    (package / "__init__.py").write_text(VISION.replace("_C.so", "_C_stable.so"))
+    code, report = rehearse(folder, TRAIN)
+    assert code == 0
+    assert any(answer["read"] == "nms" for answer in report["answers"])
+
+
 def test_other_libraries_have_to_load(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "own.so").write_bytes(b"")
     code, _ = rehearse(folder, "import torch, os\ntorch.ops.load_library(os.path.abspath('own.so'))\n")
