@@ -145,7 +145,8 @@ def _parse_deepspeed(name: str, words: list[str], default_per_node: int) -> Laun
     if given.no_python:
         raise LayoutError(f"{name} --no_python starts another program than Python, which can't be rehearsed")
     program = _program_of(name, given.program, given.module)
-    hosts, notes, has_hosts = {"localhost": default_per_node}, (), False
+    hosts, has_hosts = {"localhost": default_per_node}, False
+    notes: tuple[str, ...] = ()
     if given.hostfile is not None:
         if os.path.isfile(given.hostfile):
             hosts, has_hosts = _read_hosts(name, given.hostfile), True
