@@ -6,8 +6,9 @@ A group is a model and a number of nodes; its candidates are the layouts that we
 published throughput of the plan's first choice as a share of the group's best, and whether the best is among the first
 three. A row without a throughput, which crashed or ran out of memory, counts as none.
 
-What differs from the original: torch's FSDP2, tensor parallelism and pipelines in place of nanotron's own; of alike ranks,
-one of each stage is rehearsed.
+What differs from the original: torch's FSDP2 and pipelines in place of nanotron's own, which reduce gradients layer by layer
+and not in buckets; of alike ranks, one of each stage is rehearsed. The latency between nodes is that of the cluster's
+network.
 """
 
 from __future__ import annotations
