@@ -49,7 +49,7 @@ def function_for_torch_symbols(name: str) -> Callable[..., Any]:
     """The function of this name in torch's own module of symbolic shapes. (Compiled code traces this: no cache.)"""
     import torch.fx.experimental.symbolic_shapes as shapes  # why: symbols of torch's own ShapeEnv are its affair
 
-    return getattr(shapes, name)  # type: ignore[no-any-return]
+    return getattr(shapes, name)
 
 
 # --- sympy, as torch's tools use it: to load it takes long, and only other tools need it --------------------------
