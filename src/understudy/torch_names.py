@@ -386,6 +386,7 @@ BEHAVIOUR: dict[str, str] = {
     "followed; torch raises `DataDependentOutputException`, or forgets the value",
     "real tensors beside stand-ins, without a `ShapeEnv`": "sizes that depend on data are numbers; torch raises "
     "`DynamicOutputShapeException`",
+    "`type(parameter)(value, **vars(parameter))`": "on the device of the value; torch keeps that of the parameter",
     "counts of `cache_info()`": "plans are shared between modes, and between calls inside and outside of inference mode; "
     "reasons of bypasses are understudy's own",
     "`mode.avoid_device_init`": "always True: no device is initialised, also if there is one",
