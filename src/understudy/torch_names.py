@@ -257,8 +257,8 @@ ATTRIBUTES: dict[str, dict[str, str]] = {
         "_ignore_fresh_unbacked_symbols_set",
         "Use env.freeze(), env.freeze_runtime_asserts() and env.error_on_new_guards().": ""
         "_check_frozen _error_on_new_guards",
-        "Use FakeTensorMode.cache_info() and FakeTensorMode.cache_clear(). A ShapeEnv needs no cleanup.": ""
-        "fake_tensor_cache cleanup _prev_cache_key _get_key _version_counter _update_version_counter",
+        "Use FakeTensorMode.cache_info() and FakeTensorMode.cache_clear().": ""
+        "fake_tensor_cache _prev_cache_key _get_key _version_counter _update_version_counter",
     },
     "FakeTensorMode": {
         MODES: "enter_stack old_dispatch_mode_flags old_non_infra_dispatch_mode_flags "
@@ -386,6 +386,7 @@ BEHAVIOUR: dict[str, str] = {
     "followed; torch raises `DataDependentOutputException`, or forgets the value",
     "real tensors beside stand-ins, without a `ShapeEnv`": "sizes that depend on data are numbers; torch raises "
     "`DynamicOutputShapeException`",
+    "`type(parameter)(value, **vars(parameter))`": "on the device of the value; torch keeps that of the parameter",
     "counts of `cache_info()`": "plans are shared between modes, and between calls inside and outside of inference mode; "
     "reasons of bypasses are understudy's own",
     "`mode.avoid_device_init`": "always True: no device is initialised, also if there is one",

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch._dynamo.config as dynamo_config
 from torch._dynamo.source import ConstantSource
+from torch._guards import TracingContext, tracing
 from torch.fx.experimental.sym_node import SymNode as TorchSymNode
 from torch.fx.experimental.symbolic_shapes import (
     DimDynamic as TorchDimDynamic,
@@ -328,6 +329,14 @@ def test_functions_on_symbols_in_compiled_code() -> None:
     compiled = torch.compile(f, fullgraph=True, dynamic=True, backend="eager")
     with dynamo_config.patch(capture_scalar_outputs=True):
         assert compiled(torch.tensor([1, 2])).tolist() == [3, 6]
+
+
+def test_a_context_of_torch_around_a_mode() -> None:
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    x = mode.from_tensor(torch.ones(3, 4), source="x")
+    with tracing(TracingContext(mode)), mode:
+        rows = (x + 1).shape[0]
+    assert rows == 3
 
 
 def test_hints_that_the_program_sets() -> None:

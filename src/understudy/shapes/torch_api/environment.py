@@ -357,6 +357,9 @@ class TorchFacade:
                 )
         return value.evaluate(found)
 
+    def cleanup(self) -> None:
+        """Called when `torch._guards.tracing(TracingContext(mode))` ends: torch breaks its own cycles, we have none."""
+
     def size_hint(self, expr: object, fallback: int | None = None, *, allow_none: bool = False) -> Any:
         """As `optimization_hint`; `allow_none`: None for unbacked symbols."""
         if allow_none:
