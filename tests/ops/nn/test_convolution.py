@@ -11,7 +11,7 @@ import torch
 import understudy.ops  # noqa: F401  (registers)
 from tests.ops.layouts import MORE_DTYPES, every, expanded, filled, permuted, strided
 from tests.oracle.real import spec_of
-from understudy import FakeTensorMode
+from understudy import FakeTensorMode, ShapeEnv
 from understudy.errors import ShapeMismatch
 from understudy.ops.variants import rule_of
 
@@ -214,3 +214,15 @@ def test_transposed_results_without_elements(dtype: torch.dtype, device: str, is
     with FakeTensorMode():
         assert run(device).shape == (16, 3, 0, 0)
     assert device != "cpu" or run(device).shape == (16, 3, 0, 0)
+
+
+def test_named_padding_of_symbolic_kernels() -> None:
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    for height, width in ((2, 3), (4, 2), (3, 5)):
+        x: Any = mode.from_tensor(torch.ones(2, 3, 7, 9), static_shapes=True)
+        weight: Any = mode.from_tensor(
+            torch.ones(2, 3, height, width), symbolic_context=("static", "static", "h", "w")
+        )
+        with mode:
+            result: Any = torch.nn.functional.conv2d(x, weight, padding="same")
+        assert result.shape == (2, 2, 7, 9)
