@@ -216,13 +216,12 @@ def test_transposed_results_without_elements(dtype: torch.dtype, device: str, is
     assert device != "cpu" or run(device).shape == (16, 3, 0, 0)
 
 
-def test_named_padding_of_symbolic_kernels() -> None:
+@pytest.mark.parametrize(("height", "width"), [(2, 3), (4, 2), (3, 5)])
+def test_named_padding_of_symbolic_kernels(height: int, width: int) -> None:
     mode = FakeTensorMode(shape_env=ShapeEnv())
-    for height, width in ((2, 3), (4, 2), (3, 5)):
-        x: Any = mode.from_tensor(torch.ones(2, 3, 7, 9), static_shapes=True)
-        weight: Any = mode.from_tensor(
-            torch.ones(2, 3, height, width), symbolic_context=("static", "static", "h", "w")
-        )
-        with mode:
-            result: Any = torch.nn.functional.conv2d(x, weight, padding="same")
-        assert result.shape == (2, 2, 7, 9)
+    x: Any = mode.from_tensor(torch.ones(2, 3, 7, 9), static_shapes=True)
+    kernel = torch.ones(2, 3, height, width)
+    weight: Any = mode.from_tensor(kernel, symbolic_context=("static", "static", "h", "w"))
+    with mode:
+        result: Any = torch.nn.functional.conv2d(x, weight, padding="same")
+    assert result.shape == (2, 2, 7, 9)
