@@ -11,6 +11,7 @@ import torch
 from torch.nn import functional as F
 
 from understudy import FakeTensor, FakeTensorMode, ShapeEnv, capture_step
+from understudy.capture.optimizer_steps import LEAST_LAZY_BYTES, lazy_zeros
 
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "AdamW": {},
@@ -500,3 +501,14 @@ def test_a_step_that_was_replaced_is_refused() -> None:
     optimizer.step = lambda closure=None: None  # type: ignore[method-assign, assignment]
     with pytest.raises(ValueError, match=r"expected the step method of AdamW, got .* assigned to the object"):
         capture_step(model, F.cross_entropy, optimizer, *batch(0))
+
+
+@pytest.mark.parametrize(
+    "shape", [(1, LEAST_LAZY_BYTES), (LEAST_LAZY_BYTES, 1, 1), (3, LEAST_LAZY_BYTES), (0, 7), (2, 3)]
+)
+def test_large_zeros_are_zeros(shape: tuple[int, ...]) -> None:
+    for dtype in (torch.int8, torch.float16):
+        zeros = lazy_zeros(torch.empty(shape, dtype=dtype))
+        assert (zeros.shape, zeros.dtype, zeros.is_contiguous()) == (shape, dtype, True)
+        assert not zeros.any()
+        assert torch.equal(zeros.add_(1), torch.ones(shape, dtype=dtype))

@@ -171,3 +171,14 @@ def test_a_higher_order_operator_has_one_function_for_each_field() -> None:
     with pytest.raises(ValueError, match="run of cond is already registered"):
         hops.run("cond")(lambda *args: None)
     assert hops.higher_order(torch.ops.higher_order.flex_attention).run is not None
+
+
+def test_a_fact_of_a_name_is_one_of_all_its_overloads() -> None:
+    for op in (
+        aten._to_sparse.default,
+        aten._to_sparse.sparse_dim,
+        aten._to_sparse.out,
+        aten.to_sparse.sparse_dim,
+    ):
+        assert record_of(op).has_dynamic_shape
+    assert not record_of(aten.to_dense.default).has_dynamic_shape

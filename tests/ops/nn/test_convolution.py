@@ -11,7 +11,7 @@ import torch
 import understudy.ops  # noqa: F401  (registers)
 from tests.ops.layouts import MORE_DTYPES, every, expanded, filled, permuted, strided
 from tests.oracle.real import spec_of
-from understudy import FakeTensorMode
+from understudy import FakeTensorMode, ShapeEnv
 from understudy.errors import ShapeMismatch
 from understudy.ops.variants import rule_of
 
@@ -214,3 +214,14 @@ def test_transposed_results_without_elements(dtype: torch.dtype, device: str, is
     with FakeTensorMode():
         assert run(device).shape == (16, 3, 0, 0)
     assert device != "cpu" or run(device).shape == (16, 3, 0, 0)
+
+
+@pytest.mark.parametrize(("height", "width"), [(2, 3), (4, 2), (3, 5)])
+def test_named_padding_of_symbolic_kernels(height: int, width: int) -> None:
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    x: Any = mode.from_tensor(torch.ones(2, 3, 7, 9), static_shapes=True)
+    kernel = torch.ones(2, 3, height, width)
+    weight: Any = mode.from_tensor(kernel, symbolic_context=("static", "static", "h", "w"))
+    with mode:
+        result: Any = torch.nn.functional.conv2d(x, weight, padding="same")
+    assert result.shape == (2, 2, 7, 9)
