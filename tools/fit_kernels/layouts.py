@@ -44,7 +44,8 @@ HOST = "heavy"
 """Of both frameworks: some 4 ms of Python for a layer, whatever its size."""
 EFA = 70e-6
 CHECK, STEP = 3.6e-4, 6e-5
-"""Seconds of the host for a collective, for each of its ranks: chosen on every other group of nanotron's table."""
+"""Seconds of the host for a collective, for each of its ranks. Their form was read from all of nanotron's groups; the size
+of the first was fitted on every other one."""
 BATCHES = {1: (1, 4), 2: (1, 8), 32: (1, 32)}
 """Of nanotron's table that are rehearsed, by tensor parallel ranks."""
 BUCKET = 25 << 20
