@@ -44,6 +44,9 @@ _BY_VALUES = "decides by values, and a graph has one path only"
 _SECTIONS = "the number of sections may be given as a tensor: how many results there are lies in the data"
 _CHECKS_WEIGHTS = "checks values on the way: with weights always, for real without them as well"
 _CHECKS_WINDOW = "checks that the window adds up to something other than zero"
+_INTERPOLATES = (
+    "with symbolic sizes the graph has torch's decomposition, which rounds otherwise than the kernel"
+)
 _LEAST_SQUARES = Gap(
     "drivers gelss and gelsd have residuals only where the matrix has full rank; with symbolic sizes gels is refused, as the "
     "gradient's C++ counts its residuals with plain integers",
@@ -106,6 +109,11 @@ GAPS: dict[tuple[str, str], Gap] = {
     ("ormqr", "backward"): Gap(_OTHER_PATH, everywhere()),
     ("prod", "backward"): Gap(_OTHER_PATH, everywhere(10)),
     ("masked.prod", "backward"): _rounds({"real": 16, "fake": 16, "symbolic": 8}),
+    **{
+        (f"nn.functional.{name}", variant): _rounds({"symbolic": 0}, _INTERPOLATES)
+        for name in ("upsample_bilinear", *(f"interpolate.{kind}" for kind in ("linear", "bilinear", "trilinear", "bicubic")))
+        for variant in BOTH
+    },
     ("svd", "backward"): _rounds({"symbolic": 44}, _WHOLE_SLICE),
     ("linalg.svd", "backward"): _rounds({"symbolic": 43}, _WHOLE_SLICE),
 }  # fmt: skip
