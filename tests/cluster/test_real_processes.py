@@ -117,7 +117,7 @@ def test_peaks_to_the_byte(kind: str, world: int, tmp_path: Path, monkeypatch: p
         ("tp", 2),
         ("sp", 2),
         ("cp", 2),
-    ],  # fmt: skip
+    ],
     ids=lambda value: str(value),
 )
 def test_communication(kind: str, world: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

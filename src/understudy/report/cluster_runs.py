@@ -476,7 +476,8 @@ def _make_row(layout: Layout, outcome: RankOutcome, meshes: Sequence[MeshRecord]
         failure = result["error"] or f"rank {rank} ended with exit code {result['exit_code']}"
     is_partial = result["was_cut_off"] and not rehearsal.steps and rehearsal.verdict in (FITS, TIGHT)
     return RankRow(
-        **place, verdict=NO_VERDICT if is_partial else rehearsal.verdict, steps=rehearsal.steps, peak=rehearsal.peak, coordinates=coordinates,
+        **place, verdict=NO_VERDICT if is_partial else rehearsal.verdict, steps=rehearsal.steps,
+        peak=rehearsal.peak, coordinates=coordinates,
         cards=result["cards"], host_peak_bytes=rehearsal.host_peak_bytes, failure=failure, rehearsal=rehearsal,
     )  # fmt: skip
 
