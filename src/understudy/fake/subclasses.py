@@ -12,7 +12,6 @@ import functools
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map_only
 
 from understudy import _torch
 from understudy.fake.native import prepare
@@ -78,5 +77,5 @@ def dispatch_to_stand_in(kind: Any, func: Any, types: object, args: Any = (), kw
             torch.autograd.graph.increment_version(result)
         return given
 
-    args, kwargs = tree_map_only(torch.Tensor, unwrap, (args, kwargs or {}))
-    return tree_map_only(torch.Tensor, give_back, func(*args, **kwargs))
+    args, kwargs = _torch.tree_map_only(torch.Tensor, unwrap, (args, kwargs or {}))
+    return _torch.tree_map_only(torch.Tensor, give_back, func(*args, **kwargs))
