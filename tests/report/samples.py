@@ -8,13 +8,13 @@ from understudy.report.rehearsal import (
     Coverage,
     Device,
     LineRow,
+    MemorySpan,
+    MemoryTimeline,
     ModuleRow,
     OperatorRow,
     Peak,
     PhaseRow,
     Rehearsal,
-    Span,
-    Timeline,
 )
 
 MiB = 1 << 20
@@ -71,14 +71,14 @@ def make_rehearsal(
         coverage=Coverage(100, 99, {name: 1}),
         operators=[OperatorRow("aten.mm.default", "products", 12, 10**9, 2 * 10**9, 0, 5 * MiB)],
         phases=[PhaseRow(1, "forward", allocated, 12, 1, 2, 3, 4)],
-        timeline=Timeline(
+        timeline=MemoryTimeline(
             operators=[3 * i for i in range(points)],
             steps=[1] * points,
             phases=["forward" if i < points // 2 else "backward" for i in range(points)],
             bytes={category: [int(height * size) for height in heights] for category, size in categories.items()},
             peak_index=points // 2,
             spans=[
-                Span(i // 2, points - 1 - i // 2, entry.bytes, 1, entry.category, entry.module, entry.line)
+                MemorySpan(i // 2, points - 1 - i // 2, entry.bytes, 1, entry.category, entry.module, entry.line)
                 for i, entry in enumerate(contributors)
             ],
         ),
