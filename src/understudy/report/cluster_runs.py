@@ -172,18 +172,19 @@ def _describe_check(
 
 
 def _is_like(cluster: ClusterRehearsal, rank: int, chosen: dict[int, list[int]]) -> bool:
-    """Whether a rank that was run has the peak and the communication of the one that stands for it."""
+    """Whether a rank that was run has the memory and the communication of the one that stands for it."""
     rows = {row.rank: row for row in cluster.rows}
     other = next((run for run, ranks in chosen.items() if rank in ranks), rank)
 
     def describe(number: int) -> list[object]:
-        peak = rows[number].peak
+        row = rows[number]
+        memory = [row.peak.allocated_bytes, row.peak.reserved_bytes, row.nccl_low_bytes, row.nccl_high_bytes]
         calls = [
-            (row.when, row.collective, row.dtype, row.calls, row.bytes, row.line)
-            for row in cluster.communication
-            if row.rank == number
+            (sent.when, sent.collective, sent.dtype, sent.calls, sent.bytes, sent.line)
+            for sent in cluster.communication
+            if sent.rank == number
         ]
-        return [peak.allocated_bytes, peak.reserved_bytes, sorted(calls)]
+        return [*memory, sorted(calls)]
 
     return describe(rank) == describe(other)
 
