@@ -294,8 +294,8 @@ def test_gradients_through_autocast() -> None:
 
 
 def test_autocast_inside_of_kernels() -> None:
-    """`pinv` and `bilinear` call products inside, which autocast casts; outside of its regions they are one node.
-    `pinverse` is computed in float32."""
+    """`pinv` and `bilinear` call products inside, which autocast casts; outside of its regions they are one
+    node."""
 
     def f(x: Tensor, weight: Tensor) -> Any:
         def compute() -> Any:
@@ -303,7 +303,6 @@ def test_autocast_inside_of_kernels() -> None:
             return (
                 torch.linalg.pinv(x),
                 torch.linalg.pinv(square, hermitian=True),
-                x.pinverse(),
                 F.bilinear(x, x, weight),
             )
 
@@ -317,7 +316,7 @@ def test_autocast_inside_of_kernels() -> None:
         )
 
     graphs = check(f, torch.randn(4, 3), leaf(5, 3, 3))
-    assert targets(graphs["fake"]).count("linalg_pinv.atol_rtol_tensor") == 4
+    assert targets(graphs["fake"]).count("linalg_pinv.atol_rtol_tensor") == 2
     check(f, torch.randn(4, 3), leaf(5, 3, 3), pre_dispatch=True)
 
 

@@ -267,13 +267,3 @@ def test_tensors_of_sizes_stay_open(f: Any) -> None:
 def test_a_tensor_of_a_size_that_is_read_is_a_guard() -> None:
     graph = captured(lambda x: x.view(torch.tensor(x.shape[0]).item(), -1), torch.randn(3, 2, 2))
     assert graph(torch.randn(3, 2, 2)).shape == (3, 4)
-
-
-def test_lstm_as_a_function_keeps_its_sizes_open() -> None:
-    def f(x: Tensor, *weights: Tensor) -> Any:
-        state = x.new_zeros(1, x.shape[1], 4)
-        return torch.lstm(x, (state, state), list(weights), True, 1, 0.0, False, False, False)
-
-    weights = (torch.randn(16, 3), torch.randn(16, 4), torch.randn(16), torch.randn(16))
-    others = ((torch.randn(7, 3, 3), *weights),)
-    check(f, torch.randn(5, 2, 3), *weights, others=others, modes=("symbolic",))

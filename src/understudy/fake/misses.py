@@ -147,14 +147,19 @@ def _is_symbolic(part: object) -> bool:
 def make_call(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Call:
     """A call with tensors replaced by specs, and torch's symbols by our nodes."""
     inputs: list[TensorSpec] = []
-    given = args, kwargs
+    record = RECORDS.get(id(func)) or record_of(func)
+    leaves = () if record.is_builtin else _describe_leaves(args, kwargs)
     args = _as_spec(tuple(args), inputs)
     if kwargs:
         kwargs = {name: _as_spec(value, inputs) for name, value in kwargs.items()}
     if mode.shape_env is not None:
         args, kwargs = map_structure(from_torch, SYMBOLIC, (args, kwargs))
-    tensors = () if record_of(func).is_builtin else tuple(flat_exact(FakeTensor, *given))
-    return Call(func, args, kwargs, tuple(inputs), tensors)
+    return Call(func, args, kwargs, tuple(inputs), leaves)
+
+
+def _describe_leaves(args: Any, kwargs: Any) -> tuple[tuple[bool, bool], ...]:
+    tensors = flat_exact(FakeTensor, args, kwargs)
+    return tuple((tensor.requires_grad, getattr(tensor, "_is_param", False)) for tensor in tensors)
 
 
 def _as_spec(value: Any, inputs: list[TensorSpec]) -> Any:

@@ -126,11 +126,11 @@ class ModeServices(_torch.TorchDispatchMode):
 
         def make_input(spec: TensorSpec) -> FakeTensor:
             made = make_new(self, spec)
-            if call.tensors:
-                tensor = call.tensors[len(stand_ins)]
-                if tensor.requires_grad:
+            if call.leaves:
+                requires_grad, is_parameter = call.leaves[len(stand_ins)]
+                if requires_grad:
                     made.requires_grad_()
-                if getattr(tensor, "_is_param", False):
+                if is_parameter:
                     vars(made)["_is_param"] = True
             stand_ins.append(made)
             return made

@@ -216,14 +216,6 @@ def record_history(enabled: object = "all", context: object = "all", stacks: obj
             allocator.record_history(bool(enabled), None if max_entries >= 1 << 62 else max_entries)
 
 
-@driver("_cuda_record_memory_history_legacy")
-def record_history_legacy(
-    enabled: object = True, record_context: bool = True, max_entries: int = 1, *rest: object
-) -> None:
-    """The older form of the same."""
-    record_history("all" if enabled else None, max_entries=max_entries)
-
-
 def _frames() -> list[dict[str, Any]]:
     return [
         {"filename": frame.f_code.co_filename, "line": frame.f_lineno, "name": frame.f_code.co_name}

@@ -81,8 +81,8 @@ class Call:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     inputs: tuple[TensorSpec, ...]
-    tensors: tuple[torch.Tensor, ...] = field(default=(), compare=False, repr=False)
-    """The inputs of an operator of the program, whose registered fake may ask whether they are parameters."""
+    leaves: tuple[tuple[bool, bool], ...] = field(default=(), compare=False, repr=False)
+    """Of inputs of an operator of the program: requires_grad, and whether it is a parameter. Registered fakes may ask."""
 
     @staticmethod
     def of(op: OpOverload, args: tuple[object, ...], kwargs: dict[str, Any]) -> Call:

@@ -21,7 +21,6 @@ from understudy.spec import TensorSpec
 from understudy.spec.call import flat
 from understudy.spec.error_context import make_unsized_sparse_error
 
-_LOW_DTYPES = (torch.bfloat16, torch.float16)
 Function = Callable[..., Any]
 
 
@@ -59,19 +58,6 @@ def _answer_in_mode(original: Function, answer: bool) -> Function:
         return answer if active_fake_mode() is not None else original(*args, **kwargs)
 
     return ask
-
-
-@patch_call("torch.pinverse", "torch.Tensor.pinverse", during=ANY_MODE)
-def compute_without_autocast(original: Function, input: Any, *args: object, **kwargs: object) -> Any:
-    """The CPU's autocast computes all of it in float32. C++ disables autocast inside without a call that a mode could see,
-    so the products inside would be cast."""
-    is_cast = (
-        isinstance(input, torch.Tensor) and input.device.type == "cpu" and torch.is_autocast_enabled("cpu")
-    )
-    if not is_cast:
-        return original(input, *args, **kwargs)
-    with torch.autocast("cpu", enabled=False):
-        return original(input.float() if input.dtype in _LOW_DTYPES else input, *args, **kwargs)
 
 
 @patch_call("torch.clear_autocast_cache", during=ANY_MODE)

@@ -61,8 +61,7 @@ def begin_for_stand_in(tensor: object) -> bool:
 
 
 KINDS = frozenset({
-    nn.Linear, nn.Embedding, nn.LayerNorm, nn.GroupNorm, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d,
-    nn.Conv2d,
+    nn.Linear, nn.Embedding, nn.LayerNorm, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.Conv2d,
 })  # fmt: skip
 """Not their subclasses, which may do anything in their constructors; and only layers with tensors, as others are built
 faster than a plan is found."""
@@ -131,7 +130,7 @@ class ConstructorPlan(NamedTuple):
 
 PLACES = (
     "torch.nn.Linear.__init__", "torch.nn.Embedding.__init__", "torch.nn.LayerNorm.__init__",
-    "torch.nn.GroupNorm.__init__", "torch.nn.modules.batchnorm._BatchNorm.__init__", "torch.nn.Conv2d.__init__",
+    "torch.nn.modules.batchnorm._BatchNorm.__init__", "torch.nn.Conv2d.__init__",
 )  # fmt: skip
 
 

@@ -297,6 +297,20 @@ def reduce_within_rank(original: Function, self: Any, module: Any) -> None:
     original(self, module)
     if any(type(parameter) is FakeTensor for parameter in module.parameters()):
         _torch.set_bucket_hook(self.reducer, self.process_group, _keep_bucket)
+        self.logger = _LoggerWithoutTimes(self.logger)
+
+
+class _LoggerWithoutTimes:
+    """The logger's timers are for CPU and CUDA tensors; it prints a warning for others."""
+
+    def __init__(self, logger: Any) -> None:
+        self._logger = logger
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._logger, name)
+
+    def set_runtime_stats_and_log(self) -> None:
+        """There is nothing to measure."""
 
 
 def _keep_bucket(state, bucket):  # type: ignore[no-untyped-def]  # torch compares annotations with its own objects
@@ -316,12 +330,6 @@ def rebuild_buckets(original: Function, self: object) -> object:
         return original(self)
     with _RealIndices(mode):
         return original(self)
-
-
-@patch_call("torch.distributed.Logger.set_runtime_stats_and_log", during=DATA_PARALLEL)
-def skip_time_statistics(original: Function, self: object) -> object:
-    """Its timers are for CPU and CUDA tensors; it prints a warning for others."""
-    return original(self) if _torch.active_fake_mode() is None else None
 
 
 class _RealIndices(_torch.TorchDispatchMode):

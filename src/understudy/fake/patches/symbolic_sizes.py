@@ -81,7 +81,6 @@ def run_recurrent_layer(original: Function, *args: Any, **kwargs: object) -> Any
     return original(*args, **kwargs)
 
 
-patch_call("torch.lstm", during=SYMBOLS)(run_recurrent_layer)
 PACKED_ARGUMENTS = 9
 """How many arguments a recurrent layer has for a packed sequence."""
 
