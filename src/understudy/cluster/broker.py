@@ -58,7 +58,7 @@ class RankOutcome:
     result: Any = None
     signal: int = 0
     place: str = ""
-    """Of a process that was killed: where it waited, or its last exchange."""
+    """Where a process waited when it was killed, or its last exchange."""
     is_whole: bool = True
 
     @property

@@ -82,7 +82,8 @@ class Call:
     kwargs: dict[str, Any]
     inputs: tuple[TensorSpec, ...]
     leaves: tuple[tuple[bool, bool], ...] = field(default=(), compare=False, repr=False)
-    """Of inputs of an operator of the program: requires_grad, and whether it is a parameter. Registered fakes may ask."""
+    """For operators of the program, whose registered fakes may ask: requires_grad of each input, and whether it is a
+    parameter."""
 
     @staticmethod
     def of(op: OpOverload, args: tuple[object, ...], kwargs: dict[str, Any]) -> Call:
