@@ -21,7 +21,6 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
     "embedding": lambda: nn.Embedding(10, 4, padding_idx=2),
     "layer norm": lambda: nn.LayerNorm(5, eps=1e-6),
     "layer norm without weights": lambda: nn.LayerNorm(5, elementwise_affine=False),
-    "group norm": lambda: nn.GroupNorm(2, 6),
     "batch norm": lambda: nn.BatchNorm2d(5, momentum=None),
     "batch norm without statistics": lambda: nn.BatchNorm1d(5, track_running_stats=False),
     "convolution": lambda: nn.Conv2d(3, 8, 3, padding=1, padding_mode="reflect"),
