@@ -167,13 +167,13 @@ def _list_positions(cluster: ClusterRehearsal, mesh: ClusterMesh, dim: int) -> T
         if here:
             reserved = [row.peak.reserved_bytes for row in here]
             work = [row.rehearsal.flops for row in here if row.rehearsal is not None]
-            flops = f"{max(work) / 1e12:.3g}" if work else ""
+            flops = float(f"{max(work) / 1e12:.3g}") if work else None
             worst = max(here, key=lambda row: row.peak.reserved_bytes)
             rows.append(
                 (f"{name} {position}", len(here), min(reserved), max(reserved), flops, worst.peak.line)
             )
     columns = [
         (name, "text"), ("ranks that were run", "count"), ("least reserved", "bytes"), ("most reserved", "bytes"),
-        ("TFLOPs, at most", "text"), ("peak", "code"),
+        ("TFLOPs, at most", "count"), ("peak", "code"),
     ]  # fmt: skip
     return {"title": f"By {name}", "columns": columns, "rows": rows}

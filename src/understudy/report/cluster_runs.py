@@ -38,6 +38,7 @@ from understudy.cluster.ranks import run_ranks
 from understudy.report.cluster_rehearsal import CardUse, ClusterMesh, ClusterRehearsal, RankRow
 from understudy.report.cluster_times import estimate_time
 from understudy.report.measurement import Measurement
+from understudy.report.places import write_phase
 from understudy.report.rehearsal import DOES_NOT_FIT, FAILED, FITS, NO_VERDICT, TIGHT, Device, Peak, Rehearsal
 from understudy.report.runs import MeasuredRun, RehearsalOptions
 from understudy.report.script_facts import take_facts
@@ -548,4 +549,5 @@ def _write_headline(cluster: ClusterRehearsal) -> str:
     if cluster.verdict == DOES_NOT_FIT:
         return f"does not fit: {next(fault for fault in cluster.faults if fault.kind == 'memory')}"
     on = f"{cluster.verdict} on {cluster.cards} x {device.name}"
-    return f"{on}: {sizes} reserved{nccl} on rank {worst.rank} ({share}), peak in {where}"
+    when = ", ".join(part for part in (peak.phase and write_phase(peak.phase), peak.line) if part)
+    return f"{on}: {sizes} reserved{nccl} on rank {worst.rank} ({share}), peak {when}"

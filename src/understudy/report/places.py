@@ -94,6 +94,11 @@ def _join(line: LinePlace | None, frame: FrameType | None) -> LinePlace | None:
     return found
 
 
+def write_phase(phase: str) -> str:
+    """When something was: `in backward`, `after backward`."""
+    return phase if phase in (AFTER_BACKWARD, BETWEEN) else f"in {phase}"
+
+
 class StepPhase(NamedTuple):
     """A moment of a run: finished steps, the phase, outermost calls of modules, started backward passes."""
 

@@ -15,7 +15,7 @@ import torch
 from understudy.lines import short_path
 from understudy.ops.traits.flops import UNKNOWN
 from understudy.report.measurement import DeviceTotals, Measurement
-from understudy.report.places import BETWEEN, FORWARD, SETUP, LinePlace, ModulePlace, Places
+from understudy.report.places import BETWEEN, FORWARD, SETUP, LinePlace, ModulePlace, Places, write_phase
 from understudy.report.rehearsal import (
     CATEGORIES,
     DOES_NOT_FIT,
@@ -303,7 +303,7 @@ def _write_headline(
     name += f" with a budget of {format_size(budget)}" if budget is not None else ""
     kind = "reserved" if device.kind != "cpu" else "allocated"
     share = f"{100 * used / total:.0f}%" if total else "?"
-    where = f", peak in {peak.phase}" if peak.phase else ""
+    where = f", peak {write_phase(peak.phase)}" if peak.phase else ""
     where += f" of {peak.module}" if peak.module else ""
     where += f", {peak.line}" if peak.line else ""
     amount = f"{_write_amount(used, total)} of {_write_amount(total, total)} {_choose_unit(total)} {kind} ({share})"
