@@ -18,6 +18,7 @@ from understudy.plans.constraints import RequirementError, parse_requirement
         ("--micro-batch-size=2,2,4", "micro_batch_size", (2, 4), "batch"),
         ("ckpt=none,selective,full", "ckpt", ("none", "selective", "full"), "checkpoint"),
         ("amp=on,off", "amp", (True, False), ""),
+        ("mixed_precision=no,bf16", "mixed_precision", ("no", "bf16"), ""),
         ("lr=1e-4,0.5", "lr", (1e-4, 0.5), ""),
         ("batch", "batch", (), "batch"),
         ("model.layers=2", "model_layers", (2,), ""),

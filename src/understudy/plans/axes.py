@@ -84,8 +84,10 @@ def parse_vary(text: str) -> Axis:
     if not re.fullmatch(r"-*[A-Za-z_][\w.-]*", name):
         raise UnderstudyError(f"--vary: expected NAME=V1,V2 or NAME=LOW..HIGH, got {text!r}")
     values: list[Value] = []
-    for part in listed.split(",") if equals else ():
-        values += _parse_values(part.strip(), text)
+    parts = [part.strip() for part in listed.split(",")] if equals else []
+    are_switches = all(part.lower() in _TRUTHS for part in parts)
+    for part in parts:
+        values += [part] if part.lower() in _TRUTHS and not are_switches else _parse_values(part, text)
     axis = Axis(normalise(name), tuple(dict.fromkeys(values)))
     if equals and not values:
         raise UnderstudyError(f"--vary {text}: expected at least one value")
@@ -128,9 +130,11 @@ def parse_value(text: str) -> Value:
         return int(text)
     if re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", text.lower()):
         return float(text)
-    if text.lower() in ("true", "yes", "on"):
-        return True
-    return False if text.lower() in ("false", "no", "off") else text
+    return _TRUTHS.get(text.lower(), text)
+
+
+_TRUTHS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+"""In `--vary`, if all values of a name are among them: `no` beside `bf16` is a choice."""
 
 
 def write_value(value: Value) -> str:
