@@ -25,6 +25,7 @@ from understudy.plans.answer import (
 from understudy.plans.page import make_page
 from understudy.plans.store import ResultStore, make_key
 from understudy.plans.text import write_plan
+from understudy.report.times import write_rate
 
 SCRIPT = """\
 import argparse
@@ -272,3 +273,8 @@ def test_names_are_no_markup() -> None:
     assert "</script><b>" not in page
     assert "<b>" not in page
     assert page.count("</script>") == 2
+
+
+def test_large_rates_have_no_exponent() -> None:
+    row = Row({}, "fits", tokens_per_second=1_402_345.0)
+    assert write_rate(row) == "1,400,000 tokens/s"

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from understudy.plans.answer import Row, TrainingPlan, find_front, time_of
-from understudy.plans.text import write_plan, write_rate, write_time
+from understudy.plans.text import write_plan, write_time
 from understudy.report.text import clean
+from understudy.report.times import write_rate
 
 PAGE_FILE = Path(__file__).with_name("page.html")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from understudy.plans.answer import Row, TrainingPlan
 from understudy.report.text import clean, write_table
-from understudy.report.times import write_interval
+from understudy.report.times import write_interval, write_rate
 
 GiB = 1 << 30
 MOST_NAMES = 12
@@ -70,13 +70,6 @@ def write_time(row: Row) -> str:
     if row.seconds_per_step is None or row.low_seconds is None or row.high_seconds is None:
         return "-"
     return write_interval(row.seconds_per_step, row.low_seconds, row.high_seconds)
-
-
-def write_rate(row: Row) -> str:
-    for rate, unit in ((row.tokens_per_second, "tokens/s"), (row.samples_per_second, "samples/s")):
-        if rate:
-            return f"{float(f'{rate:.3g}'):,.6g} {unit}"
-    return ""
 
 
 def _write_commands(plan: TrainingPlan) -> str:

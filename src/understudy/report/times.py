@@ -7,6 +7,7 @@ write_cost(cost)     "100,000 steps: 11.4 hours (9.7–13.1), 91.6 card-hours, 2
 from __future__ import annotations
 
 import math
+from typing import Protocol
 
 from understudy.timing.step_time import RunCost, TimeEstimate
 
@@ -32,11 +33,20 @@ def write_interval(seconds: float, low: float, high: float) -> str:
     raise AssertionError
 
 
-def write_rate(time: TimeEstimate) -> str:
+class Rates(Protocol):
+    """A time estimate, or a row of a plan."""
+
+    @property
+    def tokens_per_second(self) -> float | None: ...
+    @property
+    def samples_per_second(self) -> float | None: ...
+
+
+def write_rate(rates: Rates) -> str:
     """Tokens or samples in a second."""
-    if time.tokens_per_second:
-        return f"{_round(time.tokens_per_second)} tokens/s"
-    return f"{_round(time.samples_per_second)} samples/s" if time.samples_per_second else ""
+    if rates.tokens_per_second:
+        return f"{_round(rates.tokens_per_second)} tokens/s"
+    return f"{_round(rates.samples_per_second)} samples/s" if rates.samples_per_second else ""
 
 
 def write_seconds(seconds: float) -> str:
