@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -95,3 +96,12 @@ def test_other_libraries_have_to_load(folder: Path, capsys: pytest.CaptureFixtur
     code, _ = rehearse(folder, "import torch, os\ntorch.ops.load_library(os.path.abspath('own.so'))\n")
     assert code == 1
     assert "OSError: Could not load this library" in capsys.readouterr().err
+
+
+def test_operators_that_the_program_has_defined_stay(folder: Path) -> None:
+    own = "import torch\nown = torch.library.Library('torchaudio', 'FRAGMENT')\n"
+    declare = "if not hasattr(torch.ops.torchaudio, 'forced_align'): own.define('forced_align(Tensor a) -> Tensor')\n"
+    (folder / "own.py").write_text(own + declare + TRAIN)
+    command = [sys.executable, "-m", "understudy", "run", "--device", "t4", "own.py"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr

@@ -118,14 +118,17 @@ def forced_align(
 
 @functools.cache
 def define_operators(package: str) -> list[torch.library.Library]:
-    """Once in a process; operators go with their library."""
+    """Once in a process; operators go with their library. Those that the program has defined itself stay."""
     found = next(library for library in LIBRARIES.values() if library.package == package)
     libraries = []
     for namespace, schemas in found.schemas.items():
-        library = torch.library.Library(namespace, "DEF")
+        library = torch.library.Library(namespace, "FRAGMENT")
         for schema in schemas:
+            operator = schema.partition("(")[0]
+            if hasattr(getattr(torch.ops, namespace), operator):
+                continue
             library.define(schema)
-            name = f"{namespace}::{schema.partition('(')[0]}"
+            name = f"{namespace}::{operator}"
             if name in found.questions:
                 library.impl(name, partial(_give, found.questions[name]), "CompositeExplicitAutograd")
         libraries.append(library)
