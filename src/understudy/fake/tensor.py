@@ -329,9 +329,6 @@ class FakeTensor(torch.Tensor):
                 return copy.requires_grad_(options.get("requires_grad", False))
             return torch.tensor(data, dtype=dtype, device=device, **options)
 
-    def pinverse(self, *args: Any, **kwargs: Any) -> Any:
-        return torch.pinverse(self, *args, **kwargs)  # which is patched: see there
-
     def tensor_split(self, *args: Any, **kwargs: Any) -> Any:
         return torch.tensor_split(
             self, *args, **kwargs
