@@ -42,7 +42,12 @@ def record(file: str = "out.json") -> Any:
 
 
 def test_a_verdict_and_tables(script: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", "--device", "h100", "--json", "out.json", script, "--width", "512"]) == 0
+    assert (
+        main(
+            ["run", "--device", "h100", "--json", "out.json", "--html", "out.html", script, "--width", "512"]
+        )
+        == 0
+    )
     said = capsys.readouterr().out
     lines = said.splitlines()
     assert lines[0] == "step 0: 2.50"
@@ -53,6 +58,8 @@ def test_a_verdict_and_tables(script: str, capsys: pytest.CaptureFixture[str]) -
     assert (found["verdict"], found["steps"], found["device"]["key"]) == ("fits", 2, "h100")
     assert found["peak"]["requested_bytes"] > 4 * 4 * 512 * 512
     assert found["answers"][0]["count"] == 1
+    assert found["program"] == "train.py --width 512"
+    assert "<title>train.py --width 512</title>" in Path("out.html").read_text()
 
 
 def test_the_cpu_without_a_device(script: str, capsys: pytest.CaptureFixture[str]) -> None:

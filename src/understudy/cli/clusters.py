@@ -186,9 +186,8 @@ def _write(cluster: ClusterRehearsal, options: argparse.Namespace) -> None:
     if options.html:
         from understudy.report.cluster_page import make_cluster_page  # why: --help is quick
 
-        title = os.path.splitext(os.path.basename(options.html))[0]
         with open(options.html, "w", encoding="utf-8") as file:
-            file.write(make_cluster_page(cluster, title))
+            file.write(make_cluster_page(cluster))
     if options.trace:
         from understudy.report.cluster_trace import write_cluster_trace  # why: as above
 

@@ -34,7 +34,7 @@ def _write_file(rehearsal: Rehearsal, name: str, path: str) -> None:
     from understudy.report.page import make_page  # why: as above
 
     if name == "html":
-        Path(path).write_text(make_page(rehearsal, Path(path).stem).to_html(), encoding="utf-8")
+        Path(path).write_text(make_page(rehearsal).to_html(), encoding="utf-8")
         return
     writers = {
         "trace": exports.write_trace,

@@ -128,7 +128,7 @@ def _rehearse(options: argparse.Namespace, card: Card | None, count: int, sandbo
     if options.margin is None:
         # A module is looked for in the current folder first, so its project is taken to be there.
         _note_older_torch(os.path.abspath("module") if is_module else script.target, result.notes)
-    take_facts(recorder.facts, result, has_margin=options.margin is not None)
+    take_facts(recorder.facts, script, result, has_margin=options.margin is not None)
     wanted_ranks = result.wanted_ranks
     head = {
         "wanted_ranks": None

@@ -28,7 +28,9 @@ OUTSIDE = ("NCCL (highest estimate)", "cached and rounding")
 Table = dict[str, Any]
 
 
-def make_cluster_page(cluster: ClusterRehearsal, title: str = "Cluster rehearsal") -> str:
+def make_cluster_page(cluster: ClusterRehearsal, title: str = "") -> str:
+    """`title`: that of the page, if it is not the program."""
+    title = title or cluster.program or "Cluster rehearsal"
     pages: list[str] = []
     known: dict[object, int] = {}
     rows = [_make_row(cluster, row, pages, known) for row in cluster.rows]

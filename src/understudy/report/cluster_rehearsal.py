@@ -109,6 +109,8 @@ class ClusterRehearsal(Document):
     assumptions: list[str] = field(default_factory=list)
     time: TimeEstimate | None = None
     """The time of a step, of all ranks together."""
+    program: str = ""
+    """The script and its arguments, or the name of the function."""
     kind: str = KIND
     schema_version: int = SCHEMA_VERSION
 

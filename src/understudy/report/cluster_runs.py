@@ -40,7 +40,7 @@ from understudy.report.cluster_times import estimate_time
 from understudy.report.measurement import Measurement
 from understudy.report.places import write_phase
 from understudy.report.rehearsal import DOES_NOT_FIT, FAILED, FITS, NO_VERDICT, TIGHT, Device, Peak, Rehearsal
-from understudy.report.runs import MeasuredRun, RehearsalOptions
+from understudy.report.runs import MeasuredRun, RehearsalOptions, name_function
 from understudy.report.script_facts import take_facts
 from understudy.report.summary import write_line
 from understudy.report.text import format_range, format_size
@@ -117,10 +117,12 @@ def run_cluster(
 
     with Overlay(sandbox.folder) if is_patched else contextlib.nullcontext():
         if run == CLASSES and layout.world_size > 3:
-            return _run_classes(layout, run_some, card, options)
-        ranks = run if isinstance(run, tuple) else tuple(range(layout.world_size))
-        outcomes, faults = run_some(ranks)
-    return _summarise(layout, outcomes, faults, card, options)
+            cluster = _run_classes(layout, run_some, card, options)
+        else:
+            outcomes, faults = run_some(run if isinstance(run, tuple) else tuple(range(layout.world_size)))
+            cluster = _summarise(layout, outcomes, faults, card, options)
+    cluster.program = program.command if isinstance(program, Script) else name_function(program)
+    return cluster
 
 
 MOST_SPLITS = 3
@@ -232,9 +234,10 @@ def _run_rank(
                 program, mode=recorder.mode, steps=options.steps, sandbox=sandbox, is_online=options.is_online,
                 takes_longest=options.takes_longest, makes_data=options.makes_data,
             )  # fmt: skip
-            take_facts(recorder.facts, result, has_margin=options.has_margin)
+            take_facts(recorder.facts, program, result, has_margin=options.has_margin)
         else:
             result = _call(program)
+            recorder.facts.program = name_function(program)
             recorder.facts.failure = "the function failed" if result.exit_code else ""
     rehearsal = recorder.rehearsal()
     visible = list_visible(recorder.count)

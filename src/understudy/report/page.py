@@ -230,7 +230,8 @@ def make_frame(page: str, height: int = 720) -> str:
 # the page of a rehearsal
 
 
-def make_page(rehearsal: Rehearsal, title: str = "Rehearsal") -> Page:
+def make_page(rehearsal: Rehearsal, title: str = "") -> Page:
+    """`title`: that of the page, if it is not the program."""
     timeline = rehearsal.timeline
     categories = [name for name in timeline.bytes if any(timeline.bytes[name])] or list(timeline.bytes)
     columns = [timeline.bytes[name] for name in categories]
@@ -242,7 +243,7 @@ def make_page(rehearsal: Rehearsal, title: str = "Rehearsal") -> Page:
     ]
     peak = timeline.peak_index
     return Page(
-        title=title,
+        title=title or rehearsal.program or "Rehearsal",
         headline=rehearsal.headline,
         verdict=VERDICTS.get(rehearsal.verdict, ""),
         facts=_list_facts(rehearsal),

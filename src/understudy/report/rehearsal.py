@@ -255,12 +255,14 @@ class Rehearsal(Document):
     host_peak_bytes: int = 0
     sanity: Sanity = field(default_factory=Sanity)
     isolation: Isolation = field(default_factory=Isolation)
+    program: str = ""
+    """The script and its arguments, or the name of the function."""
     schema_version: int = SCHEMA_VERSION
 
     def _check(self) -> None:
         _check_rehearsal(self)
 
-    def to_html(self, title: str = "Rehearsal") -> str:
+    def to_html(self, title: str = "") -> str:
         """One page that needs nothing else."""
         from understudy.report.page import make_page  # why: import it only when a page is requested
 

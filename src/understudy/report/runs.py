@@ -197,12 +197,17 @@ def _call_once(
     options: RehearsalOptions | None,
 ) -> Rehearsal:
     recorder = MeasuredRun(device, options)
+    recorder.facts.program = name_function(fn)
     with recorder, borrow_state(recorder.mode, fn, args, kwargs):
         args, kwargs = map_structure(
             lambda tensor: make_stand_in(recorder.mode, tensor), torch.Tensor, (args, kwargs)
         )
         fn(*args, **kwargs)
     return recorder.rehearsal()
+
+
+def name_function(fn: Callable[..., object]) -> str:
+    return getattr(fn, "__qualname__", type(fn).__qualname__)
 
 
 class IsolationError(UnderstudyError, RuntimeError):

@@ -25,6 +25,8 @@ TOKEN_DTYPES = ("i64", "i32")
 class RunFacts:
     """Facts from the runner of the program that the measurement can't see."""
 
+    program: str = ""
+    """The script and its arguments, or the name of the function."""
     steps: int | None = None
     failure: str = ""
     """How the program ended before its time: "the script failed", …"""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from understudy.report.sanity import RunFacts
-from understudy.simulation.scripts import INTERRUPTED, ScriptResult
+from understudy.simulation.scripts import INTERRUPTED, Script, ScriptResult
 
 
-def take_facts(facts: RunFacts, result: ScriptResult, has_margin: bool) -> None:
+def take_facts(facts: RunFacts, script: Script, result: ScriptResult, has_margin: bool) -> None:
+    facts.program = script.command
     facts.steps = result.steps
     facts.failure = _describe_failure(result)
     facts.is_out_of_memory = result.is_out_of_memory

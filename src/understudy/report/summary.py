@@ -121,6 +121,7 @@ def summarise(
         software=_list_software(device),
         host_peak_bytes=memory.host.peak,
         sanity=make_sanity(measurement, totals, facts),
+        program=facts.program,
     )
 
 

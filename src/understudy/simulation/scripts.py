@@ -16,6 +16,7 @@ import multiprocessing
 import os
 import pickle
 import runpy
+import shlex
 import sys
 import threading
 import traceback
@@ -82,6 +83,11 @@ class Script:
     @property
     def name(self) -> str:
         return self.target if self.is_module else os.path.basename(self.target)
+
+    @property
+    def command(self) -> str:
+        """As it is typed after `python`."""
+        return shlex.join([*(["-m"] if self.is_module else []), self.target, *self.arguments])
 
 
 @dataclass

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from understudy import FakeTensorMode
 from understudy.errors import DtypeError
@@ -88,6 +89,19 @@ def test_an_unsupported_dtype_is_refused_with_a_plain_message() -> None:
         "aten.mm.default: the CPU kernel does not support (bool, bool); supported dtypes: uint8, int8"
     )
     assert isinstance(caught.value, NotImplementedError)
+
+
+def test_a_refusal_names_the_argument_whose_dtype_is_wrong() -> None:
+    scores, bias = torch.ones(4, 10), torch.ones(2)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        with pytest.raises(
+            DtypeError, match=r"\(float32, int32\); expected uint8 or int64 for argument target\n"
+        ):
+            F.cross_entropy(scores, torch.ones(4, dtype=torch.int32))
+        with pytest.raises(
+            DtypeError, match=r"\(float32, float32, float16\); supported dtypes"
+        ):  # no alpha, no beta
+            torch.addmm(bias, torch.ones(2, 3), torch.ones(3, 2).half())
 
 
 @pytest.mark.parametrize("device", ["cuda", "meta", "xpu"])

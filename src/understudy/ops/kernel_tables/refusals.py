@@ -46,14 +46,28 @@ class KernelRow:
             answer = self._answers[signature] = next(found, None)
             return answer
 
-    def accepted_dtypes(self, signature: Signature) -> list[str]:
-        """The dtypes that are accepted instead of the dtype of most tensors."""
+    def describe_accepted(self, signature: Signature) -> str:
+        """The dtypes that are accepted instead of the dtype of most tensors; else, of one argument."""
         usual = main_dtype(signature, self._main)
-        return [
-            name
-            for name, dtype in DTYPES.items()
-            if self.refusal(tuple(dtype if symbol is usual else symbol for symbol in signature)) is None
-        ]
+        names = self._list_accepted(signature, [symbol is usual for symbol in signature])
+        if names:
+            return f"supported dtypes: {', '.join(names)}"
+        for column, symbol in zip(self.columns, signature, strict=True):
+            names = self._list_accepted(signature, [other is column for other in self.columns])
+            if names and isinstance(symbol, torch.dtype):
+                return f"expected {' or '.join(names)} for argument {column.name}"
+        return "convert more than one of them"
+
+    def _list_accepted(self, signature: Signature, changes: list[bool]) -> list[str]:
+        """The dtypes that are accepted instead of those where `changes` is True."""
+        found = []
+        for name, dtype in DTYPES.items():
+            changed = (
+                dtype if is_changed else old for old, is_changed in zip(signature, changes, strict=True)
+            )
+            if self.refusal(tuple(changed)) is None:
+                found.append(name)
+        return found
 
 
 @derives(OpFacts.kernel_row)
@@ -96,9 +110,13 @@ def _refuse(call: Call, row: KernelRow, signature: Signature, error: str) -> Non
             or (not row.refuses_empty and _has_no_elements(spec))
         ):
             return
-    given = ", ".join(NAMES.get(symbol, str(symbol)) for symbol in signature if symbol is not None)
-    accepted = ", ".join(row.accepted_dtypes(signature)) or "none of these combinations"
-    raise ERRORS[error](f"{call.op}: the CPU kernel does not support ({given}); supported dtypes: {accepted}")
+    given = ", ".join(
+        NAMES.get(symbol, str(symbol))
+        for column, symbol in zip(row.columns, signature, strict=True)
+        if symbol is not None and (column.position < len(call.args) or column.name in call.kwargs)
+    )
+    accepted = row.describe_accepted(signature)
+    raise ERRORS[error](f"{call.op}: the CPU kernel does not support ({given}); {accepted}")
 
 
 def _has_no_elements(spec: TensorSpec) -> bool:
