@@ -93,10 +93,7 @@ def test_steps_of_recurrent_layers_are_fixed(layer: Program) -> None:
 KEEP_SYMBOLS: dict[str, Callable[[torch.Tensor], Any]] = {
     "lstm": lambda x: nn.LSTM(5, 4)(x),
     "histogram": lambda x: torch.histogram(x, 5),
-    "gradient": lambda x: torch.gradient(x),
     "stft": lambda x: torch.stft(x.flatten(1), 4, return_complex=True, window=torch.ones(4)),
-    "combinations": lambda x: torch.combinations(x[0, 0]),
-    "pinv": lambda x: torch.linalg.pinv(x),
 }
 """What the page once had, or has as the way out."""
 

@@ -104,31 +104,6 @@ def test_joint_graph_by_torch_func(name: str, mode: str, argnums: Any) -> None:
         torch.testing.assert_close(gm(*given), torch.func.grad(plain, argnums=argnums)(*given))
 
 
-@pytest.mark.parametrize("name", ["cond", "scan", "map"])
-@in_each_mode
-def test_vmap(name: str, mode: str) -> None:
-    f, plain = PROGRAMS[name]
-    x, w = torch.randn(5, 4, 3), torch.randn(3)
-    gm = make_fx(torch.func.vmap(f, in_dims=(0, None)), tracing_mode=mode)(x, w)
-    torch.testing.assert_close(gm(x, w), torch.stack([plain(part, w) for part in x]))
-
-
-@in_each_mode
-def test_vmap_of_cond_with_several_results(mode: str) -> None:
-    def f(x: Tensor, flag: Tensor) -> Any:
-        return torch.cond(flag, lambda x: (x + 1, x.sum()), lambda x: (x - 1, x.max()), (x,))
-
-    x, flags = torch.randn(4, 3), torch.tensor([True, False, True, False])
-    gm = make_fx(torch.func.vmap(f), tracing_mode=mode)(x, flags)
-    expected = [
-        (row + 1, row.sum()) if flag else (row - 1, row.max()) for row, flag in zip(x, flags, strict=True)
-    ]
-    torch.testing.assert_close(gm(x, flags), tuple(map(torch.stack, zip(*expected, strict=True))))
-    one = make_fx(torch.func.vmap(f, in_dims=(0, None)), tracing_mode=mode)(x, flags[0])
-    assert "true_graph_0" in dict(one.named_modules())
-    torch.testing.assert_close(one(x, flags[1]), (x - 1, x.max(1).values))
-
-
 class Cube(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:

@@ -82,12 +82,6 @@ def gradient(f: Function) -> Function:
 SURROUNDINGS: dict[str, Callable[[Function], tuple[Any, Any]]] = {
     "none": lambda f: (lambda x: f(x[0]), lambda x: f(x[0])),
     "grad": lambda f: (lambda x: gradient(f)(x[0]), lambda x: gradient(f)(x[0])),
-    "vmap": lambda f: (torch.vmap(f), lambda x: torch.stack(list(map(f, x)))),
-    "vmap of grad": lambda f: (torch.vmap(gradient(f)), lambda x: torch.stack(list(map(gradient(f), x)))),
-    "jvp": lambda f: (
-        lambda x: torch.func.jvp(f, (x[0],), (x[1],)),
-        lambda x: torch.func.jvp(f, (x[0],), (x[1],)),
-    ),
 }
 
 

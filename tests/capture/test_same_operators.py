@@ -26,7 +26,6 @@ DIFFERENT = {
     ("multi_head_attention", "symbolic"): "`matmul` inside `linear`",
     ("transforms", "symbolic"): "`matmul` inside `linear`",
     ("lstm", "symbolic"): "recurrent layers",
-    ("gru", "symbolic"): "recurrent layers",
     ("indexing", "symbolic"): "a slice of everything",
     ("index_assignment", "symbolic"): "a slice of everything",
     ("gradient_of_a_convolution", "pre-dispatch"): "gradients inside the function",

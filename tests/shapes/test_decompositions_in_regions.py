@@ -25,12 +25,7 @@ REGIONS: dict[str, Callable[[], Any]] = {
     "both": autocast_in_inference_mode,
 }
 PROGRAMS: dict[str, Callable[[Tensor], Any]] = {
-    "cov": torch.cov,
-    "corrcoef": torch.corrcoef,
-    "kron": lambda x: torch.kron(x, x[:2]),
-    "multi_dot": lambda x: torch.linalg.multi_dot([x, x.mT, x]),
     "max_pool1d": lambda x: torch.nn.functional.max_pool1d(x, 2),
-    "gradient": lambda x: torch.gradient(x, dim=1)[0],
     "take_along_dim": lambda x: torch.take_along_dim(x, x.argsort(1), 1),
     "stft": lambda x: torch.stft(x, 4, 2, window=torch.ones(4), return_complex=True, center=False),
     "istft": lambda x: torch.istft(torch.complex(x, x)[:3], 4, window=torch.ones(4)),
@@ -81,9 +76,5 @@ def test_autocast_of_devices_that_are_not_here() -> None:
     with mode:
         x = base.to("cuda")
         with torch.autocast("cuda", torch.float16):
-            covariance, signal = (
-                torch.cov(x),
-                torch.istft(torch.complex(x, x)[:3], 4, window=torch.ones(4, device="cuda")),
-            )
-    assert (covariance.dtype, signal.dtype) == (torch.float16, torch.float32)
-    assert covariance.shape[0] == base.shape[0] and not isinstance(covariance.shape[0], int)
+            signal = torch.istft(torch.complex(x, x)[:3], 4, window=torch.ones(4, device="cuda"))
+    assert signal.dtype == torch.float32 and not isinstance(signal.shape[0], int)

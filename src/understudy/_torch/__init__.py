@@ -36,7 +36,6 @@ from understudy._torch.functorch import *
 from understudy._torch.graphs import *
 from understudy._torch.identity import *
 from understudy._torch.modes import *
-from understudy._torch.sample_calls import operators_inside as operators_inside
 from understudy._torch.sample_calls import sample_calls as sample_calls
 from understudy._torch.sample_calls import sampled_operators as sampled_operators
 from understudy._torch.schema import *

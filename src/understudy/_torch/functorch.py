@@ -10,7 +10,6 @@ from types import ClassMethodDescriptorType
 from typing import Any
 
 import torch
-import torch.autograd.forward_ad as _forward_ad
 from torch import Tensor
 from torch._C import DispatchKey
 
@@ -33,9 +32,6 @@ def apply_function(function: type[torch.autograd.Function], *args: object) -> An
     return function.apply(*args)
 
 
-over_batches = call_on_demand("torch._functorch.vmap", "restore_vmap")
-"""over_batches(function, in_dims, size, randomness): `torch.vmap` of a function of flat operands that also returns the
-batch dimension of each result, None if it has none."""
 single_level_functions = call_on_demand(
     "torch._functorch.autograd_function", "enable_single_level_autograd_function"
 )
@@ -79,11 +75,6 @@ unwrap_if_dead: Callable[[Tensor], Tensor] = torch._C._functorch.unwrap_if_dead
 """Unwraps a wrapper of a transform that has ended; returns any other tensor unchanged."""
 
 
-def with_forward_gradients() -> Any:
-    """A context in which forward mode is enabled again, inside an autograd.Function that has disabled it."""
-    return _forward_ad._set_fwd_grad_enabled(True)
-
-
 def is_inside_jvp() -> bool:
     """Whether torch.func.jvp is running, even if its level is temporarily removed."""
     return bool(sys.modules["torch._functorch.eager_transforms"].JVP_NESTING > 0)
@@ -115,14 +106,6 @@ TRANSFORMS = DispatchKey.FuncTorchDynamicLayerFrontMode
 def is_batch_of(value: Any, level: int) -> bool:
     is_batch = isinstance(value, Tensor) and torch._C._functorch.is_batchedtensor(value)
     return is_batch and torch._C._functorch.maybe_get_level(value) == level
-
-
-def batched_at(value: Any, dim: int, level: int) -> tuple[Any, bool]:
-    """The tensor inside a batch of this level, with the batch at this dimension, and whether it is a batch."""
-    if not is_batch_of(value, level):
-        return value, False
-    inner = torch._C._functorch.get_unwrapped(value)
-    return inner.movedim(torch._C._functorch.maybe_get_bdim(value), dim), True
 
 
 def vmap_inputs(in_dims: Any, args: tuple[object, ...], func: Any) -> tuple[list[int | None], list[Any], Any]:

@@ -55,20 +55,6 @@ def sample_calls(entry: Any, count: int) -> list[OneCall]:
     return recorded
 
 
-def operators_inside(call: Callable[[], object]) -> list[str]:
-    """The names of the operators that arrive below autograd."""
-    names: list[str] = []
-
-    class Collector(TorchDispatchMode):
-        def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            names.append(op.name())
-            return op(*args, **(kwargs or {}))
-
-    with Collector():
-        call()
-    return names
-
-
 def _samples(entry: Any, dtype: torch.dtype, has_backward: bool) -> Iterator[Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -141,7 +141,7 @@ MODES: tuple[TracingMode, ...] = get_args(TracingMode)
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class CaptureOptions:
     """The options of a capture: the keywords of `make_fx`."""
 
     decomposition_table: Mapping[Any, Callable[..., Any]] | None = None
@@ -189,7 +189,7 @@ def make_fx(
         )
     if tracing_mode not in MODES:
         raise ValueError(f"tracing_mode must be one of {', '.join(map(repr, MODES))}, got {tracing_mode!r}")
-    options = Options(
+    options = CaptureOptions(
         decomposition_table, tracing_mode, allow_non_fake_inputs or _allow_non_fake_inputs, pre_dispatch,
         record_module_stack, _allow_fake_constant, _error_on_data_dependent_ops, proxy_module_inputs,
         torch_functions=not _disable_torch_fn_metadata_mode, knows_constants=True,
@@ -209,7 +209,9 @@ def make_fx(
 class Capture:
     """One run of one function under a recorder."""
 
-    def __init__(self, f: Callable[..., object], options: Options, outer: Capture | None = None) -> None:
+    def __init__(
+        self, f: Callable[..., object], options: CaptureOptions, outer: Capture | None = None
+    ) -> None:
         self.f = f
         self.options = options
         self.outer = outer

@@ -20,7 +20,7 @@ from torch.fx import GraphModule, Node
 from understudy import _torch
 from understudy.capture.borrowed_modules import BorrowedModules
 from understudy.capture.constants import attach
-from understudy.capture.make_fx import MODES, Capture, Options, TracingMode, leaf_names, names_in_code
+from understudy.capture.make_fx import MODES, Capture, CaptureOptions, TracingMode, leaf_names, names_in_code
 from understudy.capture.optimizer_steps import (
     StateFromInputs,
     StepState,
@@ -81,7 +81,7 @@ def capture_step(
     if parameters not in ("attributes", "inputs"):
         raise ValueError(f'parameters must be "attributes" or "inputs", got {parameters!r}')
     program = _loss_program(loss_fn, len(inputs), targets)
-    options = Options(decomposition_table, "fake" if tracing_mode == "real" else tracing_mode)
+    options = CaptureOptions(decomposition_table, "fake" if tracing_mode == "real" else tracing_mode)
     reals = _named_parameters(model)
     state = _state_of(optimizer, {parameter: name for name, parameter in reals.items()})
     if isinstance(optimizer, torch.optim.LBFGS):
@@ -174,7 +174,7 @@ class StepCapture(Capture):
 
     def __init__(
         self, model: torch.nn.Module, reals: dict[str, torch.Tensor], program: Callable[..., Any],
-        optimizer: torch.optim.Optimizer, options: Options, state: State, fixed_step: bool, varying: Numbers,
+        optimizer: torch.optim.Optimizer, options: CaptureOptions, state: State, fixed_step: bool, varying: Numbers,
     ) -> None:  # fmt: skip
         super().__init__(self._step, options)
         self._model = model

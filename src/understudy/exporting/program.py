@@ -24,7 +24,7 @@ from torch.export.graph_signature import InputKind, InputSpec
 from torch.fx import GraphModule, Node
 
 from understudy import _torch
-from understudy.capture.make_fx import Capture, Options, TracingMode
+from understudy.capture.make_fx import Capture, CaptureOptions, TracingMode
 from understudy.errors import UnsupportedOperatorException
 from understudy.exporting.functional_forms import FunctionalTable
 from understudy.exporting.functionalisation import functionalise
@@ -224,13 +224,13 @@ class Recording:
                 hook.remove()
 
 
-def _options(table: Table | None) -> Options:
+def _options(table: Table | None) -> CaptureOptions:
     if table is None:
-        return Options(
+        return CaptureOptions(
             tracing_mode="symbolic", allow_non_fake_inputs=True, pre_dispatch=True, record_module_stack=True,
             records_parts=False,
         )  # fmt: skip
-    return Options(
+    return CaptureOptions(
         decomposition_table=FunctionalTable(table), tracing_mode="symbolic", allow_non_fake_inputs=True,
         record_module_stack=True, whole=_torch.WholeComposites(table),
     )  # fmt: skip

@@ -16,7 +16,7 @@ from understudy.fake import kernels as _kernels  # noqa: F401  (registers them)
 from understudy.fake import patches as _patches  # noqa: F401  (registers them)
 from understudy.fake import real_tensors, tensor_calls
 from understudy.fake.convert import FakeTensorConverter
-from understudy.fake.hooks import dispatch_hooked, refuse_key
+from understudy.fake.hooks import dispatch_hooked, needs_look_at_results, refuse_key
 from understudy.fake.inputs import accept_inputs
 from understudy.fake.kernels import autocast
 from understudy.fake.misses import answer_miss
@@ -140,20 +140,7 @@ class FakeTensorMode(ModeServices):
             shape_env, static_shapes = ShapeEnv(), static_shapes is None or static_shapes
         if crosscheck:
             check_option(crosscheck)
-        propagates, allows_meta, crosschecks, caches, preferred = _torch.switches(*READ_SWITCHES)
-        if propagate_real_tensors is None:
-            propagate_real_tensors = propagates
-        # Only what differs from the default: with more than 30 attributes in its dict, reading them is slow.
-        if propagate_real_tensors:
-            self.propagate_real_tensors = True
-        if not allows_meta:
-            self.allow_meta = False
-        if preferred is not None:
-            self.preferred_device_type = preferred
-        looks_at_results = _torch.FakeTensorConfig.debug or not allows_meta
-        own_class: Any = type(self)
-        if propagate_real_tensors or looks_at_results or preferred is not None or has_hooks(own_class):
-            self.is_hooked = True
+        self._follow_switches(crosscheck, propagate_real_tensors)
         policy = None if answers == "error" else make_policy(answers)
         self.answers = None if policy is None else Answers(policy)
         self.allow_fallback_kernels = allow_fallback_kernels
@@ -161,8 +148,6 @@ class FakeTensorMode(ModeServices):
         self.shape_env: Any = shape_env
         self.static_shapes = shape_env is None if static_shapes is None else static_shapes
         self.export = export
-        self._crosscheck = crosscheck or crosschecks
-        self.cache_enabled = caches and not self.propagate_real_tensors
         self.epoch = 0
         self.uncounted_writes = 0
         # Hooks of active traces: the last one receives each converted real constant, its stand-in, and its values.
@@ -183,6 +168,28 @@ class FakeTensorMode(ModeServices):
         self.patch_scopes = PLAIN_SCOPES if shape_env is None else SYMBOLIC_SCOPES
         if shape_env is not None and not FakeTensor._has_symbolic_indexing:
             enable_symbolic_indexing()
+
+    def _follow_switches(self, crosscheck: bool | str, propagate_real_tensors: bool | None) -> None:
+        """Set what torch's switches decide where the caller does not."""
+        propagates, allows_meta, crosschecks, caches, preferred = _torch.switches(*READ_SWITCHES)
+        if propagate_real_tensors is None:
+            propagate_real_tensors = propagates
+        # Only what differs from the default: with more than 30 attributes in its dict, reading them is slow.
+        if propagate_real_tensors:
+            self.propagate_real_tensors = True
+        if not allows_meta:
+            self.allow_meta = False
+        if preferred is not None:
+            self.preferred_device_type = preferred
+        self._crosscheck = crosscheck or crosschecks
+        self.cache_enabled = caches and not propagate_real_tensors
+        own_class: Any = type(self)
+        self.is_hooked = bool(
+            propagate_real_tensors
+            or needs_look_at_results(self)
+            or preferred is not None
+            or has_hooks(own_class)
+        )
 
     stands_for_compiled = False
     """Whether the program, which runs uncompiled here, would be compiled: some kernels exist only then."""

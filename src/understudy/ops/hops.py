@@ -3,9 +3,8 @@
     functions, operands   how the operator is called: which arguments are functions, which list takes further operands
     run                   the operator as plain code, where nothing records the program            (fake)
     examples, result      example operands for its functions; its results, from what these return         (capture)
-    forward, backward     its derivatives, as calls of the same operators                          (capture)
+    backward              its gradients, as calls of the same operator                             (capture)
     keep_for_backward     the operator, also returning what its backward pass needs                (capture)
-    batched               the operator over a batch, for torch.vmap                                (capture)
 
 A package fills in a field with a decorator: `@run("cond")`. A second function for the same field is an error.
 """
@@ -45,10 +44,8 @@ class HigherOrder:
     run: Function | None = None
     examples: Function = _raise_missing
     result: Function = _raise_missing
-    forward: Function | None = None
     backward: Function | None = None
     keep_for_backward: Function | None = None
-    batched: Function | None = None
 
     @property
     def takes_functions(self) -> bool:
@@ -85,10 +82,8 @@ def _field(name: str) -> Callable[..., Callable[[Registered], Registered]]:
 run = _field("run")
 examples = _field("examples")
 result = _field("result")
-forward = _field("forward")
 backward = _field("backward")
 keep_for_backward = _field("keep_for_backward")
-batched = _field("batched")
 
 _LOOP = ((0, "while_loop_cond_graph"), (1, "while_loop_body_graph"))
 for _record in (

@@ -118,6 +118,22 @@ class ScriptResult:
     longest_text: int = 0
     """The number of tokens that texts are cut to, where a tokenizer was asked for it."""
 
+    def record_end(self, error: BaseException) -> None:
+        """How the script ended, where it did not return."""
+        if isinstance(error, (EndOfScript, ParserRead)):
+            self.was_ended = True
+        elif isinstance(error, RanksWanted):
+            self.wanted_ranks = error
+        elif isinstance(error, SystemExit):
+            self.exit_code = _read_exit_code(error.code)
+        elif isinstance(error, KeyboardInterrupt):
+            self.exit_code = INTERRUPTED
+        else:
+            self.exit_code = 1
+            self.error = format_error(error)
+            self.is_out_of_memory = isinstance(error, torch.OutOfMemoryError)
+            self.sharded = describe_sharding(error)
+
 
 NOT_COMPILED = "flex_attention called without torch.compile"
 COMPILED_MARGIN = 0.15
@@ -289,19 +305,8 @@ def run_script(
         try:
             _run_as_main(script)
             run_waiting_processes()
-        except (EndOfScript, ParserRead):
-            result.was_ended = True
-        except RanksWanted as wanted:
-            result.wanted_ranks = wanted
-        except SystemExit as ended:
-            result.exit_code = _read_exit_code(ended.code)
-        except KeyboardInterrupt:
-            result.exit_code = INTERRUPTED
         except BaseException as error:
-            result.exit_code = 1
-            result.error = format_error(error)
-            result.is_out_of_memory = isinstance(error, torch.OutOfMemoryError)
-            result.sharded = describe_sharding(error)
+            result.record_end(error)
         finally:
             _run_exit_functions(exits)
             _close_progress_bars()

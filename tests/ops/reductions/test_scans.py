@@ -9,7 +9,6 @@ import torch
 
 from tests.ops.inputs import all_layouts, filled
 from tests.oracle.real import check_rule
-from understudy import make_fx
 
 aten = torch.ops.aten
 
@@ -56,17 +55,3 @@ def test_helpers() -> None:
     tensor = filled((3, 4))
     indices = torch.zeros(3, 4, dtype=torch.int64)
     check_rule(aten._cummax_helper.default, tensor, torch.empty(3, 4), indices, 0)
-
-
-@pytest.mark.parametrize("increasing", [False, True])
-@pytest.mark.parametrize("columns", [None, 0, 1, 4])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
-def test_powers_of_symbolic_length(dtype: torch.dtype, columns: int | None, increasing: bool) -> None:
-    def powers(x: torch.Tensor) -> torch.Tensor:
-        return torch.vander(x, columns, increasing)
-
-    gm = make_fx(powers, tracing_mode="symbolic")(torch.arange(7, dtype=dtype))
-    assert not gm.shape_env.guards
-    for size in (2, 5, 9):
-        x = torch.arange(1, size + 1, dtype=dtype)
-        assert torch.equal(gm(x), powers(x))

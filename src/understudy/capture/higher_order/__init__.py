@@ -2,8 +2,7 @@
 
 subgraphs        `enter` and `record`: from a call to subgraphs, a node and a result; checks of branches
 closures         tensors from the closure of a branch become operands, its variables are kept; flex attention
-derivatives      forward and backward of these operators
+derivatives      gradients of these operators
 transforms       these operators under torch.func, and with ordinary gradients
-batching         these operators under torch.vmap
 torch_tracing    the current tracer for torch's own rules
 """

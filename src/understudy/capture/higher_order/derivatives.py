@@ -1,10 +1,11 @@
 """Derivatives of higher-order operators, as calls of the same operators on derivatives of their functions.
 
-    forward    cond, map, scan, loops: the same over pairs of a value and its tangent
-    backward   cond: the branches backward; map: row by row; scan: the carries again, then backward from the last step;
-               loops: the state before each iteration, then backward from the last one
+    cond    the branches backward
+    map     row by row
+    scan    the carries again, then backward from the last step
+    loops   the state before each iteration, then backward from the last one
 
-Every rule consists of calls that have rules themselves, so higher derivatives and batches of them work as well.
+Every rule consists of calls that have rules themselves, so higher derivatives work as well.
 """
 
 from __future__ import annotations
@@ -78,14 +79,6 @@ def _leaf(value: torch.Tensor) -> torch.Tensor:
     return leaf
 
 
-def _dense(value: Any) -> Any:
-    """A copy of an expanded tensor: forward mode accepts no tangents with overlapping memory."""
-    is_expanded = isinstance(value, torch.Tensor) and any(
-        type(step) is int and step == 0 for step in value.stride()
-    )
-    return _copy(value) if is_expanded else value
-
-
 def _spread_gradients(count: int, places: Sequence[int], gradients: Values) -> list[Any]:
     """Gradients at their positions among `count` operands, None elsewhere."""
     return replace_at([None] * count, places, gradients)
@@ -131,178 +124,6 @@ def _by_autograd(function: Function, operands: Values, gradients: Values) -> Val
     return [
         torch.zeros_like(leaf) if grad is None else grad for leaf, grad in zip(leaves, found, strict=True)
     ]
-
-
-def forward_of(function: Function, count: int, paired: Sequence[int]) -> Function:
-    """(`count` operands, tangents of the operands `paired`) → the results, and the tangents of the differentiable ones."""
-
-    def run(*values: object) -> tuple[list[Any], list[Any]]:
-        operands, tangents = values[:count], values[count:]
-        results: list[Any] = []
-
-        def of_paired(*inner: object) -> tuple[object, ...]:
-            results[:] = function(*replace_at(operands, paired, inner))
-            return tuple(at(_tensors(results), results))
-
-        both: Any = torch.func.jvp(of_paired, tuple(map(_dense, at(paired, operands))), tuple(tangents))
-        primals, found = both
-        places = _tensors(results)
-        results = replace_at(results, places, primals)
-        return results, [
-            _copy(t) for t, place in zip(found, places, strict=True) if place in differentiable(results)
-        ]
-
-    return run
-
-
-def _tensors(values: Values) -> list[int]:
-    return [place for place, value in enumerate(values) if isinstance(value, torch.Tensor)]
-
-
-class TangentPairs:
-    """Values, and the tangents that some of them have."""
-
-    def __init__(self, values: Values, tangents: Values, all_of_them: bool = False) -> None:
-        self.values = list(map(_dense, values))
-        self.places = [
-            place for place in differentiable(values) if all_of_them or tangents[place] is not None
-        ]
-        self.tangents = [
-            torch.zeros_like(self.values[place]) if tangents[place] is None else tangents[place]
-            for place in self.places
-        ]
-
-    def __len__(self) -> int:
-        return len(self.values)
-
-    @property
-    def flat(self) -> list[Any]:
-        return [*self.values, *self.tangents]
-
-
-def _split(values: Values, *parts: TangentPairs) -> tuple[list[Any], list[Any]]:
-    """Split a list of alternating values and tangents into values and tangents."""
-    found: tuple[list[Any], list[Any]] = ([], [])
-    start = 0
-    for pairs in parts:
-        for kind, count in zip(found, (len(pairs.values), len(pairs.tangents)), strict=True):
-            kind.extend(values[start : start + count])
-            start += count
-    return found
-
-
-def _pair_positions(*parts: TangentPairs) -> list[int]:
-    """The positions of the operands with tangents in a concatenation of parts."""
-    starts = [sum(map(len, parts[:position])) for position in range(len(parts))]
-    return [start + place for start, pairs in zip(starts, parts, strict=True) for place in pairs.places]
-
-
-def _over(function: Function, *parts: TangentPairs) -> Function:
-    """A function of the concatenated parts, each with its tangents; returns results and tangents separately."""
-    inner = forward_of(function, sum(map(len, parts)), _pair_positions(*parts))
-
-    def run(*values: object) -> Any:
-        operands, tangents = _split(values, *parts)
-        return inner(*operands, *tangents)
-
-    return run
-
-
-def _join_tangents(function: Function) -> DerivedFunction:
-    """A function that returns the results, followed by their tangents."""
-
-    def run(*values: object) -> tuple[Any, ...]:
-        results, tangents = function(*values)
-        return (*results, *tangents)
-
-    return DerivedFunction("forward_derivative", run)
-
-
-Answer = tuple[list[Any], list[Any]]
-"""Results, and the tangents of the differentiable ones."""
-
-
-def _answer(results: Values, count: int) -> Answer:
-    return list(results[:count]), list(results[count:])
-
-
-def _count_of_results(results: Values) -> int:
-    """The number of values among the results, which end with a tangent for each differentiable value."""
-    return next(
-        count
-        for count in range(len(results) + 1)
-        if count + len(differentiable(results[:count])) == len(results)
-    )
-
-
-# --- forward ----------------------------------------------------------------------------------------------------------
-
-
-@hops.forward("cond")
-def cond_forward(op: Any, args: Any, tangents: Any) -> Answer:
-    pred, yes, no, operands = args
-    pairs = TangentPairs(operands, tangents[3])
-    results = op(pred, _join_tangents(_over(yes, pairs)), _join_tangents(_over(no, pairs)), tuple(pairs.flat))
-    return _answer(results, _count_of_results(results))
-
-
-@hops.forward("map_impl")
-def map_forward(op: Any, args: Any, tangents: Any) -> Answer:
-    function, xs, others = args
-    rows, rest = TangentPairs(xs, tangents[1]), TangentPairs(others, tangents[2])
-    results = op(_join_tangents(_over(function, rows, rest)), rows.flat, rest.flat)
-    return _answer(results, _count_of_results(results))
-
-
-@hops.forward("scan")
-def scan_forward(op: Any, args: Any, tangents: Any) -> Answer:
-    function, init, xs, others = args
-    carry = TangentPairs(init, tangents[1], all_of_them=True)
-    rows, rest = TangentPairs(xs, tangents[2]), TangentPairs(others, tangents[3])
-    over = _over(function, carry, rows, rest)
-
-    def step(*values: object) -> tuple[Any, ...]:
-        results, found = over(*values)
-        count = len(carry.tangents)
-        return (*results[: len(carry)], *found[:count], *results[len(carry) :], *found[count:])
-
-    results = op(DerivedFunction("forward_derivative", step), carry.flat, rows.flat, tuple(rest.flat))
-    return _with_carry_apart(results, carry)
-
-
-def _with_carry_apart(results: Values, carry: TangentPairs) -> Answer:
-    state, others = results[: len(carry.flat)], results[len(carry.flat) :]
-    values, found = _split(state, carry)
-    count = _count_of_results(others)
-    return [*values, *others[:count]], [*found, *others[count:]]
-
-
-@hops.forward("while_loop", "while_loop_stack_output")
-def loop_forward(op: Any, args: Any, tangents: Any) -> Answer:
-    goes_on, body, state, others = args
-    carry, rest = TangentPairs(state, tangents[2], all_of_them=True), TangentPairs(others, tangents[3])
-
-    def still(*values: Any) -> Any:
-        return goes_on(*_split(values, carry, rest)[0])
-
-    results = op(
-        DerivedFunction("condition", still),
-        _join_tangents(_over(body, carry, rest)),
-        tuple(carry.flat),
-        tuple(rest.flat),
-    )
-    if op.name() == "while_loop_stack_output":
-        # Forward mode requires a tangent in the layout of its value; in a batch, it may have another one.
-        results = [_copy(value) if isinstance(value, torch.Tensor) else value for value in results]
-    return _split(results, carry)
-
-
-@hops.forward("associative_scan")
-def associative_scan_forward(op: Any, args: Any, tangents: Any) -> Answer:
-    function, xs, others = args
-    rows, rest = TangentPairs(xs, tangents[1], all_of_them=True), TangentPairs(others, tangents[2])
-    results = op(_join_tangents(_over(function, rows, rows, rest)), rows.flat, tuple(rest.flat))
-    return _split(results, rows)
 
 
 # --- backward ---------------------------------------------------------------------------------------------------------

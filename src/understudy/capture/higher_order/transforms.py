@@ -1,11 +1,8 @@
 """Higher-order operators under the transforms of torch.func.
 
-    grad, vjp   the operator is called again one level further in; its gradients are calls of operators (`backward`),
-                also outside of torch.func
-    jvp         the operator over pairs of values and tangents (`forward`)
-    vmap        the operator over batches (`batched`)
-
-Nested transforms are processed one by one, as torch does for plain operators.
+grad, vjp   the operator is called again one level further in; its gradients are calls of operators (`backward`),
+            also outside of torch.func
+others      torch's own rule, if it has one
 """
 
 from __future__ import annotations
@@ -16,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from understudy import _torch
-from understudy.capture.higher_order import batching as _batching  # noqa: F401  (registers)
 from understudy.capture.higher_order.derivatives import at, differentiable
 from understudy.errors import Context, UnsupportedOperatorException
 from understudy.lines import user_line
@@ -30,33 +26,19 @@ NAMES = {"Grad": "torch.func.grad and vjp", "Jvp": "torch.func.jvp", "Vmap": "to
 
 
 def as_operands(args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """The arguments in a form that an operator accepts; the same objects if they are already.
-
-    A backward pass may run after its transform has ended: saved wrappers are then unwrapped. Undefined zeros of forward
-    mode are materialised.
-    """
-    if all(_operand(tensor) is tensor for tensor in flat(torch.Tensor, args, kwargs)):
+    """The arguments without wrappers of transforms that have ended: a backward pass may run later. The same objects if
+    there are none."""
+    if all(_torch.unwrap_if_dead(tensor) is tensor for tensor in flat(torch.Tensor, args, kwargs)):
         return args, kwargs
-    args, kwargs = map_structure(_operand, torch.Tensor, (tuple(args), dict(kwargs)))
+    args, kwargs = map_structure(_torch.unwrap_if_dead, torch.Tensor, (tuple(args), dict(kwargs)))
     return args, kwargs
-
-
-def _operand(tensor: torch.Tensor) -> torch.Tensor:
-    if _torch.is_zero(tensor):
-        return torch.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device)
-    return _torch.unwrap_if_dead(tensor)
 
 
 def transform_operator(op: Any, args: Any, kwargs: object) -> Any:
     """Apply the innermost transform to the operator; NotImplemented if torch's rule can be used."""
     interpreter, kind, has_rule = _torch.innermost_transform(op)
-    if kind == "Grad" and (hops.higher_order(op).backward is not None or not has_rule):
+    if kind == "Grad" and hops.higher_order(op).backward is not None:
         return _differentiate(interpreter, op, *interpreter.lift(args, kwargs))
-    if kind == "Jvp" and hops.higher_order(op).forward is not None:
-        return _push_forward(interpreter, op, *interpreter.lift(args, kwargs))
-    batched = hops.higher_order(op).batched
-    if kind == "Vmap" and batched is not None:
-        return batched(interpreter, op, *args)
     if has_rule:
         return NotImplemented
     raise make_unsupported_error(op, NAMES.get(kind, kind))
@@ -177,8 +159,6 @@ class AutogradCall(torch.autograd.Function):
 
 
 def _differentiate(interpreter: object, op: Any, args: object, kwargs: object) -> Any:
-    if hops.higher_order(op).backward is None:
-        return _by_leaves(interpreter, op, args, kwargs)
     call = DifferentiableCall(op, args, kwargs)
     kept = _keep_for_backward(op, args, call.tensors)
     if kept is not NotImplemented:
@@ -194,7 +174,7 @@ class FuncGradCall(_torch.SingleLevelFunction):  # type: ignore[misc]
     def forward(interpreter: Any, call: DifferentiableCall, *tensors: torch.Tensor) -> tuple[Any, ...]:
         level = interpreter.level()
         inner = [_torch.unwrap_for_grad(tensor, level) for tensor in tensors]
-        with _torch.grad_mode(True), _torch.with_forward_gradients(), interpreter.lower():
+        with _torch.grad_mode(True), interpreter.lower():
             results = call.run(inner)
         return tuple([
             _torch.wrap_for_grad(value, level) if isinstance(value, torch.Tensor) else value for value in results
@@ -207,118 +187,6 @@ class FuncGradCall(_torch.SingleLevelFunction):  # type: ignore[misc]
     @staticmethod
     def backward(ctx: Any, *grads: object) -> Any:
         return None, None, *ctx.call.gradients(ctx.saved_tensors, grads)
-
-
-class LeafCall:
-    """One call of an operator that has a rule for ordinary autograd only: one level further in, it is called on leaves."""
-
-    def __init__(self, interpreter: Any, call: DifferentiableCall) -> None:
-        self._interpreter = interpreter
-        self._level = interpreter.level()
-        self.call = call
-        self._leaves: list[Any] = []
-        self._results: list[Any] = []
-
-    def run(self, tensors: tuple[torch.Tensor, ...]) -> tuple[Any, ...]:
-        inner = [_torch.unwrap_for_grad(tensor, self._level) for tensor in tensors]
-        with _torch.grad_mode(True), self._interpreter.lower():
-            if _torch.has_transforms() or any(tensor.requires_grad for tensor in inner):
-                raise make_unsupported_error(
-                    self.call.op, "torch.func.grad inside of another transform of torch.func"
-                )
-            self._leaves = list(map(_leaf, inner))
-            self._results = self.call.run(self._leaves)
-            detached = [
-                value.detach() if isinstance(value, torch.Tensor) else value for value in self._results
-            ]
-        return tuple([
-            _torch.wrap_for_grad(value, self._level) if isinstance(value, torch.Tensor) else value for value in detached
-        ])  # fmt: skip
-
-    def gradients(self, tensors: Any, grads: tuple[Any, ...]) -> list[Any]:
-        if not _torch.has_transforms() or any(map(_is_over, tensors)):
-            raise make_unsupported_error(
-                self.call.op, "torch.func.vjp whose result is called later, as jacrev does"
-            )
-        wanted = [
-            (result, _torch.unwrap_for_grad(grad, self._level))
-            for result, grad in zip(self._results, grads, strict=True)
-            if isinstance(result, torch.Tensor) and result.requires_grad and grad is not None
-        ]
-        leaves = [leaf for leaf in self._leaves if leaf.requires_grad]
-        with self._interpreter.lower():
-            results, given = [result for result, _ in wanted], [grad for _, grad in wanted]
-            found = iter(torch.autograd.grad(results, leaves, given, allow_unused=True, retain_graph=True))
-        parts = [next(found) if leaf.requires_grad else None for leaf in self._leaves]
-        return [None if grad is None else _torch.wrap_for_grad(grad, self._level) for grad in parts]
-
-
-def _is_over(tensor: torch.Tensor) -> bool:
-    return _torch.unwrap_if_dead(tensor) is not tensor
-
-
-def _leaf(tensor: torch.Tensor) -> torch.Tensor:
-    can_have_gradients = tensor.is_floating_point() or tensor.is_complex()
-    return tensor.detach().requires_grad_() if can_have_gradients else tensor
-
-
-def _by_leaves(interpreter: object, op: object, args: object, kwargs: object) -> Any:
-    leaves = LeafCall(interpreter, DifferentiableCall(op, args, kwargs))
-    with _torch.single_level_functions():
-        return leaves.call.unflatten(FuncGradLeafCall.apply(leaves, *leaves.call.tensors))
-
-
-class FuncGradLeafCall(_torch.SingleLevelFunction):  # type: ignore[misc]
-    """Such an operator at one level of torch.func.grad."""
-
-    @staticmethod
-    def forward(leaves: LeafCall, *tensors: torch.Tensor) -> tuple[Any, ...]:
-        return leaves.run(tensors)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: object) -> None:
-        ctx.leaves = inputs[0]
-        ctx.save_for_backward(*inputs[1:])
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, *grads: object) -> Any:
-        return None, *ctx.leaves.gradients(ctx.saved_tensors, grads)
-
-
-# --- tangents ---------------------------------------------------------------------------------------------------------
-
-
-def _push_forward(interpreter: Any, op: Any, args: Any, kwargs: Any) -> Any:
-    level = interpreter.level()
-    tangents: dict[int, Any] = {}
-
-    def inner(tensor: torch.Tensor) -> Any:
-        primal, tangent = torch.autograd.forward_ad.unpack_dual(tensor)
-        found = _torch.unwrap_for_grad(primal, level)
-        if tangent is not None:
-            tangents[id(found)] = _torch.unwrap_for_grad(tangent, level)
-        return found
-
-    args = map_structure(inner, torch.Tensor, tuple(args))
-
-    def wrap(value: torch.Tensor) -> Any:
-        return _torch.wrap_for_grad(value, level)
-
-    with interpreter.lower():
-        if tangents:
-            of_args = _torch.tree_map(lambda value: tangents.get(id(value)), args)
-            forward = hops.higher_order(op).forward
-            assert forward is not None
-            results, found = forward(op, args, of_args)
-        else:
-            plain = op(*args, **kwargs)
-    if not tangents:
-        return map_structure(wrap, torch.Tensor, plain)
-    results = [wrap(value) if isinstance(value, torch.Tensor) else value for value in results]
-    for place, tangent in zip(differentiable(results), found, strict=True):
-        results[place] = torch.autograd.forward_ad.make_dual(results[place], wrap(tangent))
-    return tuple(results)
 
 
 # --- `invoke_subgraph` with gradients: the backward graph is a subgraph too ---------------------------------

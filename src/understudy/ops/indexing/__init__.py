@@ -2,5 +2,5 @@
 
 advanced   x[i, :, j], index_put, one_hot
 along_dim  index_select, gather, scatter and their relatives
-searching  searchsorted, isin, combinations, …
+searching  searchsorted, isin, one_hot, …
 """

@@ -1,21 +1,17 @@
-"""Looking values up and choosing elements: bucketize, searchsorted, isin, one_hot, histc, nonzero_static, combinations."""
+"""Looking values up and choosing elements: bucketize, searchsorted, isin, one_hot, histc, nonzero_static."""
 
 from __future__ import annotations
 
-import math
-from itertools import pairwise
 from typing import Any
 
 import torch
 
 from understudy.errors import ArgumentError, DtypeError, DynamicOutputShapeException, ShapeMismatch
-from understudy.ops.kernel_tables.table import holds
 from understudy.ops.registry import rule
-from understudy.ops.shared.decompositions import decomposition
 from understudy.ops.shared.layouts import view_strides
 from understudy.ops.traits.ranges import Operand, ValueRange, counts_of, followed_at_any_size, value_range
 from understudy.shapes.node import Scalar
-from understudy.spec import TensorSpec, common_device, contiguous_strides, same_shape, spec_of
+from understudy.spec import TensorSpec, common_device, contiguous_strides, same_shape
 from understudy.spec.elementwise import result_type
 from understudy.spec.strides import preserved_strides
 
@@ -159,36 +155,3 @@ def nonzero_static(spec: TensorSpec, *, size: Any, fill_value: int = -1) -> Tens
 
 
 # --- choices of elements ------------------------------------------------------------------------------------------
-
-
-@decomposition("combinations")
-def decompose_combinations(x: Tensor, r: int = 2, with_replacement: bool = False) -> Any:
-    """A mask selects them from a grid. The number of combinations is computed from the sizes."""
-    if x.dim() != 1 or r < 1:
-        return NotImplemented
-    count = x.shape[0]
-    if holds("combinations_are_indexed"):
-        mask = _is_ascending(count, r, with_replacement, x.device)
-        return x[torch.nonzero_static(mask, size=_choices(count, r, with_replacement))]
-    grids = torch.meshgrid([x] * r, indexing="ij")
-    mask = _is_ascending(count, r, with_replacement, x.device)
-    if spec_of(mask) is None:
-        return NotImplemented
-    mask.remember_size(("nonzero",), _choices(count, r, with_replacement))
-    return torch.stack([grid.masked_select(mask) for grid in grids], 1)
-
-
-def _is_ascending(count: Any, r: int, with_replacement: bool, device: torch.device) -> Any:
-    """A mask of the grid: true where the indices are ascending."""
-    places = torch.meshgrid([torch.arange(count, dtype=torch.int64, device=device)] * r, indexing="ij")
-    mask = torch.full(places[0].shape, True, dtype=torch.bool, device=device)
-    for before, after in pairwise(places):
-        mask *= before <= after if with_replacement else before < after
-    return mask
-
-
-def _choices(count: Any, r: int, with_replacement: bool) -> Any:
-    numbers: Any = 1
-    for i in range(r):
-        numbers = numbers * (count + i if with_replacement else count - i)
-    return numbers // math.factorial(r)

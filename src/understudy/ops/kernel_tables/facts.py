@@ -7,8 +7,6 @@ from typing import Any
 
 import torch
 
-from understudy import _torch
-
 aten: Any = torch.ops.aten
 Fact = Callable[[], bool]
 
@@ -46,13 +44,6 @@ def _makes_absent_gradients() -> object:
     return aten.native_group_norm_backward.default(*x, *statistics, None, 1, 2, 2, 1, [True, True, True])
 
 
-def _scatters() -> bool:
-    names = _torch.operators_inside(
-        lambda: aten.cumprod_backward.default(_zeros(1, 2), _zeros(1, 2), 1, _zeros(1, 2))
-    )
-    return "aten::scatter_.value" in names
-
-
 PADDINGS = tuple(f"{kind}_pad{dims}d" for kind in ("reflection", "replication") for dims in (1, 2, 3))
 BICUBIC = 2
 FACTS: dict[str, Fact] = {
@@ -84,12 +75,6 @@ FACTS: dict[str, Fact] = {
     ),
     # torch 2.13 does not check the dimension of empty tensors
     "cummax_takes_any_dim_of_empty": _is_accepted(lambda: aten.cummax.default(_zeros(0), 1)),
-    # `torch.combinations` selects elements by index; torch 2.13 uses masks over a grid
-    "combinations_are_indexed": lambda: (
-        "aten::index.Tensor" in _torch.operators_inside(lambda: torch.combinations(_zeros(2)))
-    ),
-    # the first zero of a line is found by scatter; torch 2.14 uses a comparison
-    "cumprod_backward_scatters": _scatters,
     # negative paddings of a dimension as large as its size; torch 2.14 raises for some of them, 2.15 for all
     **{f"{name}_may_leave_nothing": _pad_to_nothing(name) for name in PADDINGS},
 }

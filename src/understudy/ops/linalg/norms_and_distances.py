@@ -1,4 +1,4 @@
-"""Norms, ranks and pseudo-inverses of matrices, least squares, distances between rows, cross products, renormalisation:
+"""Ranks and pseudo-inverses of matrices, least squares, distances between rows, cross products, renormalisation:
 rules, and decompositions for symbolic sizes.
 """
 
@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -44,118 +43,12 @@ aten = torch.ops.aten
 Tensor = torch.Tensor
 
 
-# --- norms --------------------------------------------------------------------------------------------------------
-
-
-@decomposition("linalg_matrix_norm")
-def decompose_matrix_norm(
-    x: Tensor,
-    ord: Any,
-    dim: Sequence[int] = (-2, -1),
-    keepdim: bool = False,
-    *,
-    dtype: torch.dtype | None = None,
-) -> Any:
-    if abs(ord) not in (1, 2, math.inf) or x.dim() < 2 or len(dim) != 2:
-        return NotImplemented
-    rows, columns = (wrap_dim(each, x.dim()) for each in dim)
-    if rows == columns:
-        return NotImplemented
-    if abs(ord) == 2:
-        order = [i for i in range(x.dim()) if i not in (rows, columns)] + [rows, columns]
-        values = torch.linalg.svdvals((x if dtype is None else x.to(dtype)).permute(order))
-        found = _extreme(values, ord, -1, keepdim)
-        return found.unsqueeze(-1).permute([order.index(i) for i in range(x.dim())]) if keepdim else found
-    first, second = (columns, rows) if abs(ord) == math.inf else (rows, columns)
-    sums = torch.linalg.vector_norm(x, 1.0, [first], keepdim, dtype=dtype)
-    return _extreme(sums, ord, second - (not keepdim and first < second), keepdim)
-
-
-def _extreme(x: Tensor, ord: Any, dim: int, keepdim: bool) -> Tensor:
-    """The largest or the smallest; the largest of an empty dimension is 0."""
-    if ord < 0:
-        return torch.amin(x, dim, keepdim)
-    if x.shape[dim] != 0:
-        return torch.amax(x, dim, keepdim)
-    place = wrap_dim(dim, x.dim())
-    shape = [1 if i == place else size for i, size in enumerate(x.shape) if keepdim or i != place]
-    return torch.zeros(shape, dtype=x.dtype, device=x.device)
-
-
-# --- ranks --------------------------------------------------------------------------------------------------------
-
-
-Tolerances = Callable[[], tuple[Tensor, Tensor]]
-"""Makes the absolute and the relative tolerance; called late, to keep the order of operators."""
-
-
-def decompose_rank(x: Tensor, tolerances: Tolerances, hermitian: bool) -> Tensor:
-    """The number of singular values above the tolerance."""
-    count = torch.empty(x.shape[:-2], dtype=torch.int64, device=x.device)
-    least, relative = tolerances()
-    if x.numel() == 0:
-        return count.fill_(0)
-    if hermitian:
-        values = torch.linalg.eigvalsh(x).abs()
-        largest = values.amax(-1, keepdim=True)
-    else:
-        values = torch.linalg.svdvals(x)
-        largest = values.narrow(-1, 0, 1)
-    largest = relative.unsqueeze(-1) * largest
-    return (values > torch.maximum(least.unsqueeze(-1), largest)).sum(-1)
-
-
-def decompose_pseudo_inverse(x: Tensor, tolerances: Tolerances, hermitian: bool) -> Any:
-    least, relative = tolerances()
-    return aten.linalg_pinv.atol_rtol_tensor(x, atol=least, rtol=relative, hermitian=hermitian)
-
-
-def _beside_tensor(x: Tensor, atol: Tensor | None) -> tuple[Tensor, Tensor]:
-    """With an absolute tolerance, the relative one is 0."""
-    wide: Any = {"dtype": torch.float64, "device": x.device}
-    least = torch.zeros((), **wide) if atol is None else atol
-    relative = torch.full((), _default_tolerance(x), **wide)
-    if atol is not None:
-        nothing = torch.zeros((), **wide)
-        relative = torch.where(aten.gt.Scalar(atol, 0), nothing, relative)
-    return least, relative
-
-
-def _beside_number(x: Tensor, atol: float | None) -> tuple[Tensor, Tensor]:
-    wide: Any = {"dtype": torch.float64, "device": x.device}
-    least = torch.full((), atol or 0.0, **wide)
-    return least, torch.full((), 0.0 if atol is not None and atol > 0 else _default_tolerance(x), **wide)
-
-
-def _default_tolerance(x: Tensor) -> Any:
-    return torch.finfo(real_type(x.dtype)).eps * torch.sym_max(x.shape[-1], x.shape[-2])
-
-
-def _by_default_tolerance(
-    steps: Callable[[Tensor, Tolerances, bool], object],
-    beside: Callable[[Tensor, Any], tuple[Tensor, Tensor]],
-) -> Callable[..., Any]:
-    """A decomposition for calls without relative tolerance: its default depends on the sizes."""
-
-    def kernel(x: Tensor, *, atol: object = None, rtol: object = None, hermitian: bool = False) -> Any:
-        if rtol is not None or x.dim() < 2 or real_type(x.dtype) not in (torch.float32, torch.float64):
-            return NotImplemented
-        return steps(x, partial(beside, x, atol), hermitian)
-
-    return kernel
-
-
 def rank_into_out(matrix_rank: Callable[..., Any], *args: object, out: Any = None, **kwargs: object) -> Any:
     """The rank is computed first, and copied into `out=`."""
     result = matrix_rank(*args, **kwargs)
     if out is None:
         return result
     return copy_into_out(result, out)
-
-
-decomposition("linalg_matrix_rank.atol_rtol_tensor")(_by_default_tolerance(decompose_rank, _beside_tensor))
-decomposition("linalg_matrix_rank.atol_rtol_float")(_by_default_tolerance(decompose_rank, _beside_number))
-decomposition("linalg_pinv.atol_rtol_float")(_by_default_tolerance(decompose_pseudo_inverse, _beside_number))
 
 
 # --- Least squares, where the sizes of the four results do not depend on the rank of the matrices -------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import reduce
 from typing import Any
 
 import torch
@@ -29,7 +28,7 @@ from understudy.ops.traits.caching import ViewOfNew, whole_result
 from understudy.ops.variants import check_no_overlap
 from understudy.shapes.bindings import guard_or_false
 from understudy.shapes.node import Shape
-from understudy.shapes.sizes import from_torch, hint_of
+from understudy.shapes.sizes import from_torch
 from understudy.spec import (
     Same,
     TensorSpec,
@@ -486,93 +485,4 @@ def _reshape(x: Any, shape: Sequence[object]) -> Tensor:
 # --- chains of products: decompositions for symbolic sizes --------------------------------------------------
 
 
-@decomposition("linalg_multi_dot")
-def decompose_multi_dot(tensors: Sequence[Tensor]) -> Any:
-    """The order of multiplication depends on the sizes: guards compare the costs."""
-    first, last = tensors[0], tensors[-1]
-    if len(tensors) < 2 or not (1 <= first.dim() <= 2 and 1 <= last.dim() <= 2):
-        return NotImplemented
-    if any(t.dtype is not first.dtype or t.device != first.device for t in tensors):
-        return NotImplemented
-    if any(t.dim() != 2 for t in tensors[1:-1]):
-        return NotImplemented
-    chain = list(tensors)
-    if first.dim() == 1:
-        chain[0] = first.unsqueeze(0)
-    if last.dim() == 1:
-        chain[-1] = last.unsqueeze(-1)
-    shape = [
-        *(chain[0].shape[:1] if first.dim() == 2 else ()),
-        *(chain[-1].shape[1:] if last.dim() == 2 else ()),
-    ]
-    sizes = [t.shape[0] for t in chain] + [chain[-1].shape[1]]
-    for t, size in zip(chain, sizes[1:], strict=True):
-        if t.shape[1] != size:
-            raise ShapeMismatch(
-                f"multi_dot: matrices of {[list(t.shape) for t in tensors]} can't be multiplied"
-            )
-    return _multiply_chain(chain, CheapestOrder(sizes), 0, len(chain) - 1).view(shape)
-
-
-class CheapestOrder:
-    """Where to split each part of a chain. Only the parts that occur are compared, to add few guards."""
-
-    def __init__(self, sizes: Sequence[Any]) -> None:
-        self.sizes = sizes
-        count = len(sizes) - 1
-        self._costs: dict[tuple[int, int], Any] = {(i, i): 0 for i in range(count)}
-        if count > 3:
-            for length in range(1, count):
-                for i in range(count - length):
-                    self._costs[i, i + length] = reduce(torch.sym_min, self._ways(i, i + length))
-
-    def _ways(self, i: int, j: int) -> list[Any]:
-        """The cost of multiplying matrices i to j, for each position of the split."""
-        costs, sizes = self._costs, self.sizes
-        return [costs[i, k] + costs[k + 1, j] + sizes[i] * sizes[k + 1] * sizes[j + 1] for k in range(i, j)]
-
-    def split(self, i: int, j: int) -> int:
-        """The position of the cheapest split; the first one of equals."""
-        if j - i == 1:
-            return i
-        if len(self.sizes) == 4:
-            a, b, c, d = self.sizes
-            return 0 if (a * c) * (b + d) > (b * d) * (a + c) else 1
-        costs = self._ways(i, j)
-        at_example = [hint_of(from_torch(cost)) for cost in costs]
-        if None in at_example:  # unbacked sizes: from left to right
-            return i + reduce(lambda best, k: k if costs[k] < costs[best] else best, range(len(costs)))
-        best = i + at_example.index(min(at_example))
-        for part in (
-            (i, best),
-            (best + 1, j),
-        ):  # decide the parts first: their costs become simpler expressions
-            if part[0] < part[1]:
-                self.split(*part)
-        costs = self._ways(i, j)
-        for k, cost in enumerate(costs, i):
-            is_as_at_hand = costs[best - i] < cost if k < best else costs[best - i] <= cost
-            assert is_as_at_hand
-        self._costs[i, j] = costs[best - i]
-        return best
-
-
-def _multiply_chain(chain: Sequence[Tensor], cheapest: CheapestOrder, i: int, j: int) -> Tensor:
-    if i == j:
-        return chain[i]
-    k = cheapest.split(i, j)
-    right = _multiply_chain(chain, cheapest, k + 1, j)
-    return torch.mm(_multiply_chain(chain, cheapest, i, k), right)
-
-
 # --- Kronecker and other products: decompositions for symbolic sizes ----------------------------------------
-
-
-@decomposition("kron")
-def decompose_kron(a: Tensor, b: Tensor) -> Tensor:
-    rank = max(a.dim(), b.dim())
-    sizes, others = ([1] * (rank - t.dim()) + list(t.shape) for t in (a, b))
-    left = aten._unsafe_view(a, [each for size in sizes for each in (size, 1)])
-    right = aten._unsafe_view(b, [each for size in others for each in (1, size)])
-    product: Tensor = aten._unsafe_view(left * right, [p * q for p, q in zip(sizes, others, strict=True)])
-    return product

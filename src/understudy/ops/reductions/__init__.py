@@ -2,5 +2,5 @@
 
 reductions  sum, mean, max, any, …
 along_dim   cumulative sums, softmax, sorting, numerical gradients
-statistics  cov, corrcoef, histograms
+statistics  histograms
 """

@@ -1,96 +1,15 @@
-"""Statistics: cov and corrcoef for symbolic sizes, and histograms of one dimension and of several."""
+"""Histograms of one dimension and of several."""
 
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
 from understudy.errors import ArgumentError, ShapeMismatch
 from understudy.ops.registry import rule
-from understudy.ops.shared.decompositions import decomposition
 from understudy.ops.shared.dtypes import check_one_dtype
 from understudy.spec import TensorSpec, same_shape
-
-Tensor = torch.Tensor
-
-# --- covariance ---------------------------------------------------------------------------------------------------
-
-
-@decomposition("cov")
-def decompose_cov(
-    x: Tensor, *, correction: int = 1, fweights: Tensor | None = None, aweights: Tensor | None = None
-) -> Tensor:
-    if x.dim() > 2:
-        raise ShapeMismatch(f"cov: expected at most two dimensions, got {x.dim()}")
-    rows = x.view(1, -1) if x.dim() < 2 else x
-    count = rows.shape[1]
-    for weights in (fweights, aweights):
-        if weights is not None:
-            _check_cov_weights(weights, count)
-    weights = fweights if aweights is None else aweights if fweights is None else fweights * aweights
-    if weights is None:
-        total = torch.scalar_tensor(count, dtype=torch.int64, device=x.device)
-        mean = rows.sum(1) / total
-        left: Any = count - correction
-        is_lost = bool(left <= 0)
-        norm = torch.scalar_tensor(left, dtype=torch.int64, device=x.device)
-    else:
-        total = weights.sum()
-        _check_true(total.ne(0), "cov: the weights add up to zero")
-        mean = (rows * weights).sum(1) / total
-        if aweights is not None and correction != 0:
-            norm = total - (weights * aweights).sum() * correction / total
-        else:
-            norm = total - correction
-        is_lost = _is_true(norm.le(0))
-    if is_lost:
-        warnings.warn("cov(): degrees of freedom is <= 0", stacklevel=2)
-        norm.zero_()
-    rows = rows - mean.unsqueeze(1)
-    product = torch.mm(rows, (rows if weights is None else rows * weights).t().conj())
-    return torch.true_divide(product, norm).squeeze()
-
-
-def _check_cov_weights(weights: Tensor, count: object) -> None:
-    if weights.dim() > 1 or weights.numel() != count:
-        raise ShapeMismatch(f"cov: expected {count} weights, got shape {list(weights.shape)}")
-    if count != 0:
-        _check_true(weights.min().ge(0), "cov: a weight is negative")
-
-
-def _check_true(condition: Tensor, otherwise: str) -> None:
-    if not _is_true(condition):
-        raise ShapeMismatch(otherwise)
-
-
-def _is_true(condition: Tensor) -> bool:
-    return torch.equal(condition, condition.new_ones(()))
-
-
-@decomposition("corrcoef")
-def decompose_corrcoef(x: Tensor) -> Tensor:
-    if x.dim() > 2:
-        raise ShapeMismatch(f"corrcoef: expected at most two dimensions, got {x.dim()}")
-    c = torch.cov(x)
-    if c.dim() == 0:
-        return c / c
-    deviation = torch.sqrt(c.diag())
-    if deviation.is_complex():
-        deviation = torch.real(deviation)
-    c = c / deviation.view(-1, 1)
-    c = c / deviation.view(1, -1)
-    return (
-        torch.complex(torch.real(c).clip(-1, 1), torch.imag(c).clip(-1, 1))
-        if c.is_complex()
-        else c.clip(-1, 1)
-    )
-
-
-# --- Histograms: how many values fall into which bin, in one dimension and in several -----------------------
 
 Maybe = TensorSpec | None
 Range = Sequence[float] | None

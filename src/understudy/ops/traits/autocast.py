@@ -146,7 +146,7 @@ def rms_norm(
         return NotImplemented
     if not _is_observed(x) or torch.is_inference_mode_enabled() or _has_channels_last(x):
         return NotImplemented
-    apply: Any = FusedRMSNorm.apply
+    apply: Any = RMSNormKernel.apply
     return apply(x, tuple(normalized_shape), weight, eps)
 
 
@@ -175,7 +175,7 @@ def mish_backward(grad: Tensor, x: Tensor) -> Any:
         return aten.mish_backward(grad, x)
 
 
-class FusedRMSNorm(torch.autograd.Function):
+class RMSNormKernel(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, normalized_shape: tuple[int, ...], weight: Tensor | None, eps: float | None
