@@ -378,8 +378,9 @@ BEHAVIOUR: dict[str, str] = {
     "storage offsets of inputs": "numbers, with a guard; torch makes symbols of offsets that are not 0",
     "jagged tensors given to `from_tensor`": "sizes of the example, with a number of their own for the ragged dimension",
     "`sym_size` nodes": "stand where a size is used first; their order may differ from torch's",
-    "values of parameters and of buffers that a checkpoint holds, read in `make_fx`": "a symbol, or an error that says "
-    "what to do; torch's graph has the number of the example, and is wrong for other weights",
+    "a parameter or buffer whose value a program reads and to which it writes later, in `make_fx`": "an error that names "
+    "it; torch's graph has the number of the example. A value that is read after the write is a symbol (in real mode an "
+    "error), where torch may have a number of the example",
     "`torch.tensor(size)` with a symbolic size, in graphs": "computed when the graph runs; torch's graph has the number of "
     "the example",
     "constants: `torch.tensor([800, 1216])` in a list of sizes, a write through an expanded view": "values of literals are "
