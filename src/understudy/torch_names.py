@@ -258,7 +258,7 @@ ATTRIBUTES: dict[str, dict[str, str]] = {
         "Use env.freeze(), env.freeze_runtime_asserts() and env.error_on_new_guards().": ""
         "_check_frozen _error_on_new_guards",
         "Use FakeTensorMode.cache_info() and FakeTensorMode.cache_clear().": ""
-        "fake_tensor_cache _prev_cache_key _get_key _version_counter _update_version_counter",
+        "fake_tensor_cache _prev_cache_key _get_key _version_counter",
     },
     "FakeTensorMode": {
         MODES: "enter_stack old_dispatch_mode_flags old_non_infra_dispatch_mode_flags "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +46,40 @@ class GuardWriters:
     """Guards in one language."""
 
     exprs: list[str]
+
+
+class AssertsOfSymbol(list[Any]):
+    """The runtime asserts of one symbol. One that is appended is added to the environment."""
+
+    def __init__(self, facade: TorchFacade, found: Iterable[Any]) -> None:
+        super().__init__(found)
+        self._facade = facade
+
+    def append(self, added: Any) -> None:
+        self._facade.add_runtime_assert(added)
+        super().append(added)
+
+    def extend(self, added: Iterable[Any]) -> None:
+        for one in added:
+            self.append(one)
+
+
+class RuntimeAsserts(dict[Any, AssertsOfSymbol]):
+    """The runtime asserts of an environment by symbol; torch's tools add to them in place."""
+
+    def __init__(self, facade: TorchFacade, found: Mapping[Any, Iterable[Guard]]) -> None:
+        super().__init__({symbol: AssertsOfSymbol(facade, asserts) for symbol, asserts in found.items()})
+        self._facade = facade
+
+    def __setitem__(self, symbol: Any, asserts: Iterable[Any]) -> None:
+        known = AssertsOfSymbol(self._facade, self.get(symbol, ()))
+        known.extend(one for one in asserts if one not in known)
+        super().__setitem__(symbol, known)
+
+    def setdefault(self, symbol: Any, asserts: Any = ()) -> AssertsOfSymbol:
+        if symbol not in self:
+            self[symbol] = asserts
+        return self[symbol]
 
 
 USUAL_SIZE = 8192
@@ -185,14 +219,18 @@ class TorchFacade:
     # --- guards -------------------------------------------------------------------------------------------------
 
     @property
-    def deferred_runtime_asserts(self) -> dict[Any, list[Guard]]:
+    def deferred_runtime_asserts(self) -> RuntimeAsserts:
         """The runtime asserts, by the last of their unbacked symbols (None: no unbacked symbol)."""
         found: dict[Any, list[Guard]] = {}
         for promise in self.env.runtime_asserts:
             symbols = {s for symbol in promise.condition.symbols for s in origins(symbol, self.definitions)}
             unbacked = sorted((s for s in symbols if s in self.unbacked), key=lambda s: s.order)
             found.setdefault(self.to_sympy(unbacked[-1]) if unbacked else None, []).append(promise)
-        return found
+        return RuntimeAsserts(self, found)
+
+    def add_runtime_assert(self, found: Any) -> None:
+        """A runtime assert that one of torch's tools adds, with an expression of sympy. Nothing is concluded from it."""
+        self.decisions.record_assert(self.from_sympy(found.expr))
 
     def produce_guards(
         self,
@@ -260,7 +298,6 @@ class TorchFacade:
     def freeze(self) -> None:
         """From now on, decisions are made without recording guards."""
         self.env.frozen = True
-        self.decisions.suppressions += 1
 
     def evaluate_symexpr(self, code: str) -> Any:
         """The value of an expression for the hints: `env.evaluate_symexpr("n // 2")`."""
@@ -274,8 +311,18 @@ class TorchFacade:
 
     @property
     def num_deferred_runtime_asserts(self) -> int:
-        """The number of runtime asserts."""
+        """The number of runtime asserts. Torch's tools set it after they have added one: it is counted already."""
         return len(self.env.runtime_asserts)
+
+    @num_deferred_runtime_asserts.setter
+    def num_deferred_runtime_asserts(self, count: int) -> None:
+        if count < len(self.env.runtime_asserts):
+            raise AttributeError(
+                f"expected at least {len(self.env.runtime_asserts)} runtime asserts, got {count}; a ShapeEnv keeps all"
+            )
+
+    def _update_version_counter(self) -> None:
+        """Called by torch's tools after a change. No answer is cached here that a runtime assert could change."""
 
     @property
     def specializations(self) -> list[Specialisation]:
