@@ -373,8 +373,9 @@ BEHAVIOUR: dict[str, str] = {
     "the device that the tensor stands for",
     "names of symbols": "of the input and the dimension, `x_0`; torch's number (`s97`) for a symbol that a program makes "
     "with a source of torch's",
-    "text of guards, and order of their sides": "`a.size(0) <= 19`, in the words of the program; comparisons of integers "
-    "are normalised, so `n > 3` is `n >= 4`, and quotients are integer ones",
+    "text of guards, and order of their sides": "`a.size(0) <= 19`, in the words of the program; "
+    "`produce_guards(placeholders, sources)` has torch's `L['a'].size()[0] <= 19`. Comparisons of integers are normalised, "
+    "so `n > 3` is `n >= 4`, and quotients are integer ones",
     "storage offsets of inputs": "numbers, with a guard; torch makes symbols of offsets that are not 0",
     "jagged tensors given to `from_tensor`": "sizes of the example, with a number of their own for the ragged dimension",
     "`sym_size` nodes": "stand where a size is used first; their order may differ from torch's",

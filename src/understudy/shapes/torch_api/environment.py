@@ -30,6 +30,7 @@ from understudy.shapes.checking import (
 from understudy.shapes.guards import Guard, InputSize, InputSizes, Specialisation
 from understudy.shapes.node import SymNode, adopt, value_of
 from understudy.shapes.sympy_reader import from_sympy, is_sympy
+from understudy.shapes.torch_api.guard_texts import GuardText, write_guards
 
 if TYPE_CHECKING:
     from understudy.shapes.env import ShapeEnv
@@ -240,8 +241,9 @@ class TorchFacade:
         input_contexts: Any = None,
         **options: Any,
     ) -> list[str]:
-        """As above; with the contexts of the inputs, raises if the run violates their constraints."""
-        found = self.env.checks.produce_guards(placeholders, sources, **options)
+        """The guards as Python expressions: of these inputs in torch's notation, or (None) of the inputs of the run. With
+        the contexts of the inputs, raises if the run violates their constraints."""
+        found = self._write_guards(placeholders, sources, **options)
         if input_contexts:
             inputs = self._choose_inputs(placeholders, sources)
             broken = list_violations(self.env, inputs, input_contexts)
@@ -250,18 +252,32 @@ class TorchFacade:
                     ["the run violates constraints on its inputs:", *broken, f"to do: {ADVICE}"]
                 )
                 raise ConstraintViolationError(lines)
-        return found
+        return [guard.code for guard in found]
 
     def produce_guards_verbose(
         self, placeholders: object = None, sources: Any = None, *args: object,
         langs: Sequence[str] = ("python", "verbose_python"), **options: Any,
     ) -> list[GuardWriters]:  # fmt: skip
         """The same for each of the languages; the verbose one has the lines that made the guards as comments."""
-        plain = self.produce_guards(placeholders, sources, **options)
-        inputs = self._choose_inputs(placeholders, sources)
-        required = self.env.checks.choose_requirements(inputs, **options)
-        commented = [f"{text}  # {r.why}" if r.why else text for text, r in zip(plain, required, strict=True)]
+        found = self._write_guards(placeholders, sources, **options)
+        commented = [f"{guard.code}  # {guard.line}" if guard.line else guard.code for guard in found]
+        plain = [guard.code for guard in found]
         return [GuardWriters(commented if lang == "verbose_python" else plain) for lang in langs]
+
+    def _write_guards(
+        self, placeholders: object, sources: Any, *, ignore_static: bool = False, _simplified: bool = False,
+        **ignored: object,
+    ) -> list[GuardText]:  # fmt: skip
+        options = {"ignore_static": ignore_static, "simplified": _simplified}
+        if placeholders is not None and sources is not None:
+            return write_guards(self.env, list_placeholders(placeholders), sources, **options)
+        required = self.env.checks.choose_requirements(
+            self._choose_inputs(placeholders, None), ignore_static=ignore_static, _simplified=_simplified
+        )
+        texts = self.env.checks.produce_guards(
+            placeholders, ignore_static=ignore_static, _simplified=_simplified
+        )
+        return [GuardText(text, r.why) for text, r in zip(texts, required, strict=True)]
 
     def _choose_inputs(self, placeholders: object, sources: Sequence[object] | None) -> InputSizes:
         return (

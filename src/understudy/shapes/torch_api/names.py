@@ -196,7 +196,7 @@ def promise_range(
     env, value = a.node.shape_env, a.node.value
     wanted = [] if min is None else [conditions.ge(value, min)]
     wanted += [] if max is None else [conditions.le(value, max)]
-    if not all([env.expect(condition, is_checked_by_operator) for condition in wanted]):
+    if not all(env.expect(condition, is_checked_by_operator) for condition in wanted):
         raise ValueError(f"{a} is not in the range from {min} to {max}")
 
 
