@@ -258,7 +258,7 @@ ATTRIBUTES: dict[str, dict[str, str]] = {
         "Use env.freeze(), env.freeze_runtime_asserts() and env.error_on_new_guards().": ""
         "_check_frozen _error_on_new_guards",
         "Use FakeTensorMode.cache_info() and FakeTensorMode.cache_clear().": ""
-        "fake_tensor_cache _prev_cache_key _get_key _version_counter _update_version_counter",
+        "fake_tensor_cache _prev_cache_key _get_key _version_counter",
     },
     "FakeTensorMode": {
         MODES: "enter_stack old_dispatch_mode_flags old_non_infra_dispatch_mode_flags "
@@ -373,13 +373,15 @@ BEHAVIOUR: dict[str, str] = {
     "the device that the tensor stands for",
     "names of symbols": "of the input and the dimension, `x_0`; torch's number (`s97`) for a symbol that a program makes "
     "with a source of torch's",
-    "text of guards, and order of their sides": "`a.size(0) <= 19`, in the words of the program; comparisons of integers "
-    "are normalised, so `n > 3` is `n >= 4`, and quotients are integer ones",
+    "text of guards, and order of their sides": "`a.size(0) <= 19`, in the words of the program; "
+    "`produce_guards(placeholders, sources)` has torch's `L['a'].size()[0] <= 19`. Comparisons of integers are normalised, "
+    "so `n > 3` is `n >= 4`, and quotients are integer ones",
     "storage offsets of inputs": "numbers, with a guard; torch makes symbols of offsets that are not 0",
     "jagged tensors given to `from_tensor`": "sizes of the example, with a number of their own for the ragged dimension",
     "`sym_size` nodes": "stand where a size is used first; their order may differ from torch's",
-    "values of parameters and of buffers that a checkpoint holds, read in `make_fx`": "a symbol, or an error that says "
-    "what to do; torch's graph has the number of the example, and is wrong for other weights",
+    "a parameter or buffer whose value a program reads and to which it writes later, in `make_fx`": "an error that names "
+    "it; torch's graph has the number of the example. A value that is read after the write is a symbol (in real mode an "
+    "error), where torch may have a number of the example",
     "`torch.tensor(size)` with a symbolic size, in graphs": "computed when the graph runs; torch's graph has the number of "
     "the example",
     "constants: `torch.tensor([800, 1216])` in a list of sizes, a write through an expanded view": "values of literals are "

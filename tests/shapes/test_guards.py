@@ -145,13 +145,62 @@ def test_as_expressions() -> None:
     assert not all(eval(guard, {"x": torch.zeros(3, 5)}) for guard in guards)
 
 
+def in_torchs_notation(program: Any, *shapes: tuple[int, ...], **options: Any) -> list[str]:
+    """The guards of a program in torch's notation. They hold for these inputs."""
+    env, inputs = ShapeEnv(), list(map(torch.zeros, shapes))
+    mode = FakeTensorMode(shape_env=env)
+    fakes = [mode.from_tensor(x) for x in inputs]
+    with mode:
+        program(*fakes)
+    names = ["a", "b", "c"][: len(inputs)]
+    guards: list[str] = env.produce_guards(fakes, names, **options)
+    assert all(eval(guard, {"L": dict(zip(names, inputs, strict=True))}) for guard in guards)
+    verbose = env.produce_guards_verbose(fakes, names, **options)[1].exprs
+    assert [text.partition("  # ")[0] for text in verbose] == guards
+    return guards
+
+
+def test_guards_in_torchs_notation() -> None:
+    def bounds(a: Any) -> None:
+        assert a.shape[0] > 5 and a.shape[0] > 12 and a.shape[0] < 90
+        assert a.shape[1] > 5 and a.shape[1] > a.shape[0]
+
+    assert in_torchs_notation(bounds, (15, 20), _simplified=True) == [
+        "L['a'].size()[0] < L['a'].size()[1]",
+        "13 <= L['a'].size()[0] and L['a'].size()[0] <= 89",
+        "14 <= L['a'].size()[1]",
+    ]
+
+    def twice(a: Any, b: Any) -> None:
+        assert a.shape[0] == b.shape[0] * 2
+
+    assert in_torchs_notation(twice, (16,), (8,), ignore_static=True) == [
+        "L['a'].size()[0] == 2*L['b'].size()[0]",
+        "2 <= L['b'].size()[0]",
+    ]
+    joined: Any = lambda a, b, c: (torch.cat([a, a]) + b, torch.cat([b, b]) + c)  # noqa: E731
+    assert in_torchs_notation(joined, (2,), (4,), (8,), _simplified=True) == []
+    assert in_torchs_notation(joined, (2,), (4,), (8,), ignore_static=True) == [
+        "L['b'].size()[0] == 2*L['a'].size()[0]",
+        "L['c'].size()[0] == 4*L['a'].size()[0]",
+        "2 <= L['a'].size()[0]",
+    ]
+
+    def fixed(a: Any, b: Any) -> None:
+        assert a.shape[0] == 5 and b.shape[0] != 7
+
+    assert in_torchs_notation(fixed, (5,), (6,), _simplified=True) == ["L['b'].size()[0] != 7"]
+    assert "L['a'].size()[0] == 5" in in_torchs_notation(fixed, (5,), (6,))
+
+
 def test_guards_of_placeholders() -> None:
     env = ShapeEnv()
     mode = FakeTensorMode(shape_env=env)
     x = mode.from_tensor(torch.zeros(4, 16), symbolic_context=dims("batch", "seq"))
     with mode:
         x.view(-1, 8)
-    assert env.produce_guards([x], ["a"], ignore_static=True)[-1] == "a.size(0)*a.size(1) % 8 == 0"
+    assert env.produce_guards([x], ["a"], ignore_static=True)[0] == "L['a'].stride()[0] == L['a'].size()[1]"
+    assert "L['a'].size()[0]*L['a'].size()[1] % 8 == 0" in env.produce_guards([x], ["a"])
     code = env.produce_guards_expression([x])
     assert code is not None
     for shape, expected in (((2, 4), True), ((3, 5), False), ((3, 8), True)):

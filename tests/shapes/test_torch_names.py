@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 from typing import Any
+from unittest import mock
 
 import pytest
 import sympy
 import torch
 import torch.fx.experimental.symbolic_shapes as torch_shapes
+from torch.distributed.tensor.placement_types import _defer_symbolic_equality_assert
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._pytree import key_get
 from torch.utils._sympy.functions import FloorDiv, Mod
@@ -255,6 +257,39 @@ def test_promises_by_the_symbol_that_is_known_last() -> None:
     assert found == {"u0": ["n > u0"], "u1": ["u0 + u1 == 10", "u1 >= 2"]}
 
 
+@pytest.mark.parametrize("is_unbacked", [True, False])
+def test_promises_that_torchs_tools_add_in_place(is_unbacked: bool) -> None:
+    env = ShapeEnv()
+    size = env.create_unbacked_symint() if is_unbacked else env.create_symint(6, "n")
+    for _ in range(2):  # it asks whether it has added the same one before
+        _defer_symbolic_equality_assert(size, 6, reason="size")
+    assert [promise.text for promise in env.runtime_asserts] == [f"{size} == 6"] and env.guards == []
+    assert env.num_deferred_runtime_asserts == 1
+    symbol = size.node.expr if is_unbacked else None
+    env.deferred_runtime_asserts[symbol] = env.deferred_runtime_asserts[symbol]
+    env.deferred_runtime_asserts[symbol].extend(
+        [torch_shapes.RuntimeAssert(sympy.Ge(size.node.expr, 2), "two", None)] * is_unbacked
+    )
+    assert len(env.runtime_asserts) == 1 + is_unbacked
+
+
+def test_attributes_of_an_environment_that_are_set() -> None:
+    env = ShapeEnv()
+    n = env.create_symint(6, "n")
+    env.frozen = True
+    assert n > 5 and env.guards == [] and env.frozen
+    env.frozen = False
+    assert n > 4 and len(env.guards) == 1
+    for name in ("duck_shape", "var_to_range", "replacements"):
+        with pytest.raises(AttributeError):
+            setattr(env, name, {})
+    with pytest.raises(AttributeError, match="expected at least 0 runtime asserts, got -1"):
+        env.num_deferred_runtime_asserts = -1
+    with mock.patch.object(env, "evaluate_expr", lambda *args: 3):
+        assert env.evaluate_expr(n.node.expr) == 3
+    assert env.evaluate_expr(n.node.expr) == 6
+
+
 def test_checks_of_sizes_with_an_example_can_be_promises() -> None:
     env = ShapeEnv(prefer_deferred_runtime_asserts_over_guards=True)
     n = env.create_symint(8, "n")
@@ -297,7 +332,14 @@ def test_graphs_and_paths_in_torchs_words() -> None:
     vals = fx_placeholder_vals(module)
     assert env.produce_guards(vals, ["x", "y"], _simplified=True, input_contexts=None) == []
     guards = env.produce_guards(vals, ["x", "y"], input_contexts=None)
-    assert "x.size(0) >= 2" in guards
+    assert guards == [
+        "L['x'].stride()[0] == 1",
+        "L['x'].storage_offset() == 0",
+        "L['y'].stride()[0] == 1",
+        "L['y'].storage_offset() == 0",
+        "2 <= L['x'].size()[0]",
+        "2 <= L['y'].size()[0]",
+    ]
     (nonzero,) = (node for node in module.graph.nodes if "unbacked_bindings" in node.meta)
     ((symbol, path),) = nonzero.meta["unbacked_bindings"].items()
     assert key_get(nonzero.meta["val"], path) == nonzero.meta["val"].shape[0] and str(path) == ".size()[0]"

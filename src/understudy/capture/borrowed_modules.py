@@ -138,7 +138,7 @@ class BorrowedModules:
                 for name, real, tensor in tensors:
                     path_of_tensor = f"{path}.{name}" if path and is_root else name
                     constants.expect(tensor, real, path_of_tensor if is_root else None)
-                if self._constant_values is not None and part._non_persistent_buffers_set:
+                if constants.knows_values and self._constant_values is not None and part._buffers:
                     self._constant_values.register_buffers(part, path, tensors)
 
     @property

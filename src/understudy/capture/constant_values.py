@@ -1,11 +1,11 @@
-"""The values of constants: a trace may decide by the value of a tensor that never changes.
+"""The values of constants: a trace may decide by the value of a tensor to which it does not write.
 
-Small integer buffers that no checkpoint holds (`persistent=False`), such as a stride, are constants of the program. So are
-real tensors outside of modules, if they are single numbers or small tensors of integers: the mode reports them when it
-converts them. Parameters and other buffers are state: their values may be others when the graph runs.
+A read of a parameter or buffer (`self.scale.item()`) gives its value, which becomes a part of the graph, as in torch's
+graphs: see `Constants.read_value`. Of single numbers and small tensors of integers, what is computed from them is known,
+too: of buffers, and of real tensors outside of modules, which the mode reports when it converts them.
 
-A tensor that the program writes to is state as well. If it is written to before its value is read, the value is unknown
-from then on. If its value was read, the graph would hold that value fixed: the trace is refused.
+A tensor that the program writes to is state. If it is written to before its value is read, the value is unknown from then
+on. If its value was read, the graph would hold that value fixed: the trace is refused.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from typing import Any, NamedTuple, final
 import torch
 
 from understudy import _torch
-from understudy.errors import Context, DataDependentOutputException
+from understudy.capture.constants import Constants, describe_real, refuse_written_constant
+from understudy.errors import DataDependentOutputException
 from understudy.fake.mode import FakeTensorMode
 from understudy.fake.tensor import FakeTensor
 from understudy.fake.values.determined import MOST_READABLE, DeterminedContents, LiteralStorage
-from understudy.lines import user_frames, user_line
+from understudy.lines import user_line
 
 
 @final
@@ -89,30 +90,35 @@ class KnownConstant(NamedTuple):
 
 
 class ConstantValues:
-    """The constants of one trace whose values are known, from when it is made until `forget`. `knows_buffers`: whether
-    buffers of modules are among them."""
+    """The constants of one trace whose values are known, from when it is made until `forget`. Parameters and buffers of
+    modules are among them if `constants.knows_values`."""
 
-    def __init__(self, mode: FakeTensorMode, knows_buffers: bool) -> None:
+    def __init__(self, mode: FakeTensorMode, constants: Constants) -> None:
         self._mode = mode
-        self._includes_buffers = knows_buffers
+        self._constants = constants
         self._known: list[KnownConstant] = []
         self._written: set[int] = set()
         """The storages of constants that were written to."""
-        mode.constant_listeners.append(self._register_converted)
+        mode.constant_listeners.append(self)
 
     def register_buffers(
         self, module: torch.nn.Module, path: str, tensors: list[tuple[str, torch.Tensor, object]]
     ) -> None:
-        """Register the buffers of a module that no checkpoint holds. `tensors`: name, tensor, stand-in."""
-        names = module._non_persistent_buffers_set if self._includes_buffers else ()
+        """Register the small buffers of a module. `tensors`: name, tensor, stand-in."""
+        buffers = module._buffers
         for name, real, stand_in in tensors:
-            if name in names and is_small_integer_tensor(real):
+            if name in buffers and is_small_constant(real):
                 with _torch.no_modes():
                     values = real.detach().clone()
                 self._register_constant(f"{path}.{name}" if path else name, stand_in, real, values, False)
 
-    def _register_converted(self, fake: FakeTensor, real: torch.Tensor, values: torch.Tensor) -> None:
+    def register_converted(self, fake: FakeTensor, real: torch.Tensor, values: torch.Tensor) -> None:
+        """Called by the mode, which has converted a real constant of the program."""
         self._register_constant("", fake, real, values, True)
+
+    def read_value(self, fake: FakeTensor) -> torch.Tensor | None:
+        """A real tensor with the values of a parameter or buffer, if the trace has not written to it."""
+        return self._constants.read_value(fake)
 
     def _register_constant(
         self, name: str, fake: object, real: torch.Tensor, values: torch.Tensor, is_converted: bool
@@ -131,18 +137,18 @@ class ConstantValues:
         for known in self._known:
             if known.contents.literal and _torch.storage_id(known.fake) == storage:
                 if known.contents.literal_storage.line is not None:
-                    raise refuse_written_constant(known)
+                    raise _refuse_written(known)
                 known.contents.literal = False
                 known.contents._content = None
 
     def refuse_read_of_written(self, known: KnownConstant) -> None:
         """Called when the value is read first: it may be that of a call before a write, and read after it."""
         if not known.contents.literal:
-            raise refuse_written_constant(known)
+            raise _refuse_written(known)
 
     def forget(self) -> None:
         """The stand-ins may belong to a mode of the user, and outlive the trace."""
-        self._mode.constant_listeners.remove(self._register_converted)
+        self._mode.constant_listeners.remove(self)
         for known in self._known:
             known.contents.release()
             known.fake._determined = None
@@ -151,40 +157,17 @@ class ConstantValues:
         self._known.clear()
 
 
-def refuse_written_constant(known: KnownConstant) -> DataDependentOutputException:
-    """The error for a constant whose value was read and which is written to."""
-    if known.name:
-        what, advice = f"the buffer {known.name!r}", "register it with persistent=True, which makes it state"
-    else:
-        what, advice = _describe_outside_tensor(known), "pass it as an input"
-    read = known.contents.literal_storage.line
-    return DataDependentOutputException(
-        f"the value of {what} was read{f' at {read}' if read else ''}, and the program also writes to it: the graph would "
-        "keep the value of this run",
-        context=Context(line=user_line(), hint=f"{advice}, or read its value before the trace"),
-    )
+def _refuse_written(known: KnownConstant) -> DataDependentOutputException:
+    what = f"the buffer {known.name!r}" if known.name else describe_real(known.real)
+    return refuse_written_constant(what, known.contents.literal_storage.line)
 
 
-def _describe_outside_tensor(known: KnownConstant) -> str:
-    """`the tensor 'count', i64[]@cpu`: by the name that it has in the calling functions."""
-    for frame in user_frames():
-        for variables in (frame.f_locals, frame.f_globals):
-            for name, value in list(variables.items()):
-                if value is known.real:
-                    return f"the tensor {name!r}, {known.fake._spec}"
-    return f"the tensor {known.fake._spec}"
-
-
-def is_small_integer_tensor(tensor: torch.Tensor) -> bool:
-    """Whether this is a small tensor of integers or bools with a memory of its own."""
-    if (
-        type(tensor) is not torch.Tensor
-        or tensor.is_floating_point()
-        or tensor.is_complex()
-        or tensor.is_quantized
-    ):
+def is_small_constant(tensor: torch.Tensor) -> bool:
+    """Whether this is a single number, or a small tensor of integers or bools, with a memory of its own."""
+    if type(tensor) is not torch.Tensor or tensor.is_quantized or tensor.layout is not torch.strided:
         return False
-    if tensor.layout is not torch.strided or tensor.device.type != "cpu" or tensor.numel() > MOST_READABLE:
+    is_discrete = not (tensor.is_floating_point() or tensor.is_complex())
+    if tensor.device.type != "cpu" or tensor.numel() > (MOST_READABLE if is_discrete else 1):
         return False
     return (
         tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()

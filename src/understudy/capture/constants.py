@@ -24,14 +24,14 @@ from torch.fx import Graph, GraphModule, Node
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from understudy import _torch
-from understudy.errors import Context, MixedTensorsError
+from understudy.errors import Context, DataDependentOutputException, MixedTensorsError
 from understudy.fake.convert import spec_of_real
 from understudy.fake.mode import FakeTensorMode
 from understudy.fake.realise import make_new, make_snapshot
-from understudy.fake.tensor import FakeTensor
+from understudy.fake.tensor import FakeTensor, count_writes
 from understudy.graph.borrowed_state import EVERY_MODULE_HAS
 from understudy.graph.node_values import set_val
-from understudy.lines import user_line
+from understudy.lines import user_frames, user_line
 from understudy.ops.traits.writes import written_values
 from understudy.spec.call import flat
 
@@ -145,6 +145,10 @@ class Constants:
         self.mode_of_program: Any = _torch.active_fake_mode() if _torch.active_recorder() is None else None
         """The mode of the program's inputs: other stand-ins of this mode may be constants."""
         self.without_gradient = False
+        self.knows_values = False
+        """Whether values of parameters and buffers are constants of the program: see `read_value`."""
+        self._reads: dict[int, tuple[torch.Tensor, str]] = {}
+        """The tensors whose values were read, with the line of the first read."""
         self._saved: dict[int, tuple[torch.UntypedStorage, torch.Tensor]] = {}
         self._storages: set[int] = set()
         self._in_storages = 0
@@ -214,6 +218,36 @@ class Constants:
                 "get_attr", name, (), {}, name=name
             )
         return node
+
+    # --- values that the program reads -------------------------------------------------------------------------
+
+    def read_value(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """A real tensor with the value of a parameter or buffer to which the trace has not written; None for others. The
+        graph keeps what the program reads of it, as torch's graphs do."""
+        if not self.contains(tensor):
+            return None if self.outer is None else self.outer.read_value(tensor)
+        real = self.real_of(tensor)
+        if not self.knows_values or type(real) not in REAL or real.is_meta or self._is_written(tensor):
+            return None
+        self._reads.setdefault(id(tensor), (tensor, user_line()))
+        return real
+
+    def check_reads(self) -> None:
+        """Refuse a trace that wrote to a tensor after it had read its value."""
+        for tensor, line in self._reads.values():
+            if self._is_written(tensor):
+                _, real, name = self._known[id(tensor)]
+                kind = "parameter" if is_parameter(real) else "buffer"
+                raise refuse_written_constant(f"the {kind} {name!r}" if name else describe_real(real), line)
+
+    def _is_written(self, tensor: torch.Tensor) -> bool:
+        """Whether the trace has written to the memory of a parameter or buffer."""
+        own, current = self._nodes.get(id(tensor)), self._tracer.find_node(tensor)
+        if current not in (None, own) or (own is not None and _is_written_by_user(own)):
+            return True
+        if type(tensor) is FakeTensor:
+            return tensor.is_inference() or count_writes(tensor) != (0, 0)
+        return _torch.storage_id(tensor) in self._saved
 
     # --- writes while tracing for real -------------------------------------------------------------------------
 
@@ -375,6 +409,35 @@ def plain_module() -> torch.nn.Module:
     for name, kind in _CONTAINERS:
         attributes[name] = kind()
     return module
+
+
+def _is_written_by_user(node: Node) -> bool:
+    """Whether a call in the graph writes to what this node returns. Kernels of batch norms count no writes."""
+    return any(
+        node in flat(Node, (written_values(user.target, user.args, user.kwargs),), {})
+        for user in node.users
+        if isinstance(user.target, _torch.OpOverload)
+    )
+
+
+def refuse_written_constant(what: str, read_at: str | None) -> DataDependentOutputException:
+    """The error for a constant whose value was read and which is written to."""
+    return DataDependentOutputException(
+        f"the value of {what} was read{f' at {read_at}' if read_at else ''}, and the program also writes to it: the graph "
+        "would keep the value of this run",
+        context=Context(line=user_line(), hint="pass it as an input, or read its value before the trace"),
+    )
+
+
+def describe_real(real: torch.Tensor) -> str:
+    """`the tensor 'count', i64[]@cpu`: by the name that it has in the calling functions."""
+    shown = str(spec_of_real(real))
+    for frame in user_frames():
+        for variables in (frame.f_locals, frame.f_globals):
+            for name, value in list(variables.items()):
+                if value is real:
+                    return f"the tensor {name!r}, {shown}"
+    return f"the tensor {shown}"
 
 
 def is_parameter(value: object) -> TypeGuard[torch.nn.Parameter]:

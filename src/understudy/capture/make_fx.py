@@ -156,7 +156,7 @@ class CaptureOptions:
     records_parts: bool = True
     """Above autograd: also record the inner operators of composites, for a backward pass inside the program."""
     knows_constants: bool = False
-    """Whether the values of small integer buffers that no checkpoint holds are determined: see `ConstantValues`."""
+    """Whether values of parameters and buffers are constants of the graph: see `Constants.read_value`."""
     whole: Container[Any] | None = None
     """Composite operators that are recorded without decomposition. Autograd, which would decompose them, is skipped."""
 
@@ -218,6 +218,7 @@ class Capture:
         self.tracer = PythonKeyTracer()
         if options.tracing_mode != "real" and outer is None:
             self.tracer.random_state = KeptRandomState()
+        self.tracer.constants.knows_values = options.knows_constants
         if outer is not None:
             self.tracer.constants.outer = outer.tracer.constants
         self.fake_mode: FakeTensorMode | None = None
@@ -251,7 +252,7 @@ class Capture:
             OPEN.add(self.tracer.graph)
             has_constants = self.options.knows_constants or self.options.allow_non_fake_inputs
             if self.fake_mode is not None and self.outer is None and has_constants:
-                self.constant_values = ConstantValues(self.fake_mode, self.options.knows_constants)
+                self.constant_values = ConstantValues(self.fake_mode, self.tracer.constants)
             self._modules_given = [
                 value
                 for value in inputs
@@ -477,6 +478,7 @@ class Capture:
         self.tracer.graph.output(_torch.tree_unflatten(nodes, out_spec) if is_plain else nodes)
         if self.tracer.parts:
             settle(self.tracer)
+        self.tracer.constants.check_reads()
         make_writable(self.tracer.graph)
         remove_dead_code(self.tracer.graph)
         insert_promises(self.tracer.graph, self.tracer.shape_env, is_inner=self.outer is not None)

@@ -254,7 +254,7 @@ class FakeTensorConverter:
             with _torch.no_modes():
                 values = t.detach().clone() if is_whole else copy_storage(t.detach())
             if fake_mode.constant_listeners:
-                fake_mode.constant_listeners[-1](fake, t, values)
+                fake_mode.constant_listeners[-1].register_converted(fake, t, values)
             else:
                 fake_mode.remember_literal(fake, values)
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable
-from typing import Any, TypeVar
+from collections.abc import Hashable
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -85,6 +85,16 @@ class CacheCounter:
         return getattr(cache.info(), self._name)
 
 
+class ConstantListener(Protocol):
+    """An active trace, which knows the values of real constants of its program. The last one of a mode is asked."""
+
+    def register_converted(self, fake: FakeTensor, real: torch.Tensor, values: torch.Tensor) -> None:
+        """The mode has converted a real constant."""
+
+    def read_value(self, fake: FakeTensor) -> torch.Tensor | None:
+        """A real tensor with the values of this stand-in, if they are constant."""
+
+
 class FakeTensorMode(ModeServices):
     """Operators on tensors without data.
 
@@ -150,8 +160,7 @@ class FakeTensorMode(ModeServices):
         self.export = export
         self.epoch = 0
         self.uncounted_writes = 0
-        # Hooks of active traces: the last one receives each converted real constant, its stand-in, and its values.
-        self.constant_listeners: list[Callable[[FakeTensor, torch.Tensor, torch.Tensor], None]] = []
+        self.constant_listeners: list[ConstantListener] = []
         self._device_facts: Hashable | None = None
         self._facts_number = 0
         # The plan of the latest call, None after a cache miss. Read by modes that observe storages.

@@ -205,6 +205,8 @@ def tolist(mode: FakeTensorMode, fake: FakeTensor) -> Any:
     if (numbers := symbolic_values_of(fake)) is not None:
         return numbers.as_lists()
     value = mode.value_of(fake)
+    if value is None and mode.constant_listeners:
+        value = mode.constant_listeners[-1].read_value(fake)
     if value is not None:
         with _torch.no_modes():
             return value.tolist()

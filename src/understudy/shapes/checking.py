@@ -240,7 +240,9 @@ class InputChecks:
                 and value.evaluate(found) != place.read(args)
             ):
                 expected, given = value.evaluate(found), place.read(args)
-                raise SymbolMismatch(f"expected {place.text} to be {expected} ({value}), got {given}")
+                raise SymbolMismatch(
+                    f"expected {place.text} to be {expected} ({value}), got {given}: {expected} != {given}"
+                )
         return found
 
     # --- as text and as code ---------------------------------------------------------------------------------------

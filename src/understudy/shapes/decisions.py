@@ -211,11 +211,12 @@ class Decisions:
         ):
             self._assume(condition if answer else self.numbers.negate_condition(condition))
             return bool(answer)
-        self._record_assert(condition, is_checked_by_operator)
+        self.record_assert(condition, is_checked_by_operator)
         self._learn(condition)
         return True
 
-    def _record_assert(self, condition: AnyCondition, is_checked_by_operator: bool) -> None:
+    def record_assert(self, condition: AnyCondition, is_checked_by_operator: bool = False) -> None:
+        """Record a condition that is checked when the program runs, without concluding anything from it."""
         if not self.env.runtime_asserts_frozen:
             line = user_line()
             promise = Guard(

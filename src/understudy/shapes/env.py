@@ -118,7 +118,7 @@ class ShapeEnv:
         self.unbacked_renamings: dict[Expr, Expr] = {}
         self.computed: dict[tuple[object, ...], Any] = {}
         self.nodes: dict[tuple[type, Operand], SymNode] = {}
-        self.frozen = self.runtime_asserts_frozen = False
+        self._frozen = self.runtime_asserts_frozen = False
         # the cache of nodes of torch's own class, since 2.15
         self._symop_cache: dict[Any, Any] = {}
 
@@ -227,6 +227,16 @@ class ShapeEnv:
         return self.decisions.simplify(expr)
 
     @property
+    def frozen(self) -> bool:
+        """Whether decisions are made without recording guards, for good: `freeze()`. Torch's tools set it."""
+        return self._frozen
+
+    @frozen.setter
+    def frozen(self, frozen: bool) -> None:
+        self.decisions.suppressions += bool(frozen) - self._frozen
+        self._frozen = bool(frozen)
+
+    @property
     def suppresses_guards(self) -> bool:
         """Whether guards are suppressed: results of decisions must not be cached then."""
         return self.decisions.suppressions > 0
@@ -264,7 +274,9 @@ class ShapeEnv:
         return self.torch_api.from_sympy(expression)
 
 
-OUR_NAMES = frozenset({"merge_symbols", "_choose_inputs", "_replace_known", "_evaluate_like"})
+OUR_NAMES = frozenset(
+    {"merge_symbols", "_choose_inputs", "_replace_known", "_evaluate_like", "add_runtime_assert"}
+)
 """Names of the façade that are not delegated."""
 DELEGATES: dict[str, str] = {
     **{name: "torch_api" for name in vars(TorchFacade) if not name.startswith("__") and name not in OUR_NAMES},
@@ -292,6 +304,12 @@ class Delegate:
 
     def __get__(self, env: ShapeEnv | None, kind: type) -> Any:
         return self if env is None else getattr(getattr(env, self._part), self._name)
+
+    def __set__(self, env: ShapeEnv, value: object) -> None:
+        setattr(getattr(env, self._part), self._name, value)
+
+    def __delete__(self, env: ShapeEnv) -> None:
+        delattr(getattr(env, self._part), self._name)
 
 
 for _name, _part in DELEGATES.items():

@@ -115,7 +115,7 @@ def check(
         return
     name, reads, hint = READS[func]
     tensors = [value for value in reads(args, kwargs) if isinstance(value, torch.Tensor)]
-    if any(varies(tracer, tensor) for tensor in tensors):
+    if any(varies(tracer, tensor) and tracer.constants.read_value(tensor) is None for tensor in tensors):
         raise refuse_read(name, tensors, hint)
 
 
@@ -184,21 +184,33 @@ class DeterminedRealValues:
         self, func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor], fake_mode: object
     ) -> tuple[Any] | None:
         """The result of a data-dependent operator, if all values are determined."""
-        values = self._tracer.known_values
         is_converted = fake_mode is not None and getattr(fake_mode, "allow_non_fake_inputs", True)
+        found: dict[int, torch.Tensor] = {}
         for tensor in tensors:
-            if type(tensor) is FakeTensor or (
-                tensor not in values and (is_converted or not self._is_number_of_program(tensor))
-            ):
+            value = self._find_value(tensor, fake_mode is not None, is_converted)
+            if value is None:
                 return None
+            found[id(tensor)] = value
         if not tensors:
             return None
-        for tensor in tensors:
-            if tensor not in values:
-                self._read.setdefault(_torch.storage_id(tensor), user_line())
-        args, kwargs = map_structure(lambda t: values.get(t, t), torch.Tensor, (tuple(args), dict(kwargs)))
+        args, kwargs = map_structure(lambda t: found[id(t)], torch.Tensor, (tuple(args), dict(kwargs)))
         with _torch.no_modes():
             return (func(*args, **kwargs),)
+
+    def _find_value(
+        self, tensor: torch.Tensor, in_fake_mode: bool, is_converted: bool
+    ) -> torch.Tensor | None:
+        """A real tensor with the value of this one. None if it is not determined, or if the fake mode may know it."""
+        if type(tensor) is not FakeTensor:
+            if tensor in self._tracer.known_values:
+                return self._tracer.known_values[tensor]
+            if not is_converted and self._is_number_of_program(tensor):
+                self._read.setdefault(_torch.storage_id(tensor), user_line())
+                return tensor
+        has_stand_in = in_fake_mode and type(tensor) is not FakeTensor
+        if has_stand_in or getattr(tensor, "_determined", None) is not None:
+            return None
+        return self._tracer.constants.read_value(tensor)
 
     def _is_number_of_program(self, tensor: torch.Tensor) -> bool:
         """Whether this is a single number that the program has made before the trace, outside of modules: a constant."""

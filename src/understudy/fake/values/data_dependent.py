@@ -36,7 +36,7 @@ from understudy.ops.shared.dtypes import (
 )
 from understudy.ops.traits.ranges import counts_of, range_of_dtype
 from understudy.shapes.sizes import from_torch, has_unbacked, to_torch
-from understudy.shapes.torch_api.names import constrain_range
+from understudy.shapes.torch_api.names import promise_range
 from understudy.spec import TensorSpec, broadcast_shapes, contiguous_strides, product, same_shape
 from understudy.spec.call import flat, map_structure
 from understudy.spec.error_context import with_line
@@ -543,7 +543,7 @@ def _nested_list(fake: torch.Tensor) -> Any:
 def constrain_number(mode: FakeTensorMode, func: OpOverload, args: Any, kwargs: Any) -> Any:
     """The program promises a range for a data-dependent number."""
     if isinstance(args[0], (int, torch.SymInt)):
-        constrain_range(args[0], min=kwargs.get("min"), max=kwargs.get("max"))
+        promise_range(args[0], kwargs.get("min"), kwargs.get("max"), is_checked_by_operator=True)
 
 
 @handler("aten::sym_constrain_range_for_size")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,7 @@ from understudy.shapes.checking import (
 from understudy.shapes.guards import Guard, InputSize, InputSizes, Specialisation
 from understudy.shapes.node import SymNode, adopt, value_of
 from understudy.shapes.sympy_reader import from_sympy, is_sympy
+from understudy.shapes.torch_api.guard_texts import GuardText, write_guards
 
 if TYPE_CHECKING:
     from understudy.shapes.env import ShapeEnv
@@ -46,6 +47,40 @@ class GuardWriters:
     """Guards in one language."""
 
     exprs: list[str]
+
+
+class AssertsOfSymbol(list[Any]):
+    """The runtime asserts of one symbol. One that is appended is added to the environment."""
+
+    def __init__(self, facade: TorchFacade, found: Iterable[Any]) -> None:
+        super().__init__(found)
+        self._facade = facade
+
+    def append(self, added: Any) -> None:
+        self._facade.add_runtime_assert(added)
+        super().append(added)
+
+    def extend(self, added: Iterable[Any]) -> None:
+        for one in added:
+            self.append(one)
+
+
+class RuntimeAsserts(dict[Any, AssertsOfSymbol]):
+    """The runtime asserts of an environment by symbol; torch's tools add to them in place."""
+
+    def __init__(self, facade: TorchFacade, found: Mapping[Any, Iterable[Guard]]) -> None:
+        super().__init__({symbol: AssertsOfSymbol(facade, asserts) for symbol, asserts in found.items()})
+        self._facade = facade
+
+    def __setitem__(self, symbol: Any, asserts: Iterable[Any]) -> None:
+        known = AssertsOfSymbol(self._facade, self.get(symbol, ()))
+        known.extend(one for one in asserts if one not in known)
+        super().__setitem__(symbol, known)
+
+    def setdefault(self, symbol: Any, asserts: Any = ()) -> AssertsOfSymbol:
+        if symbol not in self:
+            self[symbol] = asserts
+        return self[symbol]
 
 
 USUAL_SIZE = 8192
@@ -185,14 +220,18 @@ class TorchFacade:
     # --- guards -------------------------------------------------------------------------------------------------
 
     @property
-    def deferred_runtime_asserts(self) -> dict[Any, list[Guard]]:
+    def deferred_runtime_asserts(self) -> RuntimeAsserts:
         """The runtime asserts, by the last of their unbacked symbols (None: no unbacked symbol)."""
         found: dict[Any, list[Guard]] = {}
         for promise in self.env.runtime_asserts:
             symbols = {s for symbol in promise.condition.symbols for s in origins(symbol, self.definitions)}
             unbacked = sorted((s for s in symbols if s in self.unbacked), key=lambda s: s.order)
             found.setdefault(self.to_sympy(unbacked[-1]) if unbacked else None, []).append(promise)
-        return found
+        return RuntimeAsserts(self, found)
+
+    def add_runtime_assert(self, found: Any) -> None:
+        """A runtime assert that one of torch's tools adds, with an expression of sympy. Nothing is concluded from it."""
+        self.decisions.record_assert(self.from_sympy(found.expr))
 
     def produce_guards(
         self,
@@ -202,8 +241,9 @@ class TorchFacade:
         input_contexts: Any = None,
         **options: Any,
     ) -> list[str]:
-        """As above; with the contexts of the inputs, raises if the run violates their constraints."""
-        found = self.env.checks.produce_guards(placeholders, sources, **options)
+        """The guards as Python expressions: of these inputs in torch's notation, or (None) of the inputs of the run. With
+        the contexts of the inputs, raises if the run violates their constraints."""
+        found = self._write_guards(placeholders, sources, **options)
         if input_contexts:
             inputs = self._choose_inputs(placeholders, sources)
             broken = list_violations(self.env, inputs, input_contexts)
@@ -212,18 +252,32 @@ class TorchFacade:
                     ["the run violates constraints on its inputs:", *broken, f"to do: {ADVICE}"]
                 )
                 raise ConstraintViolationError(lines)
-        return found
+        return [guard.code for guard in found]
 
     def produce_guards_verbose(
         self, placeholders: object = None, sources: Any = None, *args: object,
         langs: Sequence[str] = ("python", "verbose_python"), **options: Any,
     ) -> list[GuardWriters]:  # fmt: skip
         """The same for each of the languages; the verbose one has the lines that made the guards as comments."""
-        plain = self.produce_guards(placeholders, sources, **options)
-        inputs = self._choose_inputs(placeholders, sources)
-        required = self.env.checks.choose_requirements(inputs, **options)
-        commented = [f"{text}  # {r.why}" if r.why else text for text, r in zip(plain, required, strict=True)]
+        found = self._write_guards(placeholders, sources, **options)
+        commented = [f"{guard.code}  # {guard.line}" if guard.line else guard.code for guard in found]
+        plain = [guard.code for guard in found]
         return [GuardWriters(commented if lang == "verbose_python" else plain) for lang in langs]
+
+    def _write_guards(
+        self, placeholders: object, sources: Any, *, ignore_static: bool = False, _simplified: bool = False,
+        **ignored: object,
+    ) -> list[GuardText]:  # fmt: skip
+        options = {"ignore_static": ignore_static, "simplified": _simplified}
+        if placeholders is not None and sources is not None:
+            return write_guards(self.env, list_placeholders(placeholders), sources, **options)
+        required = self.env.checks.choose_requirements(
+            self._choose_inputs(placeholders, None), ignore_static=ignore_static, _simplified=_simplified
+        )
+        texts = self.env.checks.produce_guards(
+            placeholders, ignore_static=ignore_static, _simplified=_simplified
+        )
+        return [GuardText(text, r.why) for text, r in zip(texts, required, strict=True)]
 
     def _choose_inputs(self, placeholders: object, sources: Sequence[object] | None) -> InputSizes:
         return (
@@ -260,7 +314,6 @@ class TorchFacade:
     def freeze(self) -> None:
         """From now on, decisions are made without recording guards."""
         self.env.frozen = True
-        self.decisions.suppressions += 1
 
     def evaluate_symexpr(self, code: str) -> Any:
         """The value of an expression for the hints: `env.evaluate_symexpr("n // 2")`."""
@@ -274,8 +327,18 @@ class TorchFacade:
 
     @property
     def num_deferred_runtime_asserts(self) -> int:
-        """The number of runtime asserts."""
+        """The number of runtime asserts. Torch's tools set it after they have added one: it is counted already."""
         return len(self.env.runtime_asserts)
+
+    @num_deferred_runtime_asserts.setter
+    def num_deferred_runtime_asserts(self, count: int) -> None:
+        if count < len(self.env.runtime_asserts):
+            raise AttributeError(
+                f"expected at least {len(self.env.runtime_asserts)} runtime asserts, got {count}; a ShapeEnv keeps all"
+            )
+
+    def _update_version_counter(self) -> None:
+        """Called by torch's tools after a change. No answer is cached here that a runtime assert could change."""
 
     @property
     def specializations(self) -> list[Specialisation]:

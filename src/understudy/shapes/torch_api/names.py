@@ -180,6 +180,13 @@ def expect_true(a: bool | torch.SymBool, skip: int = 0) -> bool:
 @accept_torch_symbols
 def constrain_range(a: int | torch.SymInt, *, min: int | None, max: int | None = None) -> None:
     """The number lies between `min` and `max`, both included. For unbacked symbols, that is a promise."""
+    promise_range(a, min, max)
+
+
+def promise_range(
+    a: int | torch.SymInt, min: int | None, max: int | None, is_checked_by_operator: bool = False
+) -> None:
+    """`constrain_range`. `is_checked_by_operator`: an operator checks it when the program runs."""
     if min is not None and max is not None and max < min:
         raise ValueError(f"min must not be greater than max, got {min} and {max}")
     if isinstance(a, int):
@@ -189,7 +196,7 @@ def constrain_range(a: int | torch.SymInt, *, min: int | None, max: int | None =
     env, value = a.node.shape_env, a.node.value
     wanted = [] if min is None else [conditions.ge(value, min)]
     wanted += [] if max is None else [conditions.le(value, max)]
-    if not all(map(env.expect, wanted)):
+    if not all(env.expect(condition, is_checked_by_operator) for condition in wanted):
         raise ValueError(f"{a} is not in the range from {min} to {max}")
 
 
