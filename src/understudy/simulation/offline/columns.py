@@ -10,6 +10,7 @@ messages, prompt             conversations: a list of messages with roles
 turns                        a conversation with the keys of ShareGPT: `from`, `value`
 words, tags A, B             equally long lists of words, and of labels
 answers, translation A, B    as SQuAD and WMT have them
+ones N                       a list: numbers of tokens, or their mask
 list KIND                    several of a kind
 """
 
@@ -74,6 +75,8 @@ def make_value(kind: str, number: int) -> Any:
             return {"text": [WORDS[2:11]], "answer_start": [2]}
         case "translation":
             return dict.fromkeys(split_names(rest), SENTENCE)
+        case "ones":
+            return [1] * int(rest)
         case "list":
             return [make_value(rest, number + i) for i in range(4)]
         case "bool":

@@ -172,6 +172,8 @@ def split_fewer_rows(original: Function) -> Function:
     """A script may split off more rows than were made up: a tenth of them is split off."""
 
     def train_test_split(self: Any, test_size: Any = None, train_size: Any = None, **kwargs: object) -> Any:
+        if is_made_up() and is_marked(self):
+            add_columns(self, list_names((), kwargs))
         too_many = [size for size in (test_size, train_size) if isinstance(size, int) and size >= len(self)]
         if is_made_up() and too_many:
             test_size, train_size = 0.1, None

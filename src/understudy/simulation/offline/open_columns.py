@@ -23,6 +23,7 @@ MARK = "generated rows"
 """The description of a made-up data set; `map`, `select` and their kind keep it."""
 NAMED = (
     "column", "columns", "column_names", "column_mapping", "original_column_name", "input_columns", "remove_columns",
+    "stratify_by_column",
 )  # fmt: skip
 """Arguments that name columns."""
 
@@ -78,7 +79,7 @@ def _note(name: str, kind: str) -> None:
 
 def list_names(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
     """The names of columns among the arguments of a method."""
-    given = [*args[:1], *(kwargs[name] for name in NAMED if name in kwargs)]
+    given = [*args, *(kwargs[name] for name in NAMED if name in kwargs)]
     names: list[str] = []
     for value in given:
         if isinstance(value, str):
@@ -98,8 +99,20 @@ def add_named_columns(original: Function) -> Function:
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         if is_made_up() and is_marked(self):
-            add_columns(self, list_names(args, kwargs))
+            add_columns(self, list_names(args[:1], kwargs))
         return original(self, *args, **kwargs)
+
+    return functools.wraps(original)(method)
+
+
+@when_imported("datasets.arrow_dataset", "Dataset.set_format", "Dataset.with_format")
+def add_formatted_columns(original: Function) -> Function:
+    """The first argument of these is a format."""
+
+    def method(self: Any, type: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if is_made_up() and is_marked(self):
+            add_columns(self, list_names(args[:1], kwargs))
+        return original(self, type, *args, **kwargs)
 
     return functools.wraps(original)(method)
 
