@@ -191,10 +191,16 @@ def test_rows_of_a_split_are_counted() -> None:
     made = make_data("ILSVRC/imagenet-1k", split="train")
     assert made.info.splits["train"].num_examples == len(made) == 512
     assert len(make_data("financial_phrasebank", split="train")) == 2264
+    splits = make_data("glue", "sst2")
+    assert [len(splits[name]) for name in ("train", "validation")] == [512, 128]
+    assert splits["train"].info.splits["validation"].num_examples == 128
+    assert len(make_data("glue", "sst2", "validation")) == 512
 
 
 READS_COLUMNS = """import torch
 from datasets import load_dataset
+splits = load_dataset("somebody/their-own-rows").map(lambda row: {"n": len(row["utterance"])}, remove_columns="title")
+print({name: part.column_names for name, part in splits.items()}["test"])
 data = load_dataset("somebody/their-own-rows")["train"]
 print(data.column_names, data[0]["utterance"][:6], data[:2]["rating"], data["image_id"][:2], data.features["label"].names)
 print("absent" in data[0], data[0].get("absent"), data.map(lambda row: {"absent": row.get("absent", 7)})["absent"][1])
@@ -210,7 +216,8 @@ model = torch.nn.Linear(4, 2, device="cuda")
 for row in data.select(range(3)):
     model(torch.ones(2, 4, device="cuda")).sum().backward()
 """
-COLUMNS_READ = """['text'] a long [0.0, 0.1] [0, 1] ['class 0', 'class 1']
+COLUMNS_READ = """['text', 'n']
+['text'] a long [0.0, 0.1] [0, 1] ['class 0', 'class 1']
 False None 7
 512
 torch.Size([1024]) torch.Size([])

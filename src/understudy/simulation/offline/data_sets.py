@@ -24,8 +24,9 @@ from understudy.simulation.offline.switch import is_made_up, note_made_up
 from understudy.simulation.run_notes import add_note
 
 Function = Callable[..., Any]
-ROWS = 512
-"""Rows of each split, unless the table has another number."""
+ROWS, FEWER_ROWS = 512, 128
+"""Rows of splits for training, or of the one that a program asks for; rows of the others. The table may have another number
+for all of them."""
 TABLE = Path(__file__).with_name("data_sets.toml")
 SPLITS = ("train", "validation", "test")
 
@@ -83,25 +84,36 @@ def make_data(name: str, config: str = "", split: Any = None, is_streamed: bool 
     if rows != ROWS:
         made = made.select([i % ROWS for i in range(rows)])
     names = found.get("splits", SPLITS)
-    made.info.splits = _describe_splits(datasets, (*names, *((str(split),) if split else ())), rows)
+    fewer = found.get("rows", FEWER_ROWS)
+    counts = {part: rows if part == names[0] or "train" in part else fewer for part in names}
+    asked = () if split is None else split if isinstance(split, (list, tuple)) else (split,)
+    made.info.splits = _describe_splits(
+        datasets, counts | {str(part).partition("[")[0]: rows for part in asked}
+    )
     note_made_up(
         name,
         f"load_dataset({name!r}): not on this machine; {rows} rows were generated, with the columns {', '.join(kinds)}",
     )
-    part = made.to_iterable_dataset() if is_streamed else made
-    mark_made_up(part)
-    if isinstance(split, (list, tuple)):
-        return [part for _ in split]
+    mark_made_up(made)
     if split is not None:
-        return part
-    splits = dict.fromkeys(names, part)
-    return datasets.IterableDatasetDict(splits) if is_streamed else datasets.DatasetDict(splits)
+        part = _stream(made) if is_streamed else made
+        return [part for _ in split] if isinstance(split, (list, tuple)) else part
+    parts = {name: made.select(range(count)) for name, count in counts.items()}
+    if is_streamed:
+        return datasets.IterableDatasetDict({name: _stream(part) for name, part in parts.items()})
+    return datasets.DatasetDict(parts)
 
 
-def _describe_splits(datasets: Any, names: Iterable[str], rows: int) -> Any:
+def _stream(made: Any) -> Any:
+    streamed = made.to_iterable_dataset()
+    mark_made_up(streamed)
+    return streamed
+
+
+def _describe_splits(datasets: Any, counts: dict[str, int]) -> Any:
     """As `Dataset.info.splits` has them."""
     splits = datasets.splits.SplitDict()
-    for name in dict.fromkeys(name.partition("[")[0] for name in names):
+    for name, rows in counts.items():
         splits.add(datasets.splits.SplitInfo(name=name, num_examples=rows))
     return splits
 

@@ -59,7 +59,7 @@ def find_kind(column: str) -> str:
 
 
 def add_columns(made: Any, names: Iterable[str]) -> None:
-    """Add the columns that are missing to the made-up data set, in place: its splits are one object."""
+    """Add the columns that are missing to the made-up data set, in place: methods that name a column return a part of it."""
     datasets: Any = importlib.import_module("datasets")
     for name in names:
         if name in made.column_names:
@@ -226,14 +226,14 @@ def open_rows(original: Function) -> Function:
 
 @when_imported("datasets.formatting.formatting", "LazyDict.__getitem__")
 def open_mapped_rows(original: Function) -> Function:
-    """So have rows and batches in the function of a `map`."""
+    """So have rows and batches in the function of a `map`, whose result they do not become a part of."""
 
     def read(self: Any, key: Any) -> Any:
         if key in self.data or not has_made_up_rows():
             return original(self, key)
-        count = self.pa_table.num_rows if type(self).__name__ == "LazyBatch" else None
-        self.data[key] = _make_missing(key, count)
-        return self.data[key]
+        made = vars(self).setdefault("made_up", OpenRow())
+        made.count = self.pa_table.num_rows if type(self).__name__ == "LazyBatch" else None
+        return made[key]
 
     return read
 
