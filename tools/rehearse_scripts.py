@@ -1,13 +1,14 @@
 """Rehearse public scripts, and write the table of verdicts (docs/scripts.md).
 
-    python -m tools.rehearse_scripts --repositories FOLDER [--python PYTHON] [--only TEXT] [--results FILE]
-                                     [--write docs/scripts.md]
+    python -m tools.rehearse_scripts --repositories FOLDER [--python PYTHON] [--only TEXT] [--earlier]
+                                     [--results FILE] [--write docs/scripts.md]
 
 `tools/scripts.toml` is the list: repository, script, arguments, card. FOLDER holds a checkout of each repository, in a
 folder named `owner+name`, with its commit in `owner+name.commit`. Nothing of these repositories is part of this project.
 `--python` is a Python in which understudy and the packages that the scripts import are installed. `--results` keeps the
 results in a file: rows that are in it are not run again, unless `--again` names a part of their names or outcomes. Rows
-without a result keep what the page says of them.
+without a result, and scripts whose repository is not in FOLDER, keep what the page says of them. `--earlier` runs the rows
+that the page marks as found by an earlier version, first one of each repository.
 
 Each script is run by `understudy run` in a process of its own, with a limit of processor time. The folder of the
 script is compared before and after: a rehearsal changes nothing.
@@ -320,14 +321,18 @@ def table(results: list[Result], repositories: Path, commits: dict[str, str]) ->
 def row(result: Result) -> str:
     script = result.script
     cells = [
-        f"`{script.script} {script.args}`".replace(" `", "`"),
+        write_name(script),
         script.device,
         "".join((result.text, *name_help(script), " *" if result.is_earlier else "")),
         f"{result.seconds:.1f}" if result.seconds else "",
         result.sanity,
         compare(result),
     ]
-    return "| " + " | ".join(cell.replace("|", "\\|")[:400] for cell in cells) + " |"
+    return "| " + " | ".join(map(escape, cells)) + " |"
+
+
+def escape(cell: str) -> str:
+    return cell.replace("|", "\\|")[:400]
 
 
 def name_help(script: Script) -> Iterator[str]:
@@ -363,12 +368,19 @@ def read_page(path: Path | None) -> tuple[dict[str, list[str]], dict[str, str]]:
     return rows, commits
 
 
+def write_name(script: Script) -> str:
+    return f"`{script.script} {script.args}`".replace(" `", "`")
+
+
+def find_row(script: Script, rows: dict[str, list[str]]) -> list[str] | None:
+    return rows.get(f"{script.repository} {escape(write_name(script))}")
+
+
 def read_row(script: Script, rows: dict[str, list[str]]) -> Result | None:
     """The result that a page has of a script, without what is added to the text."""
     if script.needs or script.broken:
         return rehearse(script, Path(), "")
-    name = f"{script.script} {script.args}".strip()
-    cells = rows.get(f"{script.repository} {f'`{name}`'.replace('|', chr(92) + '|')[:400]}")
+    cells = find_row(script, rows)
     if cells is None:
         return None
     _, _, text, seconds, sanity, compared = (cell.replace("\\|", "|") for cell in cells)
@@ -376,6 +388,22 @@ def read_row(script: Script, rows: dict[str, list[str]]) -> Result | None:
     outcome = next((verdict for verdict in VERDICTS if text.startswith(verdict)), "failed")
     sizes = [int(float(size.replace(",", "")) * MIB) for size in re.findall(r"[\d,]+\.\d", compared)]
     return Result(script, outcome, text, sanity, float(seconds or 0), (), *sizes, is_earlier=True)
+
+
+def list_earlier(scripts: list[Script], rows: dict[str, list[str]]) -> list[Script]:
+    """The scripts that can run, and whose rows the page marks with a star."""
+    found = [(script, find_row(script, rows)) for script in scripts if not (script.needs or script.broken)]
+    return [script for script, cells in found if cells is not None and cells[2].endswith(" *")]
+
+
+def order_by_repository(scripts: list[Script]) -> list[Script]:
+    """The first script of each repository, then the second of each."""
+    seen: dict[str, int] = {}
+    order = []
+    for script in scripts:
+        seen[script.repository] = place = seen.get(script.repository, 0) + 1
+        order.append((place, script))
+    return [script for _, script in sorted(order, key=lambda pair: pair[0])]
 
 
 def read_results(path: Path | None) -> dict[str, Result]:
@@ -403,6 +431,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--python", default=sys.executable)
     parser.add_argument("--only", default="", help="only scripts whose repository or path contains this text")
     parser.add_argument("--part", default="1/1", help="1/2: every second script, from the first")
+    parser.add_argument(
+        "--earlier", action="store_true", help="only rows of the page that an earlier version found"
+    )
     parser.add_argument("--write", type=Path, help="the page to write (else: print)")
     parser.add_argument("--results", type=Path, help="a JSON file that keeps the results")
     parser.add_argument(
@@ -411,14 +442,17 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     known = read_results(options.results)
     first, parts = (int(number) for number in options.part.split("/"))
-    for script in read_list()[first - 1 :: parts]:
+    rows, commits = read_page(options.write)
+    scripts = read_list()[first - 1 :: parts]
+    for script in order_by_repository(list_earlier(scripts, rows) if options.earlier else scripts):
         kept = known.get(repr(script))
         is_again = (
             options.again is not None
             and kept is not None
             and options.again in f"{script.name} {kept.outcome}"
         )
-        if options.only not in script.name or (kept is not None and not is_again):
+        is_here = (options.repositories / script.repository.replace("/", "+")).is_dir()
+        if options.only not in script.name or not is_here or (kept is not None and not is_again):
             continue
         started = time.monotonic()
         result = rehearse(script, options.repositories, options.python)
@@ -432,7 +466,6 @@ def main(argv: list[str] | None = None) -> int:
         for name in result.changed:
             print(f"    changed: {name}", file=sys.stderr)
     known |= read_results(options.results)
-    rows, commits = read_page(options.write)
     found = (known.get(repr(script)) or read_row(script, rows) for script in read_list())
     results = [result for result in found if result is not None]
     page = "\n".join(table(results, options.repositories, commits)) + "\n"

@@ -25,7 +25,7 @@ from understudy.errors import (
 )
 from understudy.fake.values.answers import Answers, Read
 from understudy.fake.values.ranges import range_of
-from understudy.ops.traits.ranges import value_range
+from understudy.ops.traits.ranges import ValueRange, value_range
 
 
 def plausible() -> FakeTensorMode:
@@ -471,6 +471,28 @@ def test_masks_are_balanced_or_the_worst_case() -> None:
             assert mask.nonzero().shape == (count, 2)
             assert torch.masked_select(x, mask).shape == (count,)
             x[mask] = 0.0
+
+
+def test_a_mask_selects_as_many_elements_as_were_put_into_it() -> None:
+    """As samplers of detectors make it: some of the positions of unknown masks, in masks of bytes."""
+    with plausible():
+        labels = torch.randn(2000) * 4
+        chosen = []
+        for found, count in ((labels >= 1, 128), (labels < 1, 384)):
+            positions = torch.where(found)[0]
+            mask = torch.zeros_like(labels, dtype=torch.uint8)
+            mask[positions[torch.randperm(positions.numel())[:count]]] = 1
+            chosen.append(mask)
+        assert torch.where(chosen[0] | chosen[1])[0].shape == (512,)
+        assert torch.where(torch.cat(chosen))[0].shape == (512,)
+        grid = torch.zeros(8, 40, 6, dtype=torch.bool)
+        grid[:, torch.randint(0, 40, (10,))] = True
+        assert grid.nonzero().shape == (8 * 40 * 6 // 4, 3)
+        grid[grid & (torch.randn(8, 40, 6) > 0)] = False
+        assert 0 < grid.sum().item() < 480 and range_of(grid).value is None
+        assert range_of(chosen[0]) == ValueRange(0, 1, False, 0.064)
+        chosen[0].index_put_((torch.randint(0, 2000, (5,)),), torch.tensor(3, dtype=torch.uint8), accumulate=True)
+        assert range_of(chosen[0]).high == 255
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,9 @@ import torch
 
 from understudy import FakeTensorMode
 from understudy.cli import main
-from understudy.simulation.offline.data_sets import make_data
+from understudy.simulation.offline.data_sets import find_data_set, make_data
 from understudy.simulation.offline.graphs import CITATIONS, COLLECTIONS, make_graph, make_graphs
+from understudy.simulation.offline.open_columns import find_kind
 from understudy.simulation.offline.pipelines import find_part
 from understudy.simulation.offline.tokenizers import find_text_length, list_inputs
 
@@ -190,6 +191,63 @@ def test_rows_of_a_split_are_counted() -> None:
     made = make_data("ILSVRC/imagenet-1k", split="train")
     assert made.info.splits["train"].num_examples == len(made) == 512
     assert len(make_data("financial_phrasebank", split="train")) == 2264
+    splits = make_data("glue", "sst2")
+    assert [len(splits[name]) for name in ("train", "validation")] == [512, 128]
+    assert splits["train"].info.splits["validation"].num_examples == 128
+    assert len(make_data("glue", "sst2", "validation")) == 512
+
+
+READS_COLUMNS = """import torch
+from datasets import load_dataset
+splits = load_dataset("somebody/their-own-rows").map(lambda row: {"n": len(row["utterance"])}, remove_columns="title")
+print({name: part.column_names for name, part in splits.items()}["test"])
+data = load_dataset("somebody/their-own-rows")["train"]
+print(data.column_names, data[0]["utterance"][:6], data[:2]["rating"], data["image_id"][:2], data.features["label"].names)
+print("absent" in data[0], data[0].get("absent"), data.map(lambda row: {"absent": row.get("absent", 7)})["absent"][1])
+print(data.filter(lambda row: len(row["language"]) > 100).num_rows)
+data = data.map(lambda rows: {"ids": rows["input_ids"], "n": [len(t) for t in rows["title"]]}, batched=True)
+data = data.rename_column("category", "labels").train_test_split(8, stratify_by_column="labels")["train"]
+data = data.remove_columns(["missing"]).with_format("torch", columns=["ids", "emotion"])
+print(data[0]["ids"].shape, data[0]["emotion"].shape)
+for row in load_dataset("somebody/another", split="train", streaming=True).map(lambda row: {"seen": row["dialog"]}):
+    print(row["seen"][0]["from"], type(row["photo"]).__name__)
+    break
+model = torch.nn.Linear(4, 2, device="cuda")
+for row in data.select(range(3)):
+    model(torch.ones(2, 4, device="cuda")).sum().backward()
+"""
+COLUMNS_READ = """['text', 'n']
+['text'] a long [0.0, 0.1] [0, 1] ['class 0', 'class 1']
+False None 7
+512
+torch.Size([1024]) torch.Size([])
+human Image
+"""
+
+
+def test_columns_that_a_program_reads_are_generated_and_named(rehearse: Any) -> None:
+    """By any way to read them; what a program can do without is not there."""
+    pytest.importorskip("datasets")
+    pytest.importorskip("PIL")
+    code, out, err, notes = rehearse(READS_COLUMNS, "--offline-data")
+    assert (code, out[: len(COLUMNS_READ)]) == (0, COLUMNS_READ), err
+    assert "column 'utterance': not in the generated rows; generated as text" in notes
+    assert "column 'label': not in the generated rows; generated as class" in notes
+    assert "'absent'" not in notes
+    assert "a filter of generated rows would have dropped all of them" in notes
+
+
+def test_rows_that_are_here_have_no_generated_columns(rehearse: Any) -> None:
+    pytest.importorskip("datasets")
+    text = "from datasets import Dataset\ndata = Dataset.from_list([{'text': 'a'}])\ndata[0]['label']\n"
+    code, _, err, _ = rehearse(text, "--offline-data")
+    assert code == 1 and "KeyError: 'label'" in err
+
+
+def test_the_longest_part_of_a_name_decides() -> None:
+    assert find_data_set("trl-lib/ultrafeedback-prompt")["columns"].keys() >= {"prompt", "solution"}
+    assert find_data_set("trl-lib/ultrafeedback_binarized")["columns"].keys() >= {"chosen", "rejected"}
+    assert find_kind("image_id") == "int 1000000" and find_kind("my_image") == "image 512 512"
 
 
 SOUND = """from datasets import Audio, load_dataset

@@ -21,6 +21,7 @@ from understudy.ops.shared.dtypes import INTEGERS
 from understudy.ops.shared.layouts import LARGE, check_storage_size
 from understudy.ops.traits.autocast import is_cast_in_kernel
 from understudy.ops.traits.ranges import LARGEST as LARGEST_RANGED
+from understudy.ops.traits.ranges import MASKS
 from understudy.ops.traits.values import (
     LARGEST,
     IndexBound,
@@ -456,14 +457,14 @@ def _has_ranges(record: OpFacts, call: Call, made: list[TensorSpec], written: tu
         return False
     inputs = call.inputs
     is_tracked = record.is_random or record.followed_at_any_size
-    if not is_tracked and inputs and inputs[0].dtype is torch.bool:
-        is_tracked = all(spec.dtype is torch.bool for spec in inputs)
+    if not is_tracked and inputs and inputs[0].dtype in MASKS:
+        is_tracked = all(spec.dtype in MASKS for spec in inputs)
     most_floats = LARGEST_RANGED if record.followed_through else 1
     for spec in [inputs[position] for position in written] if written else made:
         if spec.is_symbolic:
             continue
         most = most_floats if spec.dtype.is_floating_point else LARGEST_RANGED
-        if is_tracked or spec.dtype is torch.bool or spec.numel <= most:
+        if is_tracked or spec.dtype in MASKS or spec.numel <= most:
             return True
     return False
 

@@ -20,6 +20,8 @@ class RunNotes:
     warnings: list[str] = field(default_factory=list)
     made_up: list[str] = field(default_factory=list)
     """Data sets and tokenizers that were not here."""
+    has_made_up_rows: bool = False
+    """Whether a data set of the `datasets` library was generated."""
     programs: list[str] = field(default_factory=list)
     """That the script has started: they are not measured."""
 

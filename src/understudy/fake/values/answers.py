@@ -133,7 +133,8 @@ class Plausible:
         """A data-dependent size: how many elements a mask selects, how many distinct values there are."""
         most = max(read.least, 1) if read.most is None else read.most
         share = 1.0 if self.worst_case or read.values.likely is None else min(abs(read.values.likely), 1.0)
-        if read.values.likely is None and not self.worst_case and read.spec.dtype is torch.bool:
+        is_mask = (read.values.low, read.values.high) == (0, 1)
+        if read.values.likely is None and not self.worst_case and is_mask:
             share = 0.5
         return min(max(read.least, round(share * most)), most)
 

@@ -72,7 +72,11 @@ followed_at_any_size = OpFacts.followed_at_any_size
 
 LARGEST = 128
 """Integer tensors of up to this many elements have ranges, and single floats. Masks, positions, elements selected by these,
-probabilities, and results of masks alone have them at any size."""
+probabilities, and results of masks alone have them at any size; so do bytes, which old programs use as masks."""
+
+
+MASKS = (torch.bool, torch.uint8)
+"""Dtypes of masks: as an index, a tensor of bytes selects like one of booleans."""
 
 
 def range_of_dtype(dtype: torch.dtype) -> ValueRange:
@@ -254,9 +258,15 @@ def _logical_and(a: Operand, b: object) -> ValueRange:
     return _both(as_truth(of(a)), as_truth(of(b)))
 
 
+def _either(a: ValueRange, b: ValueRange) -> ValueRange:
+    """Masks that are united, such as those of two samples, are assumed to select different elements."""
+    share = None if a.likely is None or b.likely is None else min(a.likely + b.likely, 1.0)
+    return ValueRange(max(a.low, b.low), max(a.high, b.high), False, share)
+
+
 @value_range("logical_or")
 def _logical_or(a: Operand, b: object) -> ValueRange:
-    return _negate(_both(_negate(as_truth(of(a))), _negate(as_truth(of(b)))))
+    return _either(as_truth(of(a)), as_truth(of(b)))
 
 
 @value_range("logical_not")
@@ -285,7 +295,7 @@ def _bitwise_and(a: object, b: object) -> ValueRange | None:
 
 @value_range("bitwise_or", "__or__", "bitwise_or_", "__ior__")
 def _bitwise_or(a: object, b: object) -> ValueRange | None:
-    return _negate(_both(_negate(of(a)), _negate(of(b)))) if _is_bit(a) and _is_bit(b) else None
+    return _either(of(a), of(b)) if _is_bit(a) and _is_bit(b) else None
 
 
 @value_range("bitwise_not")
@@ -329,6 +339,24 @@ def _scatter(x: Operand, dim: int, index: Operand, source: object, **kwargs: obj
         return None
     share = min(index.spec.numel / x.spec.numel, 1.0)
     return _unite([x.range, of(source)], [1 - share, share])
+
+
+@value_range("index_put", "index_put_")
+def _put(x: Operand, indices: Any, values: Operand, accumulate: bool = False) -> ValueRange | None:
+    if accumulate or x.spec.is_symbolic or not x.spec.numel:
+        return None
+    share = _share_picked(x.spec, {dim: index for dim, index in enumerate(indices) if index is not None})
+    return _unite([x.range, values.range], [1.0, 1.0] if share is None else [1 - share, share])
+
+
+def _share_picked(spec: TensorSpec, indices: dict[int, Operand]) -> float | None:
+    """The share of elements that these indices pick, which are different ones, if they are positions."""
+    if any(index.spec.is_symbolic for index in indices.values()):
+        return None
+    if any(index.spec.dtype in MASKS for index in indices.values()):
+        return next(iter(indices.values())).range.likely if len(indices) == 1 else None
+    picked = math.prod(torch.broadcast_shapes(*[index.spec.shape for index in indices.values()]))
+    return min(picked / math.prod(spec.shape[dim] for dim in indices), 1.0)
 
 
 def counts_of(spec: TensorSpec, count: int) -> ValueRange:

@@ -3,6 +3,7 @@
     switch        whether missing data is made up; notes for the report
     columns       one row of a made-up data set, from the descriptions of its columns
     data_sets     `datasets.load_dataset`: the public data sets of `data_sets.toml`
+    open_columns  columns that a program reads and a made-up data set lacks
     arrays        data sets of keras and scikit-learn
     graphs        data sets of PyTorch Geometric
     vision        `torchvision.datasets`: images with labels

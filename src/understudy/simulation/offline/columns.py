@@ -7,8 +7,10 @@ image WIDTH HEIGHT [MODE]    a picture of PIL
 audio SECONDS RATE           a file of silence, as `datasets.Audio` stores it
 boxes A, B                   a few objects in a picture: their boxes and categories
 messages, prompt             conversations: a list of messages with roles
+turns                        a conversation with the keys of ShareGPT: `from`, `value`
 words, tags A, B             equally long lists of words, and of labels
 answers, translation A, B    as SQuAD and WMT have them
+ones N                       a list: numbers of tokens, or their mask
 list KIND                    several of a kind
 """
 
@@ -52,6 +54,8 @@ def make_value(kind: str, number: int) -> Any:
             return make_sound_file(int(rest.split()[0]))
         case "messages":
             return [{"role": "user", "content": SENTENCE}, {"role": "assistant", "content": REPLY}]
+        case "turns":
+            return [{"from": "human", "value": SENTENCE}, {"from": "gpt", "value": REPLY}]
         case "prompt":
             return [{"role": "user", "content": SENTENCE}]
         case "answer":
@@ -71,12 +75,38 @@ def make_value(kind: str, number: int) -> Any:
             return {"text": [WORDS[2:11]], "answer_start": [2]}
         case "translation":
             return dict.fromkeys(split_names(rest), SENTENCE)
+        case "ones":
+            return [1] * int(rest)
         case "list":
             return [make_value(rest, number + i) for i in range(4)]
         case "bool":
             return number % 2 == 0
         case _:
             raise ValueError(f"unknown kind of column {kind!r}")
+
+
+def cast_made_up(made: Any, column: str, kind: str) -> Any:
+    """The made-up data set with the feature of this column: audio, and labels with names."""
+    datasets: Any = importlib.import_module("datasets")
+    feature: Any = None
+    labels = labels_of(kind)
+    if kind.startswith("audio"):
+        feature = datasets.Audio(sampling_rate=int(kind.rpartition(" ")[2]))
+    elif labels is not None:
+        feature = datasets.ClassLabel(names=list(labels))
+        if kind.startswith("boxes"):
+            feature = {**made.features[column], "category": datasets.Sequence(feature)}
+        elif kind.startswith("tags"):
+            feature = datasets.Sequence(feature)
+    if feature is None:
+        return made
+    is_quiet = datasets.are_progress_bars_disabled()
+    datasets.disable_progress_bars()
+    try:
+        return made.cast_column(column, feature)
+    finally:
+        if not is_quiet:
+            datasets.enable_progress_bars()
 
 
 def labels_of(kind: str) -> tuple[str, ...] | None:
