@@ -9,7 +9,14 @@ import pytest
 import torch.distributed as dist
 
 from understudy.cli import main
-from understudy.cluster.classes import choose_checked, choose_representatives, infer_mesh, split
+from understudy.cluster.classes import (
+    choose_first_ranks,
+    choose_representatives,
+    infer_mesh,
+    list_represented,
+    place_ranks,
+    split,
+)
 from understudy.cluster.communication import Schedule, find_schedule
 from understudy.report.cluster_rehearsal import ClusterRehearsal
 from understudy.simulation.network import CollectiveRecord, Group, MeshRecord
@@ -42,7 +49,7 @@ def test_figures_are_those_of_all_ranks(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     (tmp_path / "script.py").write_text(SHARDED)
     some, whole = rehearse("classes"), rehearse("all")
-    assert (len(some.rows), len(whole.rows)) == (8, 10)
+    assert (len(some.rows), len(whole.rows)) == (6, 10)  # both sizes of shards, last, two drawn, the root
     assert any(
         "were run and compared with the ranks that represent them" in note for note in some.assumptions
     )
@@ -74,12 +81,19 @@ def test_what_a_rank_that_is_not_run_sends_is_unknown(
 
 def test_columns_of_a_pipeline() -> None:
     mesh = MeshRecord(("pp", "dp", "tp"), (2, 4, 2), tuple(range(16)))
-    chosen = choose_representatives(mesh, 16, pipeline=0)
+    chosen = choose_representatives(place_ranks(mesh, 16), pipeline=0)
     assert sorted(chosen) == [0, 2, 7, 8, 10, 15]  # each at both stages
-    assert sorted([*chosen, *(rank for ranks in chosen.values() for rank in ranks)]) == list(range(16))
-    assert chosen[0] == [] and not choose_checked(chosen, pipeline=0)
-    without = choose_representatives(None, 64, pipeline=None)
+    assert sorted([*chosen, *list_represented(chosen)]) == list(range(16)) and chosen[0] == []
+    without = choose_representatives(place_ranks(None, 64), pipeline=None)
     assert sorted(without) == [0, 1, 63] and len(without[1]) == 61
+
+
+def test_first_ranks_of_stages_and_of_unequal_shards() -> None:
+    places = place_ranks(MeshRecord(("pp", "dp", "tp"), (2, 4, 2), tuple(range(16))), 16)
+    assert sorted(choose_first_ranks([], {}, places)) == [0]
+    # The second stage has shards that are smaller on the last two of its four places.
+    chosen = choose_first_ranks([0], {8: {(8, 10, 12, 14): {2}}}, places)
+    assert chosen == {0: [1, 2, 3, 4, 5, 6, 7], 8: [9, 10, 11], 12: [13, 14, 15]}
 
 
 def test_dimensions_of_a_program_that_makes_groups_itself() -> None:

@@ -7,7 +7,10 @@ A rank computes, waits, or has ended; `jobs` of them compute at once. A rank tha
 not begun are started when a slot is free. If no rank computes and none can continue, the waiting ranks are in a deadlock,
 or wait for one that has ended: that is a fault, and they are ended.
 
-A rank that is not run has the value of the nearest rank of the group that is run.
+A rank that is not run has the value of the nearest rank of the group that is run. Where some ranks are run for all
+(`is_sample`), its messages are those of the rank at its position in a group that is laid out alike; its value of a
+broadcast, too. Ranks from which the first one gets messages or broadcasts are started for that, and so is a rank
+without which nobody can continue. `run` may then be called again after `add`: values that ranks have given are kept.
 """
 
 from __future__ import annotations
@@ -28,6 +31,8 @@ from understudy.simulation.network import Meeting
 
 GRACE = 10.0
 """Seconds in which ranks that compute may come to an exchange, or their end, after another one has failed."""
+MOST_ROOTS = 8
+"""Ranks that are run because they broadcast, of a sample: a program may let every rank do so in turn."""
 Started = tuple[int, "Connection[Any, Any]"]
 
 
@@ -66,12 +71,18 @@ class RankOutcome:
         return self.is_whole and (self.result is None or bool(self.result.get("has_failed")))
 
 
+Place = tuple[Any, ...]
+"""An exchange, with its ranks counted from the first of the group: those of groups that are laid out alike are equal."""
+
+
 @dataclass
 class _Request:
-    """What a rank waits for: values of ranks, or keys of the store."""
+    """What a rank waits for: values of ranks, or keys of the store. `borrowed`: the place of a value that another group's
+    rank gives, and the position of that rank."""
 
     meeting: Meeting | None
     wanted: frozenset[int] = frozenset()
+    borrowed: tuple[Place, int] | None = None
     keys: tuple[str, ...] = ()
     answer: Callable[[], object] = lambda: None
 
@@ -97,14 +108,24 @@ class _Rank:
 class Broker:
     """`start(rank)` forks a rank; returns its process and the connection to it."""
 
-    def __init__(self, ranks: Sequence[int], jobs: int, start: Callable[[int], Started]) -> None:
-        self.ranks = {number: _Rank(number) for number in ranks}
+    def __init__(
+        self, ranks: Sequence[int], jobs: int, start: Callable[[int], Started], *, is_sample: bool = False
+    ) -> None:
+        self.ranks: dict[int, _Rank] = {}
+        self.add(ranks)
+        self.first = min(ranks)
         self.jobs = jobs
+        self.is_sample = is_sample
         self.faults: list[Fault] = []
         self._start = start
         self._store: dict[str, bytes] = {}
         self._values: dict[tuple[Any, ...], dict[int, Any]] = {}
         """What was given to each exchange, by rank."""
+        self._given: dict[Place, dict[int, Any]] = {}
+        """Of a sample: the same by place, and by the position of the rank."""
+        self._roots = 0
+        self.borrowed: dict[tuple[str, str], None] = {}
+        """Kinds and lines of exchanges with ranks that are not run."""
         self._is_ending = False
         self._deadline: float | None = None
         """When ranks that still compute are killed, because another one has failed."""
@@ -117,6 +138,10 @@ class Broker:
         finally:
             self._end_all()
         return {number: rank.outcome or RankOutcome(number) for number, rank in self.ranks.items()}
+
+    def add(self, ranks: Sequence[int]) -> None:
+        """Ranks that are run, too."""
+        self.ranks |= {number: _Rank(number) for number in ranks if number not in self.ranks}
 
     # --- who computes ------------------------------------------------------------------------------------------------
 
@@ -133,7 +158,8 @@ class Broker:
             elif computing:
                 return True
             elif any(rank.request is not None for rank in self.ranks.values()):
-                self._end_stuck()
+                if self._is_ending or not self._start_missing():
+                    self._end_stuck()
             else:
                 for rank in waiting:
                     rank.outcome = RankOutcome(rank.number, is_whole=False)
@@ -205,26 +231,52 @@ class Broker:
         rank.last_exchange = (
             f"{meeting.kind} at {shorten_line(meeting.line)}" if meeting.line else meeting.kind
         )
-        if meeting.key[0] == "pair" and not self.ranks.keys() >= set(wanted):
+        if self.is_sample:
+            self._give_at_place(rank.number, meeting, payload, wanted)
+        absent = sorted(set(wanted) - self.ranks.keys())
+        if meeting.key[0] == "pair" and absent and not self.is_sample:
             rank.is_computing, rank.reply = False, ("end", None)
-            absent = sorted(set(wanted) - self.ranks.keys())
             self.faults.append(describe_absence(rank.number, meeting.kind, meeting.line, absent))
             return
         if wanted:
-            self._wait(
-                rank,
-                _Request(
-                    meeting,
-                    frozenset(self._substitute(number, meeting, rank.number) for number in wanted),
-                    answer=lambda: {
-                        number: values[self._substitute(number, meeting, rank.number)] for number in wanted
-                    },
-                ),
-            )
+            self._wait(rank, self._make_request(rank.number, meeting, wanted, absent))
         for other in self.ranks.values():
-            waits_for = None if other.request is None else other.request.meeting
-            if waits_for is not None and waits_for.key == meeting.key:
+            if other.request is not None and (
+                other.request.borrowed is not None
+                or (other.request.meeting is not None and other.request.meeting.key == meeting.key)
+            ):
                 self._check(other)
+
+    def _make_request(
+        self, asking: int, meeting: Meeting, wanted: tuple[int, ...], absent: Sequence[int]
+    ) -> _Request:
+        if absent:
+            self.borrowed[meeting.kind, shorten_line(meeting.line)] = None
+        values = self._values[meeting.key]
+        if absent and self.is_sample and len(wanted) == 1 and self.first not in meeting.group.ranks:
+            borrowed = _place_of(meeting), wanted[0] - meeting.group.ranks[0]
+            place, position = borrowed
+            return _Request(
+                meeting, borrowed=borrowed, answer=lambda: {wanted[0]: self._given[place][position]}
+            )
+        sources = {number: self._substitute(number, meeting, asking) for number in wanted}
+        return _Request(
+            meeting,
+            frozenset(sources.values()),
+            answer=lambda: {number: values[source] for number, source in sources.items()},
+        )
+
+    def _give_at_place(self, number: int, meeting: Meeting, payload: Any, wanted: tuple[int, ...]) -> None:
+        """For ranks of groups that are laid out alike. In a group of the first rank, those that send are run."""
+        first = meeting.group.ranks[0]
+        self._given.setdefault(_place_of(meeting), {}).setdefault(number - first, payload)
+        if self.first not in meeting.group.ranks:
+            return
+        if meeting.key[0] == "pair":
+            self.add(meeting.key[3:5])
+        elif len(wanted) == 1 and wanted[0] not in self.ranks and self._roots < MOST_ROOTS:
+            self._roots += 1
+            self.add(wanted)
 
     def _substitute(self, number: int, meeting: Meeting, asking: int) -> int:
         """The rank that is run in place of another: the nearest of its group."""
@@ -232,6 +284,25 @@ class Broker:
             return number
         run = [other for other in meeting.group.ranks if other in self.ranks]
         return min(run or [asking], key=lambda other: abs(other - number))
+
+    def _start_missing(self) -> bool:
+        """Nobody can continue without a rank that is not run: it is run now. Of a broadcast, the value of another rank is
+        taken."""
+        for rank in self.ranks.values():
+            request = rank.request
+            if request is not None and request.borrowed is not None and request.meeting is not None:
+                meeting = request.meeting
+                root = meeting.group.ranks[0] + request.borrowed[1]
+                if meeting.key[0] == "pair":
+                    self.add([root])
+                rank.request = self._make_plain_request(rank.number, meeting, root)
+                self._check(rank)
+                return True
+        return False
+
+    def _make_plain_request(self, asking: int, meeting: Meeting, root: int) -> _Request:
+        values, source = self._values[meeting.key], self._substitute(root, meeting, asking)
+        return _Request(meeting, frozenset([source]), answer=lambda: {root: values[source]})
 
     def _wait(self, rank: _Rank, request: _Request) -> None:
         rank.is_computing = False
@@ -244,14 +315,17 @@ class Broker:
         """Whether a rank that waits can go on."""
         request = rank.request
         assert request is not None
-        if request.meeting is not None:
+        if request.borrowed is not None:
+            place, position = request.borrowed
+            is_met = position in self._given.get(place, ())
+        elif request.meeting is not None:
             values = self._values[request.meeting.key]
             is_met = request.wanted <= values.keys()
         else:
             is_met = all(key in self._store for key in request.keys)
         if is_met:
             rank.request, rank.reply = None, ("ok", request.answer())
-            if request.meeting is not None:
+            if request.meeting is not None and not self.is_sample:
                 self._forget(request.meeting)
 
     def _forget(self, meeting: Meeting) -> None:
@@ -370,3 +444,10 @@ class Broker:
                 code = self._reap(rank)
                 if rank.outcome is None:
                     rank.outcome = RankOutcome(rank.number, signal=-code if code < 0 else 0)
+
+
+def _place_of(meeting: Meeting) -> Place:
+    what, _, ranks, *rest = meeting.key
+    first = ranks[0]
+    ends = [number - first for number in rest[:2]] if what == "pair" else []
+    return (what, tuple(number - first for number in ranks), *ends, *rest[len(ends) :])

@@ -1,16 +1,20 @@
 """Classes of ranks: on many ranks, some are run for all.
 
-    first, last and one between     in each dimension, of a program without a pipeline; two more are run and compared
-    columns                         of a pipeline: all stages, at the first, a middle and the last place of the others
+    rank 0, and ranks it depends on    its partners in messages: the stages of a pipeline
+    first of each class                where tensors are sharded in unequal parts, ranks with parts of one size are a class
+    the last rank, and two drawn       compared with the ranks that stand for them
+    first, last and one between        in each dimension, if these differ: a program treats ranks differently
 
-Dimensions are those of the meshes that rank 0 makes, or else of its process groups (`infer_mesh`); a pipeline is a dimension
-with point-to-point traffic. Uneven shards are at the end of a dimension.
+Dimensions are those of the meshes that rank 0 makes, or else of its process groups (`infer_mesh`). A dimension with messages
+is a pipeline if ranks along it differ; in a ring they are alike.
 """
 
 from __future__ import annotations
 
+import itertools
 import random
-from collections.abc import Iterable, Sequence
+from bisect import bisect_right
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from understudy.simulation.network import MeshRecord
@@ -19,7 +23,9 @@ if TYPE_CHECKING:
     from understudy.simulation.network import CollectiveRecord, Group
 
 CHECKED = 2
-"""Ranks that are run and compared with those that stand for them."""
+"""Ranks that are drawn, run and compared with those that stand for them."""
+Breaks = Mapping[tuple[int, ...], Collection[int]]
+"""Ranks of a group along which tensors have unequal parts, and the positions at which the size changes."""
 
 
 def find_mesh(meshes: Sequence[MeshRecord], world_size: int) -> MeshRecord | None:
@@ -68,36 +74,84 @@ def _write_name(description: str) -> str:
     )
 
 
-def coordinates(rank: int, mesh: MeshRecord | None, world_size: int) -> tuple[int, ...]:
+Places = Mapping[int, tuple[int, ...]]
+"""The coordinates of each rank."""
+
+
+def place_ranks(mesh: MeshRecord | None, world_size: int) -> dict[int, tuple[int, ...]]:
     if mesh is None:
-        return (rank,)
-    position, found = mesh.ranks.index(rank), []
-    for size in reversed(mesh.shape):
-        found.append(position % size)
-        position //= size
-    return tuple(reversed(found))
+        return {rank: (rank,) for rank in range(world_size)}
+    return dict(zip(mesh.ranks, itertools.product(*map(range, mesh.shape)), strict=True))
 
 
-def find_pipeline(
-    rank: int, log: Sequence[CollectiveRecord], mesh: MeshRecord | None, world_size: int
-) -> int | None:
-    """The dimension in which messages go from rank to rank; None without any."""
-    own = coordinates(rank, mesh, world_size)
-    for record in log:
-        if record.kind in ("send", "recv") and record.peer is not None:
-            other = coordinates(record.peer, mesh, world_size)
-            return next((dim for dim, (a, b) in enumerate(zip(own, other, strict=True)) if a != b), None)
-    return None
+def find_message_dimensions(log: Sequence[CollectiveRecord], rank: int, places: Places) -> list[int]:
+    """The dimensions in which a rank sends to others, or receives, in the order of its first messages."""
+    found: dict[int, None] = {}
+    for peer in dict.fromkeys(record.peer for record in log if record.kind in ("send", "recv")):
+        if peer is not None:
+            pairs = enumerate(zip(places[rank], places[peer], strict=True))
+            found |= dict.fromkeys([dim for dim, (own, other) in pairs if own != other][:1])
+    return list(found)
 
 
-def choose_representatives(
-    mesh: MeshRecord | None, world_size: int, pipeline: int | None
+def list_line(rank: int, dims: Collection[int], places: Places) -> list[int]:
+    """The ranks that differ from one in these dimensions only."""
+    own = places[rank]
+    return sorted(
+        other
+        for other, place in places.items()
+        if all(a == b for dim, (a, b) in enumerate(zip(own, place, strict=True)) if dim not in dims)
+    )
+
+
+def choose_first_ranks(
+    stages: Sequence[int], breaks: Mapping[int, Breaks], places: Places
 ) -> dict[int, list[int]]:
-    """The ranks that are run, and those that each of them stands for."""
-    shape = (world_size,) if mesh is None else mesh.shape
-    at: dict[tuple[int, ...], int] = {coordinates(rank, mesh, world_size): rank for rank in range(world_size)}
+    """The ranks that are run, and those that each of them stands for: the first of each stage, and of the ranks whose
+    tensors have the sizes of its own. `breaks`: of each stage's first rank."""
+    leaders = {_at(places[rank], stages): rank for rank in list_line(0, stages, places)}
+    positions = {
+        leader: [
+            (_dimensions_of(ranks, places), sorted(changes))
+            for ranks, changes in breaks.get(leader, {}).items()
+        ]
+        for leader in leaders.values()
+    }
+    shape = [1 + max(coordinates) for coordinates in zip(*places.values(), strict=True)]
+    chosen: dict[tuple[int, ...], list[int]] = {}
+    for rank in sorted(places):
+        place = places[rank]
+        leader = leaders[_at(place, stages)]
+        parts = (
+            bisect_right(changes, _position_in(place, dims, shape)) for dims, changes in positions[leader]
+        )
+        chosen.setdefault((leader, *parts), []).append(rank)
+    return {ranks[0]: ranks[1:] for ranks in chosen.values()}
+
+
+def _at(place: tuple[int, ...], dims: Sequence[int]) -> tuple[int, ...]:
+    return tuple(place[dim] for dim in dims)
+
+
+def _dimensions_of(ranks: Sequence[int], places: Places) -> list[int]:
+    """In which the ranks of a group differ."""
+    columns = zip(*(places[rank] for rank in ranks), strict=True)
+    return [dim for dim, column in enumerate(columns) if len(set(column)) > 1]
+
+
+def _position_in(place: tuple[int, ...], dims: Sequence[int], shape: Sequence[int]) -> int:
+    position = 0
+    for dim in dims:
+        position = position * shape[dim] + place[dim]
+    return position
+
+
+def choose_representatives(places: Places, pipeline: int | None) -> dict[int, list[int]]:
+    """The ranks that are run, and those that each of them stands for, where the program treats ranks differently: first,
+    last and one between in each dimension; all stages of a pipeline, at three places of the others."""
+    shape = [1 + max(coordinates) for coordinates in zip(*places.values(), strict=True)]
     classes: dict[tuple[int, object], list[int]] = {}
-    for place, rank in at.items():
+    for rank, place in places.items():
         stage = -1 if pipeline is None else place[pipeline]
         others = [
             "first" if position == 0 else "last" if position == size - 1 else "between"
@@ -125,7 +179,11 @@ def split(chosen: dict[int, list[int]], differing: int) -> None:
     chosen[differing] = [rank for rank in others if rank not in chosen[run]]
 
 
-def choose_checked(chosen: dict[int, list[int]], pipeline: int | None) -> list[int]:
-    """Ranks that others stand for, drawn with a fixed seed. None of a pipeline: their columns are not run."""
-    rest = sorted(rank for ranks in chosen.values() for rank in ranks)
-    return [] if pipeline is not None else sorted(random.Random(0).sample(rest, min(CHECKED, len(rest))))
+def draw_checked(ranks: Iterable[int]) -> list[int]:
+    """Some of the ranks, drawn with a fixed seed."""
+    found = sorted(ranks)
+    return sorted(random.Random(0).sample(found, min(CHECKED, len(found))))
+
+
+def list_represented(chosen: Mapping[int, Sequence[int]]) -> list[int]:
+    return [rank for ranks in chosen.values() for rank in ranks]

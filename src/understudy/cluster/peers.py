@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -20,8 +20,7 @@ class RankEnded(EndOfScript):
 class BrokerPeers:
     """The other ranks of this process."""
 
-    def __init__(self, connection: Any, ranks: Collection[int]) -> None:
-        self.ranks = frozenset(ranks)
+    def __init__(self, connection: Any) -> None:
         self._connection = connection
         self._lock = threading.Lock()
         self._stores: list[torch.distributed.Store] = []

@@ -1,6 +1,7 @@
 """Ranks as forked processes: `run_ranks` starts them, and returns how each ended.
 
     outcomes, faults = run_ranks(layout, ranks, jobs, body)
+    make_broker(layout, ranks, jobs, body, is_sample=True).run()      some ranks for all, in several goes
 
 `body(rank)` runs in the forked process, in the environment of the launcher, and returns what can be pickled. All ranks are
 forked by `_start`: whatever is to hold for all of them (a sandbox, a working folder) is entered around `run_ranks`.
@@ -33,17 +34,23 @@ def run_ranks(
     layout: Layout, ranks: Sequence[int], jobs: int, body: Body
 ) -> tuple[dict[int, RankOutcome], list[Fault]]:
     """Returns when all have ended; an interrupt ends all of them."""
-    ends: list[Any] = []
-
-    def start(rank: int) -> Started:
-        return _start(rank, layout, body, ends, ranks)
-
-    broker = Broker(ranks, jobs, start)
+    broker = make_broker(layout, ranks, jobs, body)
     return broker.run(), broker.faults
 
 
-def _start(rank: int, layout: Layout, body: Body, ends: list[Any], ranks: Sequence[int]) -> Started:
-    """Fork one rank of `ranks`. `ends`: connections of the parent to others, which are closed in this one."""
+def make_broker(
+    layout: Layout, ranks: Sequence[int], jobs: int, body: Body, *, is_sample: bool = False
+) -> Broker:
+    ends: list[Any] = []
+
+    def start(rank: int) -> Started:
+        return _start(rank, layout, body, ends)
+
+    return Broker(ranks, jobs, start, is_sample=is_sample)
+
+
+def _start(rank: int, layout: Layout, body: Body, ends: list[Any]) -> Started:
+    """Fork one rank. `ends`: connections of the parent to others, which are closed in this one."""
     ours, theirs = Pipe()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -58,7 +65,7 @@ def _start(rank: int, layout: Layout, body: Body, ends: list[Any], ranks: Sequen
         _end_with_parent(parent)
         for end in (*ends, ours):
             end.close()
-        _run(rank, layout, body, BrokerPeers(theirs, ranks))
+        _run(rank, layout, body, BrokerPeers(theirs))
         code = 0
     except BaseException:
         traceback.print_exc()

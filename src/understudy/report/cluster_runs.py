@@ -12,29 +12,34 @@ import ast
 import contextlib
 import importlib
 import io
+import itertools
 import os
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from understudy.cluster.broker import RankOutcome
+from understudy.cluster.broker import Broker, RankOutcome
 from understudy.cluster.classes import (
-    choose_checked,
+    choose_first_ranks,
     choose_representatives,
+    draw_checked,
     find_mesh,
-    find_pipeline,
+    find_message_dimensions,
     infer_mesh,
+    list_line,
+    list_represented,
+    place_ranks,
     split,
 )
 from understudy.cluster.communication import coordinates_of, find_schedule, make_rows, name_group
 from understudy.cluster.faults import Fault, History, find_faults, find_uncovered, write_ranks
 from understudy.cluster.layout import CLASSES, Interconnect, Layout, LayoutError, parse_ranks
 from understudy.cluster.nccl import Communicator, NcclSettings, find_communicators
-from understudy.cluster.ranks import run_ranks
+from understudy.cluster.ranks import make_broker, run_ranks
 from understudy.report.cluster_rehearsal import CardUse, ClusterMesh, ClusterRehearsal, RankRow
 from understudy.report.cluster_times import estimate_time
 from understudy.report.measurement import Measurement
@@ -109,17 +114,18 @@ def run_cluster(
     sandbox = sandbox or Sandbox(PYTHON)
     is_patched = sandbox.level in (PYTHON, LANDLOCK)
 
-    def run_some(ranks: Sequence[int]) -> tuple[dict[int, RankOutcome], list[Fault]]:
-        def body(rank: int) -> dict[str, Any]:
-            return _run_rank(rank, layout, program, card, options, entry, rank == 0, sandbox)
+    def body(rank: int) -> dict[str, Any]:
+        return _run_rank(rank, layout, program, card, options, entry, rank == 0, sandbox)
 
-        return run_ranks(layout, ranks, jobs, body)
+    def make_sample(ranks: Sequence[int]) -> Broker:
+        return make_broker(layout, ranks, jobs, body, is_sample=True)
 
     with Overlay(sandbox.folder) if is_patched else contextlib.nullcontext():
         if run == CLASSES and layout.world_size > 3:
-            cluster = _run_classes(layout, run_some, card, options)
+            cluster = _run_classes(layout, make_sample, card, options)
         else:
-            outcomes, faults = run_some(run if isinstance(run, tuple) else tuple(range(layout.world_size)))
+            ranks = run if isinstance(run, tuple) else tuple(range(layout.world_size))
+            outcomes, faults = run_ranks(layout, ranks, jobs, body)
             cluster = _summarise(layout, outcomes, faults, card, options)
     cluster.program = program.command if isinstance(program, Script) else name_function(program)
     return cluster
@@ -127,57 +133,102 @@ def run_cluster(
 
 MOST_SPLITS = 3
 """How often classes are split at ranks that differ, before the user is asked to run all."""
-RunRanks = Callable[[Sequence[int]], tuple[dict[int, RankOutcome], list[Fault]]]
+MOST_LINES = 5
+"""Lines that a note lists."""
 
 
 def _run_classes(
-    layout: Layout, run_some: RunRanks, card: Card | None, options: ClusterOptions
+    layout: Layout, make: Callable[[Sequence[int]], Broker], card: Card | None, options: ClusterOptions
 ) -> ClusterRehearsal:
-    """Run rank 0 and the last rank to find the dimensions, then the representatives and some ranks for comparison."""
-    world_size = layout.world_size
-    outcomes, faults = run_some((0, world_size - 1))
-    pilot = outcomes[0].result
-    if pilot is None or pilot["has_failed"]:
-        return _summarise(layout, outcomes, faults, card, options)
-    mesh = find_mesh(pilot["meshes"], world_size) or infer_mesh(pilot["groups"].values(), world_size)
-    pipeline = find_pipeline(0, pilot["log"], mesh, world_size)
-    chosen = choose_representatives(mesh, world_size, pipeline)
-    checked = choose_checked(chosen, pipeline)
-    if pipeline is not None:
-        outcomes, faults = run_some(sorted(chosen))
-    for _ in range(1 + MOST_SPLITS):
-        more, found = run_some([rank for rank in sorted({*chosen, *checked}) if rank not in outcomes])
-        outcomes, faults = dict(sorted({**outcomes, **more}.items())), [*faults, *found]
-        cluster = _summarise(layout, outcomes, faults, card, options, chosen)
-        differing = [rank for rank in checked if not _is_like(cluster, rank, chosen)]
-        if not differing or cluster.verdict == FAILED:
-            break
-        for rank in differing:
-            split(chosen, rank)
-        cluster = _summarise(layout, outcomes, faults, card, options, chosen)
-        checked = [rank for rank in choose_checked(chosen, pipeline) if rank not in outcomes]
-    cluster.assumptions.append(_describe_check(cluster, checked, differing, pipeline))
+    """Run rank 0, those that it depends on, and some others for comparison. If these differ, run the first, the last and one
+    between in each dimension."""
+    last = layout.world_size - 1
+    compared = [last, *draw_checked(range(1, last))]
+    broker = make([0, *compared])
+    outcomes: dict[int, RankOutcome] = {}
+
+    def run(ranks: Iterable[int]) -> bool:
+        """Whether all is well, so that other ranks may be run."""
+        broker.add(sorted(ranks))
+        outcomes.update(broker.run())
+        return not broker.faults and not any(outcome.has_failed for outcome in outcomes.values())
+
+    def summarise(chosen: dict[int, list[int]]) -> ClusterRehearsal:
+        cluster = _summarise(layout, dict(sorted(outcomes.items())), broker.faults, card, options, chosen)
+        if broker.borrowed:
+            cluster.assumptions.append(_describe_borrowed(broker.borrowed))
+        return cluster
+
+    if not run([]):
+        return summarise({})
+    pilot: dict[str, Any] = outcomes[0].result
+    mesh = find_mesh(pilot["meshes"], layout.world_size)
+    mesh = mesh or infer_mesh(pilot["groups"].values(), layout.world_size)
+    places = place_ranks(mesh, layout.world_size)
+    dims = find_message_dimensions(pilot["log"], 0, places)
+    lines = {dim: list_line(0, [dim], places) for dim in dims}
+    if not run(itertools.chain(*lines.values())):
+        return summarise({})
+    cluster = summarise({})
+    stages = [dim for dim in dims if not all(_is_like(cluster, rank, 0) for rank in lines[dim])]
+    leaders = list_line(0, stages, places)
+    if not run(leaders):
+        return summarise({})
+    breaks = {leader: outcomes[leader].result["breaks"] for leader in leaders}
+    chosen = choose_first_ranks(stages, breaks, places)
+    is_well = run(chosen)
+    cluster = summarise(chosen)
+    differing = _find_differing(cluster, outcomes, chosen)
+    if differing and is_well:
+        chosen = choose_representatives(places, stages[0] if stages else None)
+        for splits in range(1 + MOST_SPLITS):
+            rest = list_represented(chosen)
+            is_compared = not splits and any(rank in outcomes for rank in rest)
+            drawn = [] if is_compared else draw_checked(rank for rank in rest if rank not in outcomes)
+            is_well = run([*chosen, *drawn])
+            cluster = summarise(chosen)
+            differing = _find_differing(cluster, outcomes, chosen)
+            if not differing or not is_well:
+                break
+            for rank in differing:
+                split(chosen, rank)
+            cluster = summarise(chosen)
+    if is_well:
+        cluster.assumptions.append(_describe_check(outcomes, chosen, differing))
     return cluster
 
 
-def _describe_check(
-    cluster: ClusterRehearsal, checked: Sequence[int], differing: Sequence[int], pipeline: int | None
-) -> str:
+def _find_differing(
+    cluster: ClusterRehearsal, outcomes: Iterable[int], chosen: dict[int, list[int]]
+) -> list[int]:
+    """Ranks that were run, and are unlike those that stand for them."""
+    stands_for = {rank: run for run, ranks in chosen.items() for rank in ranks}
+    return [rank for rank in outcomes if rank in stands_for and not _is_like(cluster, rank, stands_for[rank])]
+
+
+def _describe_check(outcomes: Iterable[int], chosen: dict[int, list[int]], differing: Sequence[int]) -> str:
     if differing:
         return (
             f"{write_ranks(differing)} differ from the ranks that represent them: rehearse with --ranks all"
         )
-    if pipeline is not None:
-        return "no other ranks were run for comparison: a pipeline stage requires its whole column"
-    if not checked:
+    compared = sorted({*outcomes} & {*list_represented(chosen)})
+    if not compared:
         return "every rank was run"
-    return f"{write_ranks(checked)} were run and compared with the ranks that represent them: equal"
+    return f"{write_ranks(compared)} were run and compared with the ranks that represent them: equal"
 
 
-def _is_like(cluster: ClusterRehearsal, rank: int, chosen: dict[int, list[int]]) -> bool:
-    """Whether a rank that was run has the memory and the communication of the one that stands for it."""
+def _describe_borrowed(borrowed: Iterable[tuple[str, str]]) -> str:
+    places = [f"{kind} at {line}" if line else kind for kind, line in borrowed]
+    more = f" and {len(places) - MOST_LINES} more" if len(places) > MOST_LINES else ""
+    return (
+        "values from ranks that are not run are assumed to be those of ranks that are: "
+        f"{', '.join(places[:MOST_LINES])}{more}"
+    )
+
+
+def _is_like(cluster: ClusterRehearsal, rank: int, other: int) -> bool:
+    """Whether two ranks that were run have the same memory and communication."""
     rows = {row.rank: row for row in cluster.rows}
-    other = next((run for run, ranks in chosen.items() if rank in ranks), rank)
 
     def describe(number: int) -> list[object]:
         row = rows[number]
@@ -253,6 +304,7 @@ def _run_rank(
         "log": network.log if network is not None else [],
         "groups": network.groups if network is not None else {},
         "meshes": network.meshes if network is not None else [],
+        "breaks": network.breaks if network is not None else {},
         "created": network.created if network is not None else [],
         "loaders": network.loaders if network is not None else [],
         "outsiders": network.outsiders if network is not None else [],

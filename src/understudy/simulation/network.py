@@ -106,9 +106,7 @@ class Meeting(NamedTuple):
 
 
 class Peers(Protocol):
-    """The processes of a rehearsed cluster. `ranks`: those that are run."""
-
-    ranks: frozenset[int]
+    """The processes of a rehearsed cluster."""
 
     def exchange(self, meeting: Meeting, payload: object, wanted: tuple[int, ...]) -> dict[int, Any]:
         """Give `payload` to the others, and wait for those of the `wanted` ranks. Does not wait if none is wanted."""
@@ -137,6 +135,8 @@ class Network(Listener):
     """The `batch_isend_irecv` that is running."""
     batches: int = 0
     meshes: list[MeshRecord] = field(default_factory=list)
+    breaks: dict[tuple[int, ...], set[int]] = field(default_factory=dict)
+    """Groups along which tensors are sharded in unequal parts: their ranks, and the positions at which the size changes."""
     default_backend: str = "nccl"
     has_bound_device: bool = False
     """Whether `init_process_group` was given a `device_id`: NCCL then connects at once."""
@@ -310,8 +310,6 @@ class Network(Listener):
         if self.rank not in group.ranks or func.name() == "_dtensor::shard_dim_alltoall":
             return None
         root = group.ranks[given[fact.root]] if fact.root else None
-        if fact.kind == "broadcast" and root != self.rank and self._is_alone_in(group):
-            return None  # what a process has before it receives is not what it receives
         pieces = self._split(fact, given, sent, group, root)
         payloads = self._exchange(fact.kind, group, root, pieces, given.get("tag", 0))
         if payloads is None or any(payload is None for payload in payloads.values()) or not filled:
@@ -348,21 +346,12 @@ class Network(Listener):
             for value, fake in zip(values, filled, strict=True)
         )
 
-    def _is_alone_in(self, group: Group) -> bool:
-        """Whether no other process of a group is run."""
-        return not any(self._is_run(rank) for rank in group.ranks if rank != self.rank)
-
-    def _is_run(self, rank: int | None) -> bool:
-        return rank == self.rank or (self.peers is not None and rank in self.peers.ranks)
-
     def _split(
         self, fact: Collective, given: dict[str, Any], sent: list[FakeTensor], group: Group, root: int | None
     ) -> list[Any] | None:
         """What this process sends, as plain data; None if it is undetermined."""
-        if fact.kind == "scatter" and root != self.rank:
-            return []
-        if fact.kind == "broadcast" and root != self.rank and self._is_run(root):
-            return []  # of a root that is not run, another rank's values are taken
+        if fact.kind in ("broadcast", "scatter") and root != self.rank:
+            return []  # what a process has before it receives is not what it receives
         values = [self._value_to_send(fake) for fake in sent]
         if any(value is None for value in values):
             return None
