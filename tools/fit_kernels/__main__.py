@@ -36,14 +36,19 @@ def main() -> None:
     products = {name: kernels.fit_products(options.truth, name) for name in kernels.CARDS}
     links = {name: collectives.fit_link(options.truth, name) for name in collectives.LINKS}
     rows = read_rows(options.truth, options.cache, products)
-    parameters = Parameters(sorted({row.card for row in rows}))
+    attention = {kernels.CARDS[name]: kernels.fit_attention(options.truth, name) for name in kernels.CARDS}
+    attention["a100-40"] = attention["a100-80"]
+    parameters = Parameters(sorted({row.card for row in rows}), attention)
     halves = check_by_halves(rows, parameters)
     cards = check_by_cards(rows, parameters)
     x = fit(rows, parameters)
     values = dict(zip(parameters.names, np.exp(x).tolist(), strict=True))
     curves = tables.write_curves(
-        values, products, links, stated_errors(halves), typical_errors(cards), len(rows)
+        values, products, links, stated_errors(halves), typical_errors(cards), len(rows), attention
     )
+    for name, value in values.items():
+        if name.startswith("old."):
+            print(f"{name} = {value:.2f}")
     accuracy = tables.write_accuracy(halves, cards, products, links, stated_errors(halves))
     if options.keep:
         print(curves, accuracy, sep="\n")

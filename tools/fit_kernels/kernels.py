@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import importlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from scipy.optimize import least_squares
 
-from understudy.ops.traits.kernel_families import MATMUL, Kernel
+from understudy.ops.traits.kernel_families import ATTENTION, MATMUL, Kernel
 from understudy.simulation.catalogue import find_card
-from understudy.timing.curves import TILE_SIZES
-from understudy.timing.kernels import SPLITS
+from understudy.timing.curves import TILE_SIZES, find_curve
+from understudy.timing.kernels import SPLITS, seconds_of
 
 CARDS = {"a100_sxm": "a100-80", "h100_sxm": "h100", "h200_sxm": "h200", "b200_sxm": "b200", "l40s": "l40s"}
 SAMPLES = 5000
+COMPUTE = 0.56
+"""The part of the peak that attention's speeds are relative to."""
 START = (0.9, 0.95, 0.85, 0.6, 0.6, 0.5, 160.0, 0.4, 3e-6, 0.8)
 
 
@@ -105,6 +108,21 @@ def sample_attention(folder: Path, name: str, source: str, samples: int = 800) -
         kernel = Kernel("attention", flops, moved, torch.bfloat16, (heads, length, length, width))
         found.append((kernel, float(row.latency) * 1e-3))
     return found
+
+
+LONG = 4096
+"""Shorter calls are bound by what the tables measure beside the kernel."""
+
+
+def fit_attention(folder: Path, name: str) -> float:
+    """The speed of attention's forward pass, relative to the curve of all cards, over long sequences."""
+    sources = read_table(folder, name, "attention").kernel_source.unique()
+    curve = find_curve(find_card(CARDS[name]))
+    speed = {**curve.speed, ATTENTION: 1.0}
+    curve = replace(curve, speed=speed, compute={**curve.compute, ATTENTION: COMPUTE})
+    rows = max((sample_attention(folder, name, source) for source in sources), key=len)
+    rows = [row for row in rows if row[0].sizes[1] >= LONG]
+    return round(float(np.median([seconds_of(kernel, curve) / seconds for kernel, seconds in rows])), 2)
 
 
 def product_kernel(m: int, n: int, k: int) -> Kernel:

@@ -8,11 +8,8 @@ further pass takes as long as the one before it. What differs from the originals
 
 vTrain      Megatron-DeepSpeed of 2022 in float16, with its own fused kernels; here bfloat16, attention in plain operators,
             FSDP2 without sharding in the place of its data parallelism
-nanotron    its own modules; here FSDP2 for ZeRO, and torch's pipelines, which start to reduce gradients after the last pass.
-            The cluster had AWS's EFA between nodes, whose latency is stated. In the table, each layer of a pipeline over
-            several nodes takes a time that grows with the tensor parallel ranks whatever the batch: some 0.36 ms for each
-            rank and collective; it does not without a pipeline, nor in one node (CHECK). Tensor parallelism over several
-            nodes takes a sixth of that (STEP)
+nanotron    its own modules and flash-attention 2; here FSDP2 for ZeRO, and torch's pipelines. The cluster had AWS's EFA
+            between nodes, whose latency is stated. What the program does beside the layers is in `nanotron.py`
 """
 
 from __future__ import annotations
@@ -23,7 +20,7 @@ import math
 import random
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +31,8 @@ import understudy
 import understudy.simulation.sharding
 from examples.decoder import SIZES, parse_options
 from examples.decoder import main as train
+from tools.fit_kernels.generations import FLASH_2, attention_of
+from tools.fit_kernels.nanotron import CONSTANTS, Constants, describe
 from tools.fit_kernels.parts import PER_NODE, Composed, PartStore, Shape, compose
 from understudy.cluster.layout import Interconnect
 from understudy.report.runs import RehearsalOptions
@@ -43,18 +42,12 @@ GIB = 1 << 30
 HOST = "heavy"
 """Of both frameworks: some 4 ms of Python for a layer, whatever its size."""
 EFA = 70e-6
-CHECK, STEP = 3.6e-4, 6e-5
-"""Seconds of the host for a collective, for each of its ranks. Their form was read from all of nanotron's groups; the size
-of the first was fitted on every other one."""
 BATCHES = {1: (1, 4), 2: (1, 8), 32: (1, 32)}
 """Of nanotron's table that are rehearsed, by tensor parallel ranks."""
-BUCKET = 25 << 20
-"""nanotron's DDP reduces gradients in buckets of this size: with EFA, latency is most of their time."""
 RESERVED = 1.1
 """Reserved memory over allocated memory, in rehearsals of whole layouts."""
-STUCK = 0.25
-"""Seconds of a pass. nanotron's script runs pipelines again that had run before a certain job, but not all. Those that were
-not take half a second more for each message, whatever its size."""
+STEPS = (0.7, 0.85, 1.2, 1.4)
+"""By which a constant is varied in a fit."""
 
 
 @dataclass(frozen=True)
@@ -97,15 +90,14 @@ def read_vtrain(truth: Path) -> list[Layout]:
     return found
 
 
-def read_nanotron(truth: Path) -> list[Layout]:
+def read_nanotron(truth: Path, constants: Constants = CONSTANTS) -> list[Layout]:
     found = []
     for row in json.loads((truth / "memory" / "ultrascale.json").read_text())["rows"]:
         words = ("--context", "4096", "--vocabulary", "131072", "--overlap")
         dp, tp, pp = row["dp"], row["tp"], row["pp"]
-        check = CHECK if pp > 1 and row["nodes"] > 1 else STEP if tp > PER_NODE else 0.0
         shape = Shape(
             "h100", f"llama-{row['model'].lower()}", words, row["mbs"], dp, tp, pp, row["grad_acc"], row["zero"], HOST,
-            EFA, check, BATCHES.get(tp, (1, 16)), BUCKET,
+            EFA, BATCHES.get(tp, (1, 16)), describe(row, constants), FLASH_2,
         )  # fmt: skip
         # Some rows have fewer samples in a step than the 256 that the table states: their throughput is that of theirs.
         samples = dp * row["mbs"] * row["grad_acc"]
@@ -117,23 +109,45 @@ def read_nanotron(truth: Path) -> list[Layout]:
 TABLES = {"vtrain": read_vtrain, "nanotron": read_nanotron}
 
 
-def find_stuck(rows: Sequence[Layout]) -> set[int]:
-    """Pipelines of which a pass takes much longer than one of the same stages with as large a batch, or one of a smaller
-    batch as often as that fits into it, whatever the number of nodes."""
-    passes: dict[tuple[Any, ...], list[tuple[int, float]]] = defaultdict(list)
-    ran = [(number, row) for number, row in enumerate(rows) if row.rate]
-    for _, row in ran:
-        shape = row.shape
-        seconds = row.seconds / (shape.passes + shape.pp - 1)
-        passes[shape.size, shape.tp, shape.pp].append((shape.batch, seconds))
+def find_sleeping(rows: Sequence[Layout], composed: Sequence[Composed]) -> set[int]:
+    """Pipelines whose step is nearer to that of a program that sleeps between messages."""
     found = set()
-    for number, row in ran:
-        shape = row.shape
-        known = passes[shape.size, shape.tp, shape.pp]
-        usual = min(seconds * max(1.0, shape.batch / batch) for batch, seconds in known)
-        if shape.pp > 1 and row.seconds / (shape.passes + shape.pp - 1) > usual + STUCK:
-            found.add(number)
+    for number, (row, guess) in enumerate(zip(rows, composed, strict=True)):
+        if row.rate and guess.sleep:
+            awake = guess.awake_seconds
+            if row.seconds > math.sqrt(awake * (awake + guess.sleep)):
+                found.add(number)
     return found
+
+
+def is_as_described(number: int, composed: Sequence[Composed], sleeping: set[int]) -> bool:
+    return (number in sleeping) == composed[number].does_sleep
+
+
+def split_groups(rows: Sequence[Layout]) -> tuple[set[str], set[str]]:
+    """The groups that constants are fitted on, and the others."""
+    names = sorted({row.group for row in rows})
+    return set(names[::2]), set(names[1::2])
+
+
+def fit_constants(truth: Path, store: PartStore) -> Constants:
+    """Each constant is varied by itself, twice, where it lowers the mean error of every other group."""
+    best, least = CONSTANTS, math.inf
+    for step in (0.0, *STEPS) * 2:
+        for name in ("check", "check_far", "round", "copy", "message", "step"):
+            trial = replace(best, **{name: getattr(best, name) * (step or 1.0)})
+            rows = read_nanotron(truth, trial)
+            fitted, _ = split_groups(rows)
+            composed = [compose(row.shape, store) for row in rows]
+            sleeping = find_sleeping(rows, composed)
+            errors = [
+                min(1.0, abs(math.log(composed[n].seconds / row.seconds)))
+                for n, row in enumerate(rows)
+                if row.rate and row.group in fitted and is_as_described(n, composed, sleeping)
+            ]
+            if np.mean(errors) < least:
+                best, least = trial, float(np.mean(errors))
+    return best
 
 
 def predict(row: Layout) -> dict[str, Any] | None:
@@ -157,11 +171,12 @@ def rehearse(shape: Shape, passes: int) -> Any:
     )  # fmt: skip
     stages = [stage * shape.dp * shape.tp for stage in range(shape.pp)]
     world = shape.dp * shape.tp * shape.pp
-    cluster = understudy.rehearse_cluster(
-        lambda: train(options), device=f"{min(PER_NODE, world)}x{shape.device}", nodes=-(-world // PER_NODE),
-        ranks=",".join(map(str, stages)), jobs=1, is_quiet=True, rehearsal=RehearsalOptions(host=shape.host),
-        interconnect=Interconnect(latency=shape.latency),
-    )  # fmt: skip
+    with attention_of(shape.attention):
+        cluster = understudy.rehearse_cluster(
+            lambda: train(options), device=f"{min(PER_NODE, world)}x{shape.device}", nodes=-(-world // PER_NODE),
+            ranks=",".join(map(str, stages)), jobs=1, is_quiet=True, rehearsal=RehearsalOptions(host=shape.host),
+            interconnect=Interconnect(latency=shape.latency),
+        )  # fmt: skip
     if cluster.time is None:
         print(cluster.headline, shape)
     return cluster.time
@@ -190,43 +205,50 @@ def write_errors(name: str, errors: Sequence[float]) -> str:
 def report(rows: Sequence[Layout], composed: Sequence[Composed]) -> None:
     """A table of groups, and errors over all rows. Choices are those of a plan that has rehearsed each row, among those that
     fit: rows that crashed are candidates too, and have no rate."""
-    stuck = find_stuck(rows)
+    sleeping = find_sleeping(rows, composed)
     errors = [found.seconds / row.seconds - 1 for row, found in zip(rows, composed, strict=True)]
     guesses = [row.samples / found.seconds for row, found in zip(rows, composed, strict=True)]
     groups: dict[str, list[int]] = defaultdict(list)
     for number, row in enumerate(rows):
         groups[row.group].append(number)
     print(
-        "| group | ran | stuck | tau | tau without stuck | median error without stuck | first choice | best in first three "
-        "| ran, and fit or tight |\n|---|---|---|---|---|---|---|---|---|"
+        "| group | ran | other version | tau | tau without these | median error without | first choice "
+        "| best in first three | ran, and fit or tight |\n|---|---|---|---|---|---|---|---|---|"
     )
-    orders, shares, hits = [], [], 0
+    orders, shares, hits = {}, [], 0
     for name, members in sorted(groups.items()):
         ran = [n for n in members if rows[n].rate]
-        plain = [n for n in ran if n not in stuck]
-        order, plain_order = (
-            measure_order([(guesses[n], rows[n].rate) for n in chosen]) for chosen in (ran, plain)
-        )
+        plain = [n for n in ran if is_as_described(n, composed, sleeping)]
+        orders[name] = [
+            measure_order([(guesses[n], rows[n].rate) for n in chosen])
+            for chosen in (ran, plain, [n for n in plain if n not in sleeping])
+        ]
         limit = find_card(rows[members[0]].shape.device).usable
         fitting = [n for n in members if max(composed[n].stage_bytes) * RESERVED <= limit]
         first = sorted(fitting, key=lambda n: -guesses[n])[:3]
         best = max(rows[n].rate for n in members)
         is_in = any(rows[n].rate == best for n in first)
-        orders.append((order, plain_order))
         shares.append(rows[first[0]].rate / best)
         hits += is_in
         error = np.median([abs(errors[n]) for n in plain])
+        count = sum(max(composed[n].stage_bytes) <= limit for n in ran)
         print(
-            f"| {name} | {len(ran)} | {len(ran) - len(plain)} | {order:.2f} | {plain_order:.2f} | {error:.0%} | "
-            f"{shares[-1]:.0%} | {'yes' if is_in else 'no'} | {sum(max(composed[n].stage_bytes) <= limit for n in ran)} |"
+            f"| {name} | {len(ran)} | {len(ran) - len(plain)} | {orders[name][0]:.2f} | {orders[name][1]:.2f} "
+            f"| {error:.0%} | {shares[-1]:.0%} | {'yes' if is_in else 'no'} | {count} |"
         )
-    mean = np.mean(orders, axis=0)
-    print(f"tau, mean of {len(orders)} groups: {mean[0]:.2f}, without stuck pipelines {mean[1]:.2f}")
+    for names, title in zip((set(orders), *split_groups(rows)), ("all", "fitted", "not fitted"), strict=True):
+        mean = np.mean([order for name, order in orders.items() if name in names], axis=0)
+        print(
+            f"tau, mean of {len(names)} groups, {title}: {mean[0]:.2f}, without rows of the other version {mean[1]:.2f}, "
+            f"of rows without sleeps {mean[2]:.2f}"
+        )
     print(f"first choice: median {np.median(shares):.0%} of the best; the best in the first three in {hits}")
     ran = [n for n, row in enumerate(rows) if row.rate]
     print(write_errors("seconds, all", [errors[n] for n in ran]))
-    if stuck:
-        print(write_errors("seconds, without stuck pipelines", [errors[n] for n in ran if n not in stuck]))
+    if sleeping:
+        plain = [n for n in ran if is_as_described(n, composed, sleeping)]
+        print(write_errors("seconds, without rows of the other version", [errors[n] for n in plain]))
+        print(f"{len(sleeping)} rows sleep, {sum(composed[n].does_sleep for n in ran)} are said to")
     for has_stages, name in ((False, "allocated memory, no pipeline"), (True, "allocated memory, pipelines")):
         chosen = [
             max(composed[n].stage_bytes) / GIB / gib - 1
@@ -246,10 +268,14 @@ def main() -> None:
     parser.add_argument("--parts", type=Path, help="where rehearsals of parts are kept")
     parser.add_argument("--rehearse", type=int, default=0, help="so many rows are rehearsed as a whole, too")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--fit", action="store_true", help="fit nanotron's constants and print them")
     parser.add_argument("--group", default="", help="only rows of groups whose name begins so")
     options = parser.parse_args()
-    rows = [row for row in TABLES[options.table](options.truth) if row.group.startswith(options.group)]
     store = PartStore(options.parts)
+    if options.fit:
+        print(fit_constants(options.truth, store))
+        return
+    rows = [row for row in TABLES[options.table](options.truth) if row.group.startswith(options.group)]
     composed = [compose(row.shape, store) for row in rows]
     report(rows, composed)
     ran = [number for number, row in enumerate(rows) if row.rate]

@@ -14,17 +14,20 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from math import hypot
 from pathlib import Path
 from typing import Any
 
 import understudy
 from examples.decoder import MOST_TIED, SIZES, parse_options, split_layers
 from examples.decoder import main as train
+from tools.fit_kernels.generations import attention_of
 from understudy.cluster.layout import Interconnect
 from understudy.report.runs import RehearsalOptions
 from understudy.simulation.catalogue import find_card
-from understudy.timing.collectives import group_seconds
+from understudy.timing.collectives import find_network, group_seconds, usual_network
 
 PER_NODE = 8
 STATE = 12
@@ -76,10 +79,17 @@ class PartStore:
 
     def __post_init__(self) -> None:
         self.known: dict[str, Any] = {}
+        self.found: dict[Any, Part] = {}
         if self.path is not None and self.path.exists():
             self.known = json.loads(self.path.read_text())
 
     def find(self, shape: Shape) -> Part:
+        key = replace(shape, dp=1, passes=1, zero=0, extras=Extras())
+        if key not in self.found:
+            self.found[key] = self._compute(shape)
+        return self.found[key]
+
+    def _compute(self, shape: Shape) -> Part:
         low, high = shape.batches
         one, two = (self._find(replace(shape, batch=batch)) for batch in (low, high))
         if shape.batch in (low, high):
@@ -111,7 +121,7 @@ class PartStore:
             layers,
             passes,
         )
-        key = " ".join(map(str, facts))
+        key = " ".join(map(str, (*facts, shape.attention) if shape.attention else facts))
         if key not in self.known:
             self.known[key] = asdict(_rehearse(shape, layers, passes))
             if self.path is not None:
@@ -137,11 +147,12 @@ def _rehearse(shape: Shape, layers: int, passes: int) -> Cost:
         ["--size", name, *shape.words, "--batch", str(shape.batch), "--tp", str(shape.tp), "--dp", str(dp),
          "--zero", "0", "--accumulate", str(passes)]
     )  # fmt: skip
-    cluster = understudy.rehearse_cluster(
-        lambda: train(options), device=f"{min(PER_NODE, dp * shape.tp)}x{shape.device}", nodes=-(-shape.tp // PER_NODE),
-        ranks="0", jobs=1, is_quiet=True, rehearsal=RehearsalOptions(host=shape.host),
-        interconnect=Interconnect(latency=shape.latency),
-    )  # fmt: skip
+    with attention_of(shape.attention):
+        cluster = understudy.rehearse_cluster(
+            lambda: train(options), device=f"{min(PER_NODE, dp * shape.tp)}x{shape.device}",
+            nodes=-(-shape.tp // PER_NODE), ranks="0", jobs=1, is_quiet=True,
+            rehearsal=RehearsalOptions(host=shape.host), interconnect=Interconnect(latency=shape.latency),
+        )  # fmt: skip
     rehearsal = next(row.rehearsal for row in cluster.rows if row.rehearsal)
     time, categories = rehearsal.time, rehearsal.categories
     if time is None:
@@ -167,6 +178,30 @@ def is_tied(shape: Shape) -> bool:
 
 
 @dataclass(frozen=True)
+class Extras:
+    """What a program and its network do beside the layers: seconds, unless another unit is stated."""
+
+    check: float = 0.0
+    """Of the host, before each collective, for each of its ranks."""
+    check_far: float = 0.0
+    """The same, if they are on several nodes."""
+    round: float = 0.0
+    """Of the network: the least time of a collective of tensor parallelism over several nodes, for each of its ranks."""
+    bucket: float = 0.0
+    """Bytes of parameters whose gradients are reduced at once; 0: those of a layer."""
+    copy: float = 0.0
+    """Of the host, for each rank's part of each parameter that ZeRO-1 gathers one after the other. Gradients are then
+    reduced as a whole, beside nothing."""
+    message: float = 0.0
+    """Of a pass, for each boundary of two stages, beside the data."""
+    sleep: float = 0.0
+    """Of a loop that waits for a message to have come."""
+    does_sleep: bool = False
+    step: float = 0.0
+    """Once in a step."""
+
+
+@dataclass(frozen=True)
 class Shape:
     """A layout of one program. `size`: of the example; `words`: its other options."""
 
@@ -181,12 +216,21 @@ class Shape:
     zero: int
     host: str
     latency: float = 0.0
-    check: float = 0.0
-    """Seconds that the host takes for a collective beside its call, for each of its ranks."""
     batches: tuple[int, int] = (1, 8)
     """That are rehearsed. Costs of others lie on the line through both, or are those of the host."""
-    bucket: float = 0.0
-    """Bytes of gradients that are reduced at once; 0: those of a layer."""
+    extras: Extras = Extras()
+    attention: str = ""
+    """The kernels of its time (`generations.py`), if they were not today's."""
+
+
+@dataclass(frozen=True)
+class Own:
+    """What one rank of a stage has."""
+
+    layers: int
+    parameters: float
+    seconds: float
+    """Of a pass, without messages."""
 
 
 @dataclass(frozen=True)
@@ -194,57 +238,103 @@ class Composed:
     seconds: float
     stage_bytes: list[float]
     """Allocated, by stage."""
+    sleep: float
+    """Seconds that the step has, or would have, if stages sleep between messages."""
+    does_sleep: bool
+
+    @property
+    def awake_seconds(self) -> float:
+        return self.seconds - self.sleep if self.does_sleep else self.seconds
 
 
-COLLECTIVES = 8
-"""Of tensor parallelism, in a layer's forward and backward pass."""
+COLLECTIVES = 10
+"""Of tensor parallelism, in a layer's forward and backward pass: inputs are gathered again in the backward pass."""
+SLEEPS_OF_BOUNDARY, SLEEPS_OF_STAGE = 6, 10
+"""Two for each of three tensors: outputs, their mask and the gradient. Of a stage with two boundaries, two of twelve fall
+together."""
+TENSORS = 6
+"""Parameters of a layer."""
 
 
 def compose(shape: Shape, store: PartStore) -> Composed:
     part = store.find(shape)
     options = parse_options(["--size", shape.size, *shape.words])
-    counts = split_layers(options, shape.pp)
-    layer, ends = part.layer, part.ends
-    issuing = layer.host + (COLLECTIVES * shape.check * shape.tp if shape.tp > 1 else 0.0)
-    stages, backward = [], 0.0
-    for stage, count in enumerate(counts):
-        ended = ends if stage == shape.pp - 1 else ends.over(math.inf)
-        # With few layers a long loss hides what the host needs for them; with many, it does not.
-        stages.append(max(count * layer.seconds + ended.seconds, count * issuing + ended.host))
-        backward = max(backward, stages[-1] * layer.backward / layer.seconds)
-    card = find_card(shape.device)
-    width = SIZES[shape.size][1]
-    own_layer, table = count_parameters(shape)
-    parameters = [count * own_layer for count in counts]
-    parameters[0] += table
-    parameters[-1] += 0 if is_tied(shape) else table
-    seconds = (shape.passes - 1) * max(stages) + sum(stages)
+    card, width, extras = find_card(shape.device), SIZES[shape.size][1], shape.extras
+    assert card.bandwidth is not None
+    tokens = shape.batch * options.context
+    stages = list_stages(shape, part, split_layers(options, shape.pp), 2 * tokens * width)
+    passes = [stage.seconds for stage in stages]
+    seconds = (shape.passes - 1) * max(passes) + sum(passes) + extras.step
+    sleep = 0.0
     if shape.pp > 1:
-        hidden = 2 * shape.batch * options.context * width / shape.tp
         step = shape.dp * shape.tp
+        hidden = 2 * tokens * width / shape.tp
         message = group_seconds("send", (0, step), hidden, card, PER_NODE, latency=shape.latency)
-        seconds += 2 * (shape.passes + shape.pp - 1) * message
-    own = max(parameters)
-    ranks = range(0, shape.dp * shape.tp, shape.tp)
+        seconds += (shape.passes + shape.pp - 1) * (2 * message + extras.message)
+        busiest = SLEEPS_OF_STAGE if shape.pp > 2 else SLEEPS_OF_BOUNDARY
+        sleep = extras.sleep * ((shape.passes - 1) * busiest + shape.pp * SLEEPS_OF_BOUNDARY)
+    largest = max(stages, key=lambda stage: stage.parameters)
+    if shape.dp > 1:
+        seconds += reduce_seconds(shape, largest, part)
+    shares = shape.dp if shape.zero else 1
+    seconds += largest.parameters * (28 / shares + 8) / card.bandwidth
+    stage_bytes = []
+    for number, stage in enumerate(stages):
+        flying = min(shape.pp - number, shape.passes)
+        found = stage.parameters * (COPIES + STATE / shares) + flying * stage.layers * part.layer.bytes
+        stage_bytes.append(found + (part.ends.bytes if number == shape.pp - 1 else 0.0))
+    return Composed(seconds + (sleep if extras.does_sleep else 0.0), stage_bytes, sleep, extras.does_sleep)
 
-    def reduce(kind: str, nbytes: float, blocks: float) -> float:
+
+def list_stages(shape: Shape, part: Part, counts: Sequence[int], hidden: float) -> list[Own]:
+    """`hidden`: bytes of what goes between layers, on all ranks of a tensor parallel group."""
+    layer, ends = part.layer, part.ends
+    extra_host = extra_card = 0.0
+    if shape.tp > 1:
+        extra_host = COLLECTIVES * check_seconds(shape, shape.tp, shape.tp > PER_NODE)
+    if shape.tp > PER_NODE and shape.extras.round:
+        card = find_card(shape.device)
+        moved = hidden * (shape.tp - 1) / shape.tp / (PER_NODE * find_network(usual_network(card)).bandwidth)
+        extra_card = COLLECTIVES * (hypot(moved, shape.extras.round * shape.tp) - moved)
+    own, table = count_parameters(shape)
+    card_seconds = layer.card + extra_card if extra_card else layer.seconds
+    found = []
+    for number, count in enumerate(counts):
+        is_last = number == shape.pp - 1
+        ended = ends if is_last else ends.over(math.inf)
+        # With few layers a long loss hides what the host needs for them; with many, it does not.
+        seconds = max(count * card_seconds + ended.seconds, count * (layer.host + extra_host) + ended.host)
+        tables = (number == 0) + (is_last and not is_tied(shape))
+        found.append(Own(count, count * own + tables * table, seconds))
+    return found
+
+
+def check_seconds(shape: Shape, ranks: int, is_far: bool) -> float:
+    return ranks * (shape.extras.check_far if is_far else shape.extras.check)
+
+
+def reduce_seconds(shape: Shape, stage: Own, part: Part) -> float:
+    """Of gradients and, with ZeRO, parameters that go between data parallel ranks, as far as nothing hides them."""
+    card, extras = find_card(shape.device), shape.extras
+    ranks = range(0, shape.dp * shape.tp, shape.tp)
+    is_far = shape.dp * shape.tp > PER_NODE
+
+    def seconds_of(kind: str, nbytes: float, blocks: int) -> float:
         return blocks * group_seconds(kind, ranks, nbytes / blocks, card, PER_NODE, latency=shape.latency)
 
-    if shape.dp > 1:
-        blocks = max(counts) + 1
-        kind = "all_reduce" if shape.zero == 0 else "reduce_scatter"
-        blocks_of_gradients = math.ceil(4 * own / shape.bucket) if shape.bucket else blocks
-        reduced = reduce(kind, 4 * own, blocks_of_gradients)
-        beside = backward if shape.pp == 1 else 0.0
-        seconds += max(reduced - beside, reduced / blocks_of_gradients)
-        if shape.zero:
-            seconds += reduce("all_gather", 2 * own, blocks)
-    assert card.bandwidth is not None
-    shares = shape.dp if shape.zero else 1
-    seconds += own * (28 / shares + 8) / card.bandwidth
-    stage_bytes = []
-    for stage, (count, mine) in enumerate(zip(counts, parameters, strict=True)):
-        flying = min(shape.pp - stage, shape.passes)
-        found = mine * (COPIES + STATE / shares) + flying * count * layer.bytes
-        stage_bytes.append(found + (ends.bytes if stage == shape.pp - 1 else 0.0))
-    return Composed(seconds, stage_bytes)
+    blocks = stage.layers + 1
+    gathered = 0.0
+    if shape.zero:
+        blocks_of_step = 1 if extras.copy else blocks
+        gathered = seconds_of("all_gather", 2 * stage.parameters, blocks_of_step)
+        gathered += shape.dp * extras.copy * TENSORS * stage.layers
+    if shape.zero and extras.copy:
+        return gathered + seconds_of("all_reduce", 4 * stage.parameters, 1)
+    if extras.bucket:  # a parameter is never split
+        blocks = min(math.ceil(2 * stage.parameters / extras.bucket), TENSORS * stage.layers + 1)
+    reduced = seconds_of("reduce_scatter" if shape.zero else "all_reduce", 4 * stage.parameters, blocks)
+    share = part.layer.backward / part.layer.seconds
+    # Buckets are reduced in the backward pass of the last micro-batch, layers after it where there is a pipeline.
+    beside = stage.seconds * share if shape.pp == 1 or extras.bucket else 0.0
+    checked = blocks * check_seconds(shape, shape.dp, is_far)
+    return max(reduced + checked - beside, checked, reduced / blocks) + gathered

@@ -9,7 +9,17 @@ from typing import Any
 
 import numpy as np
 
-from tools.fit_kernels.fitting import COMPUTING, FAMILIES, HOST_OF, HOSTS, LAUNCHES, PASSES, VARIANTS, Row
+from tools.fit_kernels.fitting import (
+    ATTENTION,
+    COMPUTING,
+    FAMILIES,
+    HOST_OF,
+    HOSTS,
+    LAUNCHES,
+    PASSES,
+    VARIANTS,
+    Row,
+)
 
 HEAD = """\
 # Curves of kernel families. Written by `python -m tools.fit_kernels`; a person may correct it: each figure stands alone.
@@ -44,7 +54,7 @@ fixed = 2e-5
 
 def write_curves(
     values: dict[str, float], products: dict[str, Any], links: dict[str, Any], errors: dict[tuple[str, str], float],
-    typical: dict[str, float], rows: int,
+    typical: dict[str, float], rows: int, attention: dict[str, float],
 ) -> str:  # fmt: skip
     lines = [HEAD, "[all]", f"fixed = {values['fixed']:.2e}", 'host = "server"']
     lines += ['source = "no step on this card was measured: curves of other cards, scaled by its figures"']
@@ -90,6 +100,13 @@ def write_curves(
         '[architecture."9.0".speed]  # that of the H100, which throttles in training',
         *_write_speeds("h100", values),
     ]
+    lines += ["", f'[architecture."10.0".speed]  # {KERNEL_SOURCE}, those of the B200']
+    lines += [f"{name} = {attention['b200']}" for name in ATTENTION]
+    for card in sorted(
+        attention.keys() - {name.split(".")[1] for name in values if name.startswith("speed.")}
+    ):
+        lines += ["", f"[cards.{card}.speed]  # {KERNEL_SOURCE}"]
+        lines += [f"{name} = {attention[card]}" for name in ATTENTION]
     found = products["l40s"]
     lines += ["", f"[cards.l40s.tiles]  # {KERNEL_SOURCE}, {_write_error(found)}", *_write_tiles(found)]
     cards = sorted({name.split(".")[1] for name in values if name.startswith("speed.")})

@@ -272,6 +272,8 @@ class Measurement(Listener):
             return
         if self.clock is not None:
             births = self._find_births(moment)
+            if self.places.optimizer_place is not None:
+                births.setdefault(0, self.places.optimizer_place)
             self.clock.take(moment, finished, births, is_input=moment.phase in (SETUP, BETWEEN))
         place = moment.step, moment.phase
         phase = self.phases.get(place)

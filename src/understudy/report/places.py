@@ -137,8 +137,8 @@ class Places:
     __slots__ = (
         "_asked", "_backward_line", "_backward_passes", "_begun_passes", "_birthplace", "_by_module", "_hooks", "_idle",
         "_latest", "_located", "_marked", "_marks", "_only_model", "_optimizer_place", "_outer_lines", "_stepping", "_steps",
-        "by_path", "module", "moment", "on_backward_end", "on_moment_end", "on_optimizer", "on_root_call", "outside",
-        "phase", "root_calls", "roots", "step", "torch_optimizer_line",
+        "by_path", "module", "moment", "on_backward_end", "on_moment_end", "on_optimizer", "on_root_call", "optimizer_place",
+        "outside", "phase", "root_calls", "roots", "step", "torch_optimizer_line",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -161,6 +161,8 @@ class Places:
         self._idle = SETUP
         self._stepping: list[torch.optim.Optimizer] = []
         """Optimizers whose step runs, outermost first: one may call another's, as those of sharded states do."""
+        self.optimizer_place: tuple[StepPhase, ModulePlace, LinePlace | None] | None = None
+        """Where the present moment is, as a whole: a step of one of torch's optimizers."""
         self.torch_optimizer_line: LinePlace | None = None
         """The line from which an optimizer of torch was called that is running, without a closure."""
         self._optimizer_place: tuple[StepPhase, ModulePlace, LinePlace | None] | None = None
@@ -209,7 +211,9 @@ class Places:
         self.phase = self._find_phase()
         self.moment = StepPhase(self.step, self.phase, self.root_calls, self._begun_passes)
         line = self.torch_optimizer_line if self.phase is OPTIMIZER else None
-        self._optimizer_place = None if line is None else (self.moment, self.module, line)
+        self._optimizer_place = self.optimizer_place = (
+            None if line is None else (self.moment, self.module, line)
+        )
 
     def begin_backward(self) -> None:
         self._outer_lines[id(sys._getframe(1))] = None

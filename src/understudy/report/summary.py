@@ -422,7 +422,7 @@ def _make_line_rows(
             seconds=seconds[text],
         )
         for text, line in shown.items()
-        if text in count
+        if text in count or seconds[text]
     ]
     return sorted(rows, key=lambda row: (-row.bytes, -row.allocated_in_all))
 
@@ -438,9 +438,17 @@ def _make_operator_rows(measurement: Measurement) -> list[OperatorRow]:
         seconds = totals.time.seconds if totals.time is not None else 0.0
         amounts = (1, work.macs, work.operations, work.bytes_moved, seconds)
         rows[name] = [sum_ + amount * totals.count for sum_, amount in zip(row, amounts, strict=True)]
+    setup = measurement.clock.setup_seconds if measurement.clock else {}
     made = [
         OperatorRow(
-            name, kinds[name], int(calls), int(macs), 2 * int(macs), int(operations), int(moved), seconds
+            name,
+            kinds[name],
+            int(calls),
+            int(macs),
+            2 * int(macs),
+            int(operations),
+            int(moved),
+            max(0.0, seconds - setup.get(name, 0.0)),
         )
         for name, (calls, macs, operations, moved, seconds) in rows.items()
     ]

@@ -101,6 +101,8 @@ class RunClock:
         self.ends: list[tuple[int, str, float, int]] = []
         """Step, phase, the time at which it was done, and the number of spans until then."""
         self.seconds_by_place: dict[tuple[Any, Any], float] = defaultdict(float)
+        self.setup_seconds: dict[str, float] = defaultdict(float)
+        """Seconds of kernels before the first pass, by operator."""
         self.host_seconds: dict[int, float] = defaultdict(float)
         """Time of issuing calls, by step, without what the host waits for."""
         self._streams: dict[int, int] = {}
@@ -161,7 +163,7 @@ class RunClock:
                     stream = label.device, streams.get(label.device, 0)
                     self._wait_for(stream, self._pending.pop(label.number)[0], label.number)
                 continue
-            _, device, kernels, host, _, _ = label.time
+            name, device, kernels, host, _, _ = label.time
             if device < 0:
                 issued += host
                 timeline.work(host, INPUT if is_input else "host", label)
@@ -186,6 +188,8 @@ class RunClock:
                     log.launch(stream, seconds, host)
                 if is_placed:
                     places[place] += seconds
+                else:
+                    self.setup_seconds[name] += seconds
                 host = 0.0
                 if is_blocking:
                     timeline.synchronize(stream)
