@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from understudy.cli.configurations import read_entries
 from understudy.cli.search_space import FoundSpace, SearchRequest, find_space, uses_ranks
 from understudy.errors import UnderstudyError
 from understudy.plans.axes import parse_vary
-from understudy.simulation.parsers import describe_action
+from understudy.simulation.parsers import describe_action, describe_parser
 
 SCRIPT = """\
 import torch
@@ -60,9 +62,9 @@ def test_options_with_a_meaning_are_searched() -> None:
     axes = {axis.name: axis.values for axis in found.space.axes}
     assert axes == {
         "batch_size": (1, 2, 4, 8, 16, 32, 64, 128), "checkpoint": (False, True), "amp": (False, True),
-        "fused AdamW": (False, True),
+        "attn": ("eager", "sdpa"), "fused AdamW": (False, True),
     }  # fmt: skip
-    assert found.not_searched == ["lr", "attn", "tp", "gradient_accumulation_steps", "name"]
+    assert found.not_searched == ["lr", "tp", "gradient_accumulation_steps", "name"]
 
 
 def test_layouts_of_several_ranks_are_searched() -> None:
@@ -97,10 +99,10 @@ def test_accumulation_follows() -> None:
 
 def test_marks_words_and_numbers() -> None:
     """Of programs whose parsers nobody can read."""
-    plain = replace(request("size=1,2", "model_tp=1,2", "layers=4,8", tries_changes=False), parsers=())
-    found = find_space(replace(plain, arguments=("--size", "{size}", "model.tp=1")))
+    plain = replace(request("size=1,2", "model_width=1,2", "layers=4,8", tries_changes=False), parsers=())
+    found = find_space(replace(plain, arguments=("--size", "{size}", "model.width=1")))
     candidate = found.space.list_candidates()[-1]
-    assert found.write_command(candidate) == "python train.py --size 2 model.tp=2"
+    assert found.write_command(candidate) == "python train.py --size 2 model.width=2"
     assert found.write_patch(candidate) == "# set layers = 8"
     assert "LAYERS = 8" in found.make_variant(candidate).files["train.py"]
 
@@ -142,7 +144,7 @@ def test_options_of_accelerate() -> None:
         )
     )
     assert commands(found) == [
-        f"accelerate launch --fsdp_sharding_strategy {name} --use_fsdp train.py"
+        f"accelerate launch --use_fsdp --fsdp_sharding_strategy {name} train.py"
         for name in ("FULL_SHARD", "SHARD_GRAD_OP")
     ]
 
@@ -163,6 +165,127 @@ def test_wrong_names(vary: str, message: str) -> None:
     with pytest.raises(UnderstudyError) as caught:
         find_space(request(vary))
     assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("launcher", "axis"),
+    [
+        (("accelerate", "launch", "--use_fsdp", "--fsdp_sharding_strategy=SHARD_GRAD_OP"),
+         ("fsdp_sharding_strategy", ("FULL_SHARD", "SHARD_GRAD_OP"), "SHARD_GRAD_OP")),
+        (("accelerate", "launch", "--config_file", "fsdp.yaml"), ("fsdp_reshard_after_forward", (True, False), False)),
+    ],
+)  # fmt: skip
+def test_how_accelerate_shards_is_searched(
+    launcher: tuple[str, ...], axis: tuple[object, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("fsdp.yaml").write_text(
+        "distributed_type: FSDP\nfsdp_config:\n  fsdp_version: 2\n  fsdp_reshard_after_forward: false\n"
+    )
+    found = find_space(request(launcher=launcher, has_ranks=True, per_node=8, tries_changes=False))
+    (last,) = (axis for axis in found.space.axes if axis.origin == "launcher")
+    assert (last.name, last.values, found.setters[last.name].start) == axis
+    assert not find_space(request(launcher=("accelerate", "launch"), tries_changes=False)).setters.keys() & {
+        last.name
+    }
+
+
+def test_a_value_of_the_launcher_is_replaced() -> None:
+    launcher = ("accelerate", "launch", "--mixed_precision", "no", "--use_fsdp")
+    found = find_space(
+        request("mixed_precision=no,bf16", launcher=launcher, has_ranks=True, tries_changes=False)
+    )
+    assert commands(found) == [
+        "accelerate launch --mixed_precision no --use_fsdp train.py",
+        "accelerate launch --use_fsdp --mixed_precision bf16 train.py",
+    ]
+
+
+TOML = """\
+[training]
+batch_size = 2  # of a card
+seq_len = 64
+[checkpoint]
+batch_size = 7
+enable = false
+[activation_checkpoint]
+mode = 'selective'
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("c.toml", TOML),
+        ("c.yaml", "training: {batch_size: 2}\ncheckpoint:\n  batch_size: 7\nactivation_checkpoint:\n  mode: selective\n"),
+        ("c.json", '{"training": {"batch_size": 2}, "checkpoint": {"batch_size": 7},'
+                   ' "activation_checkpoint": {"mode": "selective"}}'),
+    ],
+)  # fmt: skip
+def test_entries_of_a_configuration_file(
+    name: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file is not changed: a rehearsal gets a text of its own."""
+    monkeypatch.chdir(tmp_path)
+    Path(name).write_text(text)
+    plain = replace(request(arguments=("--config", name), tries_changes=False), parsers=())
+    found = find_space(plain)
+    assert {axis.name: axis.values[:2] for axis in found.space.axes} == {
+        "training_batch_size": (1, 2), "activation_checkpoint_mode": ("none", "selective"),
+    }  # fmt: skip
+    first, *_, last = found.space.list_candidates()
+    assert found.write_patch(last) == (
+        f"# in {name}: set training.batch_size = 64\n# in {name}: set activation_checkpoint.mode = full"
+    )
+    (changed,) = found.make_variant(last).configurations.values()
+    assert read_entries(changed, name) == {
+        **read_entries(text, name), "training.batch_size": 64, "activation_checkpoint.mode": "full",
+    }  # fmt: skip
+    assert found.write_command(first) == f"python train.py --config {name}"
+    found = find_space(replace(plain, varied=(parse_vary("mode=none,full"),)))
+    assert found.setters["mode"].option == "activation_checkpoint.mode"
+
+
+def test_an_option_has_the_value_of_the_configuration_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("c.yaml").write_text("batch_size: 2\n")
+    found = find_space(request("batch-size=2,8", arguments=("--config", "c.yaml"), tries_changes=False))
+    assert commands(found) == [
+        "python train.py --config c.yaml",
+        "python train.py --config c.yaml --batch-size 8",
+    ]
+
+
+def test_options_of_commands_and_of_the_parser_above() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--amp", action="store_true")
+    commands_of = parser.add_subparsers()
+    commands_of.add_parser("train").add_argument("--batch", type=int, default=1)
+    commands_of.add_parser("test").add_argument("--batch", type=int, default=9)
+    found = find_space(
+        replace(
+            request("amp=on", "batch=2", arguments=("train",), tries_changes=False),
+            parsers=list(describe_parser(parser, ["train"])),
+        )
+    )
+    assert commands(found) == ["python train.py --amp train --batch 2"]
+
+
+def test_words_of_parsers_that_can_not_be_read() -> None:
+    plain = replace(request("batch=1,2", "amp=on", tries_changes=False), parsers=())
+    found = find_space(replace(plain, arguments=("--batch", "1", "--amp=off")))
+    assert commands(found) == ["python train.py --batch 1 --amp=true", "python train.py --batch 2 --amp=true"]
+
+
+def test_a_module_is_run_as_one() -> None:
+    found = find_space(
+        request("batch=8", module="project.train", has_ranks=True, per_node=2, tries_changes=False)
+    )
+    candidate = found.space.list_candidates()[0]
+    assert found.write_command(candidate) == "torchrun --nproc-per-node 2 -m project.train"
+    assert found.make_variant(candidate).module == "project.train"
 
 
 def test_programs_for_several_cards() -> None:

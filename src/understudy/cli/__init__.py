@@ -18,6 +18,7 @@
     rehearsals  many rehearsals on an executor
     noted_reads the files that a rehearsal reads
     search_space  what `plan` searches, from options and the script
+    configurations  JSON, TOML and YAML files that a command line names
     targets     models by name, inputs as specs
     layer_table what each module takes, gives and keeps
     progress    a line on terminals, beside what a script writes

@@ -77,11 +77,11 @@ def check_words(options: argparse.Namespace) -> tuple[Card, dict[str, str]]:
     return card, read_sources(options.script)
 
 
-def read_sources(script: str) -> dict[str, str]:
-    """The script and the files beside it that it imports, by path."""
+def read_sources(script: str, home: Path | None = None) -> dict[str, str]:
+    """The script and the files beside it, or in another folder, that it imports, by path."""
     found: dict[str, str] = {}
     waiting = [Path(script)]
-    home = Path(script).parent
+    home = Path(script).parent if home is None else home
     while waiting and len(found) < MOST_FILES:
         path = waiting.pop(0)
         try:

@@ -40,6 +40,20 @@ ATTEMPTS = 2
 """A candidate that kills its worker this often has failed."""
 PASSES = 6
 """The most passes per step that are rehearsed; for more, two smaller numbers are rehearsed instead."""
+VARIABLES = (
+    "PYTORCH_",
+    "TORCH",
+    "CUDA_",
+    "NCCL_",
+    "HF_",
+    "TRANSFORMERS_",
+    "ACCELERATE_",
+    "FSDP_",
+    "DS_",
+    "OMP_",
+    "PYTHON",
+)
+"""How the names of environment variables begin on which a result may depend."""
 SECONDS = 3600
 """A rehearsal of many ranks may take long on few cores."""
 
@@ -152,10 +166,11 @@ def check_words(options: argparse.Namespace) -> Wishes:
         raise PlanOptionError(f"--cache {options.cache}: expected a folder")
     launch = None if os.path.isfile(options.program[0]) else parse_launch(options.program, count)
     program = tuple(launch.program) if launch is not None else tuple(options.program)
-    if not program or program[0] == "-m":
-        raise PlanOptionError("expected a script, got a module; name its file")
-    launcher = tuple(options.program[: len(options.program) - len(program)])
-    files = read_sources(program[0])
+    module = program[1] if program[:1] == ("-m",) and len(program) > 1 else ""
+    script, home = _find_module(module) if module else (program[0], None)
+    arguments = program[2:] if module else program[1:]
+    launcher = tuple(options.program[: len(options.program) - len(arguments) - 1])
+    files = read_sources(script, home)
     notes = []
     if launch is not None:
         per_node, has_ranks = launch.layout.per_node, True
@@ -165,7 +180,7 @@ def check_words(options: argparse.Namespace) -> Wishes:
         per_node = count if has_ranks else 1
         if count * nodes > 1 and not has_ranks:
             notes.append(
-                f"note: {program[0]} uses one of the {count * nodes} cards: nothing in it starts or joins other ranks"
+                f"note: {module or script} uses one of the {count * nodes} cards: nothing in it starts or joins other ranks"
             )
             nodes = 1
     if per_node > count:
@@ -174,15 +189,26 @@ def check_words(options: argparse.Namespace) -> Wishes:
         )
     if launcher and os.path.basename(launcher[0]) != "accelerate":
         launcher = ()  # ranks are options of ours
+    launcher = tuple(word for word in launcher if not module or word not in ("-m", "--module"))
     request = SearchRequest(
-        program[0], program[1:], files, launcher, (), tuple(varied), requirements, nodes, per_node, has_ranks,
-        _read_count("--global-batch", options.global_batch), not options.no_changes,
+        script, arguments, files, launcher, (), tuple(varied), requirements, nodes, per_node, has_ranks,
+        _read_count("--global-batch", options.global_batch), not options.no_changes and not module, module,
     )  # fmt: skip
     store = ResultStore(None if options.cache == "-" else find_folder(options.cache))
     return Wishes(
         card, count, request, Limits(budget, limit, numbers["most"]), options.device, options.cards and Path(options.cards),
         numbers["top"], numbers["passes"], numbers["steps"], jobs, _read_price(options.cost), store, notes,
     )  # fmt: skip
+
+
+def _find_module(name: str) -> tuple[str, Path]:
+    """The file of a module that `python -m` runs from this folder, and the folder of its package. Nothing of it is run."""
+    inner = Path(*name.split("."))
+    for folder in (Path(), *map(Path, sys.path)):
+        for file in (folder / inner / "__main__.py", folder / inner.with_suffix(".py")):
+            if file.is_file():
+                return str(file), folder
+    raise PlanOptionError(f"can't run -m {name}: no module of this name")
 
 
 def _read_count(name: str, text: str | None) -> int | None:
@@ -289,8 +315,9 @@ class Rehearser:
             {
                 "card": card, "device": self.wishes.device, "script": os.path.basename(variant.script),
                 "sources": self.sources, "files": variant.files, "arguments": variant.arguments, "options": variant.options,
-                "launcher": variant.launcher, "environment": variant.environment, "passes": passes, "folders": given,
-                "versions": find_versions(), "roles": [str(axis) for axis in self.found.request.varied],
+                "launcher": variant.launcher, "environment": {**find_variables(), **variant.environment}, "passes": passes,
+                "folders": given, "module": variant.module, "configurations": variant.configurations,
+                "home": os.getcwd(), "versions": find_versions(), "roles": [str(axis) for axis in self.found.request.varied],
             }
         )  # fmt: skip
 
@@ -316,9 +343,9 @@ def _hash_folder(path: str) -> list[tuple[str, int, int]]:
 
 @functools.cache
 def find_versions() -> dict[str, str]:
-    """Versions of the packages that a result depends on; for this package, a hash of its files, which developers change."""
-    names = ("torch", "transformers", "accelerate", "lightning", "peft", "bitsandbytes")
-    versions = {name: version for name in names if (version := _find_version(name))}
+    """Versions of all packages, on which a result may depend; for this package, a hash of its files, which developers
+    change."""
+    versions = {package.metadata["Name"]: package.version for package in importlib.metadata.distributions()}
     home = Path(__file__).parents[1]
     states = (
         (path, path.stat()) for path in sorted(home.rglob("*")) if path.suffix in (".py", ".toml", ".txt")
@@ -327,11 +354,9 @@ def find_versions() -> dict[str, str]:
     return {**versions, "understudy": make_key({"files": texts}), "python": sys.version.split()[0]}
 
 
-def _find_version(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+def find_variables() -> dict[str, str]:
+    """Environment variables that libraries read."""
+    return {name: value for name, value in os.environ.items() if name.startswith(VARIABLES)}
 
 
 def read_parsers(wishes: Wishes, queue: Queue) -> list[dict[str, Any]]:
@@ -339,9 +364,10 @@ def read_parsers(wishes: Wishes, queue: Queue) -> list[dict[str, Any]]:
     request = wishes.request
     variant = Variant(
         request.script, request.arguments, options=_find_run_options(wishes), reads_parser=True, keeps_reads=True,
-        sources=dict(request.files),
+        sources=dict(request.files), module=request.module,
     )  # fmt: skip
-    key = make_key({"parser": asdict(variant), "versions": find_versions()})
+    place = {"home": os.getcwd(), "environment": find_variables(), "versions": find_versions()}
+    key = make_key({"parser": asdict(variant), **place})
     record = wishes.store.read(key)
     if record is None:
         queue.add(-1, variant)
@@ -382,8 +408,11 @@ def plan_script(options: argparse.Namespace) -> int:
             raise PlanOptionError(
                 f"none of {found.space.excluded:,} combinations is allowed by the ranks, --global-batch and --require"
             )
-        if not found.space.axes:
-            wishes.notes.append(f"note: nothing to vary was found in {request.script}: name it with --vary")
+        if not request.varied and not found.has_options:
+            wishes.notes.append(
+                f"note: no option to vary was found in {request.module or request.script} (parsers of argparse are read): "
+                "name it with --vary, and write {NAME} where its value stands in the command line"
+            )
         more = ("--offline-data",) if options.offline_data else ()
         at_a_time = wishes.jobs or workers.count_slots()
         jobs = () if is_single else ("--jobs", str(max(1, (os.cpu_count() or 1) // at_a_time)))

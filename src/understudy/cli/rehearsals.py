@@ -61,6 +61,10 @@ class Variant:
     """Whether the outcome names the files that the run has read."""
     seconds: float = SECONDS
     """Time limit."""
+    module: str = ""
+    """Run with `-m`; `script` is its file."""
+    configurations: Mapping[str, str] = field(default_factory=dict, hash=False)
+    """New texts of configuration files that the command line names, by path as it is written there."""
     reads_parser: bool = False
     """End the script where it parses its command line: the outcome has the options that its parser shows."""
 
@@ -112,7 +116,13 @@ def rehearse_variant(variant: Variant, device: str | None) -> Outcome:
         words = ["run", "--quiet", "--json", str(result), *variant.options]
         words += ["--requests", str(requests)] if variant.keeps_requests else []
         words += ["--parsers", str(parsers)] if variant.reads_parser else []
-        words += [*(["--device", device] if device else []), *variant.launcher, script, *variant.arguments]
+        words += ["--device", device] if device else []
+        program = [
+            *variant.launcher,
+            *(["-m", variant.module] if variant.module else [script]),
+            *variant.arguments,
+        ]
+        words += place_configurations(program, variant.configurations, Path(folder) / "configurations")
         run = _run_in_fork if _can_fork() else _run_in_new_process
         noting = {READS_VARIABLE: str(reads)} if variant.keeps_reads else {}
         code = run(words, {**variant.environment, **noting}, output, variant.seconds)
@@ -216,6 +226,24 @@ def mirror(script: Path, files: Mapping[str, str], folder: Path) -> Path:
         changed[path.relative_to(home).parts] = text
     _mirror_folder(home, changed, folder)
     return folder / script.name
+
+
+def place_configurations(words: Sequence[str], texts: Mapping[str, str], folder: Path) -> list[str]:
+    """The words with the paths of files that hold these texts, each beside links to the neighbours of the original."""
+    found = list(words)
+    for number, (name, text) in enumerate(texts.items()):
+        path, place = Path(name).absolute(), folder / str(number)
+        if path.parent.is_dir():
+            _mirror_folder(path.parent, {(path.name,): text}, place)
+        else:  # on another machine
+            place.mkdir(parents=True)
+        new = place / path.name
+        new.write_text(text, encoding="utf-8")
+        found = [
+            str(new) if w == name else f"{w[: -len(name)]}{new}" if w.endswith(f"={name}") else w
+            for w in found
+        ]
+    return found
 
 
 def write_sources(script: Path, sources: Mapping[str, str], folder: Path) -> Path:

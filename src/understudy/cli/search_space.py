@@ -5,8 +5,9 @@
     found.make_variant(candidate)            what is rehearsed
     found.write_command(candidate)           what one types to run it
 
-A name is, in this order: a mark `{NAME}` in the command line, an option of the script's parser, a word `NAME=…` of the
-command line (as hydra and OmegaConf take them), a setting of the launcher, a number of the script's text.
+A name is, in this order: a mark `{NAME}` in the command line, an option of the script's parser, an entry of a
+configuration file that the command line names, a word `NAME=…` or `--NAME …` of the command line (for parsers that can't be
+read), a setting of the launcher, a number of the script's text.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from understudy.cli.changes import SWITCHES, Change, apply_changes, find_changes, set_constant, write_patch
+from understudy.cli.configurations import find_configurations, read_entries, set_entry
 from understudy.cli.rehearsals import Variant
 from understudy.errors import UnderstudyError
 from understudy.plans.axes import (
@@ -36,6 +38,7 @@ from understudy.plans.axes import (
     double,
     find_role,
     normalise,
+    parse_value,
 )
 from understudy.plans.candidates import Candidate, Space
 from understudy.plans.constraints import PlanRequirement
@@ -45,6 +48,8 @@ LARGER_BATCH = 16
 """Times the batch of the command line: the largest that is tried."""
 FLAG, SWITCH, TRUTH, CHOICE = "flag", "switch", "truth", "choice"
 """Kinds of options: see `simulation.parsers`."""
+ENTRY = "entry"
+"""The kind of an entry of a configuration file."""
 NUMBERS = ("int", "float")
 ACCELERATE = (
     "fsdp_",
@@ -61,7 +66,8 @@ ACCELERATE = (
 
 @dataclass(frozen=True)
 class SearchRequest:
-    """What the command line asks for. `launcher`: words before the script; `parsers`: what its parser shows."""
+    """What the command line asks for. `launcher`: words before the script; `parsers`: what its parser shows. `module`: the
+    name that `-m` is given; `script` is its file then."""
 
     script: str
     arguments: tuple[str, ...]
@@ -75,16 +81,25 @@ class SearchRequest:
     has_ranks: bool = False
     global_batch: int | None = None
     tries_changes: bool = True
+    module: str = ""
+
+    @property
+    def program(self) -> tuple[str, ...]:
+        """The words that name it, as for python."""
+        return ("-m", self.module) if self.module else (self.script,)
 
 
 @dataclass(frozen=True)
 class Setter:
-    """How a value becomes part of the run. `kind`: mark, option, word, launcher, ranks, constant, change."""
+    """How a value becomes part of the run. `kind`: mark, option, entry, word, launcher, ranks, constant, change. For an
+    entry, `flag` is the path of its file, and `option` its name there."""
 
     kind: str
     flag: str = ""
     option: str = ""
     off: str = ""
+    before: str = ""
+    """The word of a command, which stands after this option."""
     change: Change | None = None
     start: Value | None = None
     """The value of the command line as it is."""
@@ -96,7 +111,8 @@ class FoundSpace:
     space: Space
     setters: dict[str, Setter]
     not_searched: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    configurations: Mapping[str, str] = field(default_factory=dict)
+    """Texts of the configuration files, by path."""
 
     def find_first(self, candidates: Sequence[Candidate]) -> Candidate | None:
         """The one that is most like the command line as it is."""
@@ -105,6 +121,11 @@ class FoundSpace:
             return sum(self.setters[name].start != value for name, value in candidate.values)
 
         return min(candidates, key=difference, default=None)
+
+    @property
+    def has_options(self) -> bool:
+        """Whether anything but changes of the text is searched."""
+        return any(axis.origin != "change" for axis in self.space.axes)
 
     @property
     def accumulation(self) -> str | None:
@@ -133,7 +154,8 @@ class FoundSpace:
                 words += ["--ranks", "classes"]
         return Variant(
             request.script, applied.arguments, self._change_texts(applied), applied.environment,
-            (*options, *words), launcher=applied.launcher,
+            (*options, *words), launcher=applied.launcher, module=request.module,
+            configurations=self._change_configurations(applied),
         )  # fmt: skip
 
     def write_command(self, candidate: Candidate) -> str:
@@ -148,15 +170,22 @@ class FoundSpace:
                 "--nproc-per-node",
                 str(shape.per_node),
             ]
-        words = [*(launcher or ["python"]), request.script, *applied.arguments]
+        words = [*(launcher or ["python"]), *request.program, *applied.arguments]
         return " ".join([*(f"{k}={v}" for k, v in applied.environment.items()), shlex.join(words)])
 
     def write_patch(self, candidate: Candidate) -> str:
         applied = self._apply(candidate)
         files = self.request.files
         patch = write_patch(tuple(replace(c, environment={}, arguments=()) for c in applied.changes), files)
-        constants = [f"# set {name} = {value}" for name, value in applied.constants]
-        return "\n".join([*constants, *([patch] if patch else [])])
+        settings = [f"# set {name} = {value}" for name, value in applied.constants]
+        settings += [f"# in {path}: set {name} = {_write(value)}" for path, name, value in applied.entries]
+        return "\n".join([*settings, *([patch] if patch else [])])
+
+    def _change_configurations(self, applied: _Applied) -> dict[str, str]:
+        texts: dict[str, str] = {}
+        for path, name, value in applied.entries:
+            texts[path] = set_entry(texts.get(path, self.configurations[path]), path, name, value)
+        return texts
 
     def _change_texts(self, applied: _Applied) -> dict[str, str]:
         files = {**self.request.files}
@@ -178,13 +207,12 @@ class FoundSpace:
                 arguments = [part.replace("{" + setter.flag + "}", _write(value)) for part in arguments]
             elif setter.kind == "option" and value != setter.start:
                 arguments = _set_option(arguments, setter, value)
+            elif setter.kind == ENTRY and value != setter.start:
+                applied.entries.append((setter.flag, setter.option, value))
             elif setter.kind == "word":
-                arguments = [
-                    f"{setter.flag}={_write(value)}" if part.startswith(f"{setter.flag}=") else part
-                    for part in arguments
-                ]
-            elif setter.kind == "launcher":
-                launcher[2:2] = [setter.flag, _write(value)]
+                arguments = _set_word(arguments, setter.flag, _write(value))
+            elif setter.kind == "launcher" and value != setter.start:
+                launcher = _set_option(launcher, setter, _write(value))
             elif setter.kind == "constant" and value != setter.start:
                 assert isinstance(value, int)
                 applied.constants.append((name, value))
@@ -199,6 +227,8 @@ class _Applied:
     environment: dict[str, str] = field(default_factory=dict)
     changes: tuple[Change, ...] = ()
     constants: list[tuple[str, int]] = field(default_factory=list)
+    entries: list[tuple[str, str, Value]] = field(default_factory=list)
+    """Of configuration files: path, name and value."""
 
 
 def _write(value: Value) -> str:
@@ -223,17 +253,24 @@ def _set_option(arguments: list[str], setter: Setter, value: Value) -> list[str]
         added = [setter.flag] if value is True else [setter.off] if setter.off else []
     else:
         added = [setter.flag, str(value)]
-    return [*kept, *added]
+    place = kept.index(setter.before) if setter.before in kept else len(kept)
+    return [*kept[:place], *added, *kept[place:]]
+
+
+def _set_word(arguments: list[str], name: str, value: str) -> list[str]:
+    """`NAME=…`, or the word after `NAME`."""
+    found = [f"{name}={value}" if part.startswith(f"{name}=") else part for part in arguments]
+    if name in found[:-1]:
+        found[found.index(name) + 1] = value
+    return found
 
 
 # --- the space
 
 
 def find_space(request: SearchRequest) -> FoundSpace:
-    shown: dict[str, Mapping[str, Any]] = {}
-    for option in request.parsers:
-        for flag in option["flags"]:
-            shown.setdefault(normalise(flag), option)
+    configurations = find_configurations(request.arguments)
+    shown = _list_options(request, configurations)
     setters: dict[str, Setter] = {}
     axes: list[Axis] = []
     for axis in request.varied:
@@ -279,8 +316,28 @@ def find_space(request: SearchRequest) -> FoundSpace:
     searched = [name for name in (*(axis.name for axis in axes), derived) if name is not None]
     flags = {setters[name].flag for name in searched}
     taken = {id(o) for name, o in shown.items() if name in searched or not flags.isdisjoint(o["flags"])}
-    left = [str(option["name"]) for option in request.parsers if id(option) not in taken]
-    return FoundSpace(request, space, setters, list(dict.fromkeys(left)))
+    left = [str(option["name"]) for option in shown.values() if id(option) not in taken]
+    return FoundSpace(request, space, setters, list(dict.fromkeys(left)), configurations)
+
+
+def _list_options(request: SearchRequest, configurations: Mapping[str, str]) -> dict[str, Mapping[str, Any]]:
+    """The options of the parser, and the entries of configuration files, by name. Of an option that is an entry as well, the
+    value is that of the file."""
+    shown: dict[str, Mapping[str, Any]] = {}
+    for option in request.parsers:
+        for flag in option["flags"]:
+            shown.setdefault(normalise(flag), option)
+    for path, text in configurations.items():
+        for key, value in read_entries(text, path).items():
+            name = normalise(key)
+            if name in shown:
+                same = {**shown[name], "default": value}
+                shown |= {normalise(flag): same for flag in same["flags"]}
+            else:
+                shown[name] = {
+                    "flags": [], "name": name, "kind": ENTRY, "default": value, "choices": None, "path": path, "key": key,
+                }  # fmt: skip
+    return shown
 
 
 def _origin_of(setter: Setter) -> str:
@@ -319,10 +376,18 @@ def _find_setter(axis: Axis, request: SearchRequest, shown: Mapping[str, Mapping
                 return Setter("mark", flag=mark)
     if name in shown:
         return _make_option_setter(shown[name], request.arguments)
-    for word in request.arguments:
+    inner = [option for key, option in shown.items() if key.endswith(f"_{name}") and option["kind"] == ENTRY]
+    if len(inner) == 1:  # the only entry of this name, in whatever section
+        return _make_option_setter(inner[0], request.arguments)
+    for position, word in enumerate(request.arguments):
         given, equals, value = word.partition("=")
-        if equals and not given.startswith("--") and normalise(given.lstrip("+")) == name:
-            return Setter("word", flag=given, start=value)
+        if normalise(given.lstrip("+-")) != name:
+            continue
+        if equals:
+            return Setter("word", flag=given, start=parse_value(value))
+        following = request.arguments[position + 1 : position + 2]
+        if given.startswith("-") and following and not following[0].startswith("--"):
+            return Setter("word", flag=given, start=parse_value(following[0]))
     if axis.role in (NODES, PER_NODE):
         if not request.has_ranks:
             raise UnderstudyError(
@@ -334,7 +399,7 @@ def _find_setter(axis: Axis, request: SearchRequest, shown: Mapping[str, Mapping
             )
         return Setter("ranks", start=request.per_node if axis.role == PER_NODE else request.nodes)
     if request.launcher[:1] == ("accelerate",) and name.startswith(ACCELERATE):
-        return Setter("launcher", flag=f"--{name}")
+        return _make_launcher_setter(name, request.launcher)
     similar = next((n for n in shown if axis.role and find_role(n) == axis.role), None)
     if similar is not None:
         return _make_option_setter(shown[similar], request.arguments)
@@ -346,12 +411,24 @@ def _find_setter(axis: Axis, request: SearchRequest, shown: Mapping[str, Mapping
     )
 
 
+def _make_launcher_setter(name: str, launcher: Sequence[str]) -> Setter:
+    """`start`: the value in its command line, or in the configuration file that this names."""
+    start = _read_settings(launcher).get(name)
+    option = {"flags": [f"--{name}"], "kind": "text", "default": start}
+    return Setter("launcher", flag=f"--{name}", start=_find_start(option, launcher))
+
+
 def _make_option_setter(option: Mapping[str, Any], arguments: Sequence[str]) -> Setter:
+    if option["kind"] == ENTRY:
+        return Setter(ENTRY, flag=option["path"], option=option["key"], start=option["default"])
     flags = list(option["flags"])
     positive = next((flag for flag in flags if not flag.startswith("--no-")), flags[0])
     given = next((flag for flag in flags if flag in arguments), positive)
     off = next((flag for flag in flags if flag.startswith("--no-")), "") if option["kind"] == SWITCH else ""
-    return Setter("option", flag=given, option=option["kind"], off=off, start=_find_start(option, arguments))
+    return Setter(
+        "option", flag=given, option=option["kind"], off=off, start=_find_start(option, arguments),
+        before=option.get("before", ""),
+    )  # fmt: skip
 
 
 def _find_start(option: Mapping[str, Any], arguments: Sequence[str]) -> Value | None:
@@ -411,7 +488,7 @@ def _default_values(
 ) -> tuple[Value, ...]:
     """The values to try for an option without given values."""
     start = setter.start
-    if option is not None and option["kind"] in (FLAG, SWITCH, TRUTH):
+    if option is not None and (option["kind"] in (FLAG, SWITCH, TRUTH) or isinstance(start, bool)):
         return (False, True)
     world = request.nodes * request.per_node
     if role == TP:
@@ -422,6 +499,8 @@ def _default_values(
         return _divisors(world)
     if option is not None and option["choices"]:
         return tuple(option["choices"])
+    if role == CHECKPOINT and start in CHECKPOINTS:
+        return CHECKPOINTS
     if role == ZERO:
         return (0, 1, 2, 3)
     if isinstance(start, bool) or not isinstance(start, int) or start < 1:
@@ -445,6 +524,17 @@ def _divisors(number: int) -> tuple[int, ...]:
 
 SEARCHED = (BATCH, CHECKPOINT, TP, PP, ZERO)
 """Roles of options that are searched without being named."""
+CHECKPOINTS = ("none", "selective", "full")
+"""The words of options for checkpointing, where one of them is the value."""
+WORDS = {
+    **dict.fromkeys(("precision", "mixedprecision", "dtype", "ampdtype"), ("bf16", "bfloat16", "bf16-mixed")),
+    **dict.fromkeys(
+        ("attn", "attention", "attnimplementation", "attentionimplementation", "attnimpl"), ("eager", "sdpa")
+    ),
+}
+"""By the name of an option with choices: those of them that are searched beside its value."""
+OF_ALL_RANKS = "train_batch_size"
+"""In DeepSpeed's file: it has to agree with the other sizes there."""
 
 
 def _find_axes(request: SearchRequest, shown: Mapping[str, Mapping[str, Any]]) -> list[tuple[Axis, Setter]]:
@@ -455,24 +545,65 @@ def _find_axes(request: SearchRequest, shown: Mapping[str, Mapping[str, Any]]) -
     for name, option in shown.items():
         role = find_role(name)
         plain = "".join(c for c in name.lower() if c.isalnum())
-        is_switch = plain in SWITCHES and option["kind"] in (FLAG, SWITCH, TRUTH)
-        if id(option) in seen or (role in roles and role) or not (role in SEARCHED or is_switch):
+        is_switch = plain in SWITCHES and (
+            option["kind"] in (FLAG, SWITCH, TRUTH) or isinstance(option["default"], bool)
+        )
+        words = _choose_words(plain, option)
+        if id(option) in seen or (role in roles and role) or not (role in SEARCHED or is_switch or words):
             continue
         if role in (TP, PP) and not request.has_ranks:
             continue
-        if plain == "fp16" and "bf16" in shown:
+        if (plain == "fp16" and "bf16" in shown) or (option["kind"] == ENTRY and name == OF_ALL_RANKS):
             continue
         setter = _make_option_setter(option, request.arguments)
-        values = _default_values(role, option, setter, request)
+        values = words or _default_values(role, option, setter, request)
         if len(values) > 1:
             seen.add(id(option))
             roles.add(role)
             if setter.start is not None and setter.start not in values:
                 values = (setter.start, *values)
-            found.append(
-                (Axis(normalise(option["flags"][0]) if not role else name, values, role, "found"), setter)
-            )
-    return found
+            found.append((Axis(name if role else normalise(option["name"]), values, role, "found"), setter))
+    return [*found, *_find_launcher_axes(request)]
+
+
+def _choose_words(plain: str, option: Mapping[str, Any]) -> tuple[Value, ...]:
+    """The value of an option with choices, and those that may be faster and train the same model."""
+    start, choices = option["default"], option["choices"] or ()
+    if start not in choices:
+        return ()
+    better = WORDS.get(plain, ())
+    if plain in ("optim", "optimizer"):
+        better = (f"{start}_fused", f"fused_{start}")
+    words = tuple(dict.fromkeys([start, *(choice for choice in choices if choice in better)]))
+    return words if len(words) > 1 else ()
+
+
+def _find_launcher_axes(request: SearchRequest) -> list[tuple[Axis, Setter]]:
+    """How `accelerate launch` shards a model with FSDP, where it is asked to."""
+    settings = _read_settings(request.launcher)
+    if request.launcher[:1] != ("accelerate",) or not (
+        settings.get("distributed_type") == "FSDP" or "--use_fsdp" in request.launcher
+    ):
+        return []
+    version = _make_launcher_setter("fsdp_version", request.launcher).start
+    if version in (2, "2"):
+        name, values = "fsdp_reshard_after_forward", (True, False)
+    else:
+        mixed = ("HYBRID_SHARD",) if request.nodes > 1 else ()
+        name, values = "fsdp_sharding_strategy", ("FULL_SHARD", "SHARD_GRAD_OP", *mixed)  # type: ignore[assignment]
+    setter = _make_launcher_setter(name, request.launcher)
+    if setter.start is not None and setter.start not in values:
+        values = (setter.start, *values)
+    return [(Axis(name, values, origin="launcher"), setter)]
+
+
+def _read_settings(launcher: Sequence[str]) -> dict[str, Value]:
+    """The entries of the launcher's configuration file, without their sections."""
+    return {
+        key.rpartition(".")[2]: value
+        for path, text in find_configurations(launcher).items()
+        for key, value in read_entries(text, path).items()
+    }
 
 
 TRIED = ("fused ", "bf16 autocast", "checkpoint each", "gradient checkpointing", "checkpoint the loss")

@@ -25,7 +25,8 @@ OFF = (False, "none", "off", "false", "no", "0", 0)
 _ROLES: dict[str, list[str]] = {
     BATCH: (
         "batch batchsize microbatch microbatchsize mbs bs trainbatchsize perdevicetrainbatchsize perdevicebatchsize "
-        "devicebatchsize localbatchsize batchsizepergpu batchsizeperdevice"
+        "devicebatchsize localbatchsize batchsizepergpu batchsizeperdevice batchsizepercard samplespergpu "
+        "trainmicrobatchsizepergpu perdevicebatch"
     ).split(),
     ACCUMULATE: (
         "accumulate accumulation accumulationsteps gradientaccumulationsteps gradientaccumulation gradaccumsteps gradaccum "
@@ -36,9 +37,10 @@ _ROLES: dict[str, list[str]] = {
     ).split(),
     CHECKPOINT: (
         "checkpoint checkpointing ckpt recompute gradientcheckpointing gradckpt activationcheckpoint "
-        "activationcheckpointing actckpt"
+        "activationcheckpointing actckpt usecheckpoint usegradientcheckpointing enablegradientcheckpointing "
+        "activationcheckpointmode"
     ).split(),
-    ZERO: "zero zerostage".split(),
+    ZERO: "zero zerostage zerooptimizationstage".split(),
     DP: "dp dpsize dataparallel dataparallelsize dpdegree dataparalleldegree".split(),
     TP: (
         "tp tpsize tensorparallel tensorparallelsize tensormodelparallelsize tpdegree tensorparalleldegree"
@@ -50,6 +52,19 @@ _ROLES: dict[str, list[str]] = {
     NODES: ["nodes", "nnodes"],
     PER_NODE: ["nprocpernode"],
 }
+SECTIONS = (
+    "training",
+    "train",
+    "trainer",
+    "parallelism",
+    "experimental",
+    "model",
+    "data",
+    "args",
+    "config",
+    "cfg",
+)
+"""Names before a dot that say nothing more: `training.batch_size`, `trainer.accumulate_grad_batches`."""
 _ROLE_OF = {name: role for role, names in _ROLES.items() for name in names}
 
 COUNTS = (BATCH, ACCUMULATE, CONTEXT, DP, TP, PP, CP, NODES, PER_NODE)
@@ -75,7 +90,10 @@ def normalise(name: str) -> str:
 @functools.cache
 def find_role(name: str) -> str:
     """ "" if the name stands for nothing that is known."""
-    return _ROLE_OF.get("".join(c for c in name.lower() if c.isalnum()), "")
+    whole = "".join(c for c in name.lower() if c.isalnum())
+    section, _, inner = name.lower().replace(".", "_").partition("_")
+    short = "".join(c for c in inner if c.isalnum()) if section in SECTIONS else whole
+    return _ROLE_OF.get(whole) or _ROLE_OF.get(short, "")
 
 
 def parse_vary(text: str) -> Axis:

@@ -3,7 +3,7 @@
     with read_parsers(True) as found: …                 raises ParserRead in the script
     found[0]    {"flags": ["--batch"], "name": "batch", "kind": "int", "default": 8, "choices": None, "help": "…"}
 
-`argparse`, and what is built on it and parses with it: `HfArgumentParser`, `jsonargparse`. A parser that only looks ahead
+`argparse`, and what is built on it and parses with it: `HfArgumentParser`, `simple_parsing`. A parser that only looks ahead
 (`parse_known_args`) is read, and the script goes on.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -27,8 +27,12 @@ FLAG, SWITCH, TRUTH, INTEGER, NUMBER, CHOICE, TEXT = (
     "text",
 )
 """How a value is given: `--x`; `--x` and `--no-x`; `--x True`; a number; one of some words; any text."""
-WHOLE = ("argparse", "transformers.hf_argparser", "jsonargparse")
+WHOLE = ("argparse", "transformers.hf_argparser", "simple_parsing")
 """Modules that parse the whole command line where they call `parse_known_args`."""
+
+
+OF_LIBRARIES = ("fire", "hydra")
+"""Modules whose parser is not that of the script."""
 
 
 class ParserRead(BaseException):
@@ -36,6 +40,8 @@ class ParserRead(BaseException):
 
 
 _found: list[list[dict[str, Any]]] = []
+_left: list[list[str]] = []
+"""The words that parsers which only look ahead have left: the script's next parser gets them."""
 
 
 @contextmanager
@@ -49,6 +55,7 @@ def read_parsers(is_wanted: bool) -> Iterator[list[dict[str, Any]]]:
         yield found
     finally:
         _found.pop()
+        _left.clear()
 
 
 @patch_call("argparse.ArgumentParser.parse_known_args", during=REHEARSAL)
@@ -56,15 +63,41 @@ def read_parser(
     original: Callable[..., Any], self: argparse.ArgumentParser, args: Any = None, *rest: Any, **kwargs: Any
 ) -> Any:
     """Parsers of libraries, which are given words of their own, are not the script's."""
-    if not _found or (args is not None and list(args) != sys.argv[1:]):
+    if not _found or (args is not None and list(args) not in (sys.argv[1:], *_left)):
         return original(self, args, *rest, **kwargs)
-    _found[-1].extend(option for action in self._actions if (option := describe_action(action)) is not None)
-    caller = sys._getframe(2).f_globals.get("__name__", "")
-    if caller == __name__ or caller.partition(".")[0] == "understudy":
-        caller = sys._getframe(3).f_globals.get("__name__", "")
-    if caller.startswith(WHOLE):
+    callers = _list_callers()
+    if next((name for name in callers if name != "argparse"), "").startswith(OF_LIBRARIES):
+        return original(self, args, *rest, **kwargs)
+    _found[-1].extend(describe_parser(self, sys.argv[1:] if args is None else list(args)))
+    if callers[0].startswith(WHOLE):
         raise ParserRead
-    return original(self, args, *rest, **kwargs)
+    result = original(self, args, *rest, **kwargs)
+    _left.append(list(result[1]))
+    return result
+
+
+def _list_callers() -> list[str]:
+    """Names of the modules that call the parser, the innermost first, without those of this package."""
+    names = []
+    frame = sys._getframe(2)
+    while frame is not None:
+        names.append(frame.f_globals.get("__name__", ""))
+        frame = frame.f_back  # type: ignore[assignment]
+    return [name for name in names if name.partition(".")[0] != "understudy"] or [""]
+
+
+def describe_parser(parser: argparse.ArgumentParser, words: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Its options, and those of the command that the words name. `before`: the word of that command, which stands after
+    the options of the parser itself."""
+    commands = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    word = next((word for word in words for action in commands if word in action.choices), "")
+    for action in parser._actions:
+        option = describe_action(action)
+        if option is not None:
+            yield {**option, "before": word} if word else option
+    for action in commands:
+        if word in action.choices:
+            yield from describe_parser(action.choices[word], words[list(words).index(word) + 1 :])
 
 
 def describe_action(action: argparse.Action) -> dict[str, Any] | None:
