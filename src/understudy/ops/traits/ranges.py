@@ -10,6 +10,7 @@ that the call returns or writes to, or a tuple with one for each of them.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -75,6 +76,7 @@ LARGEST = 128
 probabilities, and results of masks alone have them at any size."""
 
 
+@functools.cache
 def range_of_dtype(dtype: torch.dtype) -> ValueRange:
     if dtype is torch.bool:
         return ValueRange(0, 1, False)
