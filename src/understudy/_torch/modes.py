@@ -22,6 +22,10 @@ _PRE_DISPATCH = DispatchKey.PreDispatch
 _SPARE_AUTOCAST = DispatchKey.AutocastIPU
 """Kernels on this key cast the arguments of calls on stand-ins, in threads in which the key is not excluded."""
 _count_dispatch_modes, _dispatch_mode = torch._C._len_torch_dispatch_stack, torch._C._get_dispatch_mode
+_dispatch_mode_at, _pop_dispatch_mode = (
+    torch._C._get_dispatch_stack_at,
+    torch._C._pop_torch_dispatch_stack,
+)
 _unset_dispatch_mode, _push_dispatch_mode = (
     torch._C._unset_dispatch_mode,
     torch._C._push_on_torch_dispatch_stack,
@@ -266,17 +270,20 @@ class no_modes:
 
     def __enter__(self) -> None:
         above = _ops.mode_stack_state_for_pre_dispatch()
-        self._taken = dispatch_modes()
+        taken = self._taken = [_dispatch_mode_at(place) for place in range(_count_dispatch_modes())]
         if above.count():
-            self._taken += [mode for mode in (above.get(0), above.get(1), above._schema_check_mode) if mode]
-        while above.count():
-            _ops._pop_mode_from_pre_dispatch()
+            taken += [mode for mode in (above.get(0), above.get(1), above._schema_check_mode) if mode]
+            while above.count():
+                _ops._pop_mode_from_pre_dispatch()
         while _count_dispatch_modes():
-            _modes._pop_mode()
+            _pop_dispatch_mode(None)
 
     def __exit__(self, *exception: object) -> None:
         for mode in self._taken:
-            _modes._push_mode(mode)
+            if getattr(mode, "_dispatch_key", None) is None:
+                _push_dispatch_mode(mode)
+            else:
+                _modes._push_mode(mode)
 
 
 class without_fake_mode:

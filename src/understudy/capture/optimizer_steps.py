@@ -13,13 +13,14 @@ there on, the step is recorded as any later one.
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.fx import Node
 
 from understudy import _torch
+from understudy.fake.tensor import FakeTensor
 
 Store = Callable[[str, str, Any], Any]
 """(name of the parameter, key, value) → the value to store."""
@@ -151,7 +152,9 @@ def _evaluate(node: Node, read: Callable[[Node], Any], values: dict[Node, Any]) 
     return result
 
 
-def _sizes(val: Any) -> tuple[list[int], list[int]]:
+def _sizes(val: Any) -> tuple[Sequence[int], Sequence[int]]:
+    if type(val) is FakeTensor and not val._spec.is_symbolic:
+        return val._spec.numbers[:2]
     return [int(size) for size in val.shape], [int(step) for step in val.stride()]
 
 
@@ -163,9 +166,9 @@ def lazy_zeros(val: Any) -> torch.Tensor:
     """Zeros with the metadata of a stand-in. The memory of a large one on the CPU is mapped when it is first written to:
     the state of a model of a billion parameters is made at once, and the first step pays for it."""
     shape, stride = _sizes(val)
-    length = (
-        1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True)) if 0 not in shape else 0
-    )
+    length = 0
+    if 0 not in shape:
+        length = 1 + sum([(size - 1) * step for size, step in zip(shape, stride, strict=True)])
     size = length * val.dtype.itemsize
     if val.device.type != "cpu" or size < LEAST_LAZY_BYTES or _torch.active_fake_mode() is not None:
         return _empty_like(val).zero_()

@@ -9,7 +9,7 @@ import functools
 import logging
 import operator
 import sys
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping, Set
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -29,6 +29,7 @@ from understudy.graph.node_values import as_val, set_val
 from understudy.ops.registry import record_of
 from understudy.ops.shared.decompositions import decompose
 from understudy.ops.traits.autocast import is_cast_in_kernel
+from understudy.shapes.algebra.expr import Expr
 from understudy.shapes.bindings import compute_unbacked_bindings, unbacked_symbols_in
 from understudy.shapes.env import ShapeEnv
 from understudy.spec.call import flat
@@ -236,14 +237,14 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
             env = fake_mode.shape_env
             if env is not None:
                 if route.record.has_dynamic_shape:
-                    self._note_symbols_of_before(env, result)
+                    self._note_symbols_of_before(env, unbacked_symbols_in(result))
                 if env.pending_fresh_unbacked_symbols:
                     self._bind_fresh(env, result, node)
         elif (type(result) is tuple or type(result) is list) and not route.record.has_dynamic_shape:
             self._track_parts(fake_mode, result, node, meta)
         else:
             if route.record.has_dynamic_shape:
-                self._note_symbols_of_before(fake_mode.shape_env, result)
+                self._note_symbols_of_before(fake_mode.shape_env, unbacked_symbols_in(result))
             self.track(result, node)
         return result
 
@@ -319,21 +320,29 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
         node_args, node_kwargs = self._as_arguments(route, args, kwargs)
         specs = [fake._spec for fake in tensors if type(fake) is FakeTensor] if route.record.has_out else None
         result = self._result(fake_mode, func, types, args, kwargs)
-        if result is NotImplemented or (route.record.is_data_dependent and self._is_known_number(result)):
+        if result is NotImplemented:
+            return result
+        is_read = route.record.is_data_dependent
+        unbacked = (
+            unbacked_symbols_in(result) if is_read or route.record.has_dynamic_shape else frozenset[Expr]()
+        )
+        if is_read and self._is_known_number(result, unbacked):
             return result
         if specs is not None:
             self._read_before_resizes(tensors, specs)
         node = self.tracer.append_call(route.target, node_args, node_kwargs, route.name)
-        if route.record.is_data_dependent or route.record.has_dynamic_shape:
-            self._note_symbols_of_before(env_of_result(result), result)
+        if unbacked:
+            self._note_symbols_of_before(env_of_result(result), unbacked)
         self.track(result, node)
         self._of_parts(node)
         return result
 
-    def _is_known_number(self, value: object) -> bool:
+    def _is_known_number(self, value: object, unbacked: Set[Expr]) -> bool:
         """Whether a number that was read from a tensor needs no node: it is determined, and the graph can compute it. The
         number in a tensor that is an input is neither data-dependent nor among the sizes of the inputs."""
-        return is_determined(value) and (type(value) in PLAIN or self.tracer.has_symbol(value))
+        return type(value) in PLAIN or (
+            isinstance(value, SYMBOLIC) and not unbacked and self.tracer.has_symbol(value)
+        )
 
     def _read_before_resizes(self, tensors: Any, specs: Any) -> None:
         """Read the sizes of an `out=` tensor before the call that resized it."""
@@ -453,12 +462,11 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
                 set_val(item, part)
                 self._track(part, item)
 
-    def _note_symbols_of_before(self, env: ShapeEnv | None, result: object) -> None:
+    def _note_symbols_of_before(self, env: ShapeEnv | None, symbols: Set[Expr]) -> None:
         """A stand-in memoises symbols that were read from its data before; in this graph, this call produces them."""
-        if env is not None:
+        if env is not None and not symbols <= set(pending := env.pending_fresh_unbacked_symbols):
             known = self.tracer.symbols.readable()
-            pending = env.pending_fresh_unbacked_symbols
-            pending.extend(s for s in unbacked_symbols_in(result) if s not in known and s not in pending)
+            pending.extend(s for s in symbols if s not in known and s not in pending)
 
     def _bind_fresh(self, env: ShapeEnv, result: object, node: Node) -> None:
         """Bind the unbacked symbols that this call created to its results."""
@@ -470,11 +478,6 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
             node.meta["unbacked_bindings"] = bindings
         for tensor in flat(FakeTensor, (result,), {}):
             self.tracer.symbols.bind_tensor(tensor._spec, self.tracer.node_of_tensor(tensor))
-
-
-def is_determined(value: object) -> bool:
-    """Whether a number that was read from a tensor is determined by the program and the sizes of its inputs."""
-    return type(value) in PLAIN or (isinstance(value, SYMBOLIC) and not unbacked_symbols_in(value))
 
 
 def env_of_result(result: object) -> ShapeEnv | None:

@@ -189,7 +189,8 @@ class StepCapture(Capture):
         self._stand_ins: dict[str, torch.Tensor] = {}
         self._numbers_before: dict[str, Any] = {}
         self._state_stand_ins: list[Any] = []
-        self._mode_of_model = next(filter(None, map(maybe_get_fake_mode, reals.values())), None)
+        self._below = next(filter(None, map(maybe_get_fake_mode, reals.values())), None) or nullcontext()
+        """The mode of the model's own parameters, if they are stand-ins."""
         self._stand_in_of_entry: dict[tuple[str, str], torch.Tensor] = {}
         """The stand-ins in the optimizer's state, by the name of the parameter and the key."""
         self.made: State = {}
@@ -332,8 +333,7 @@ class StepCapture(Capture):
         node = self.tracer.node_of_tensor(value)
         self._made_by[parameter, key] = node
         # for real, or as stand-ins if the model's own parameters are stand-ins
-        below = self._mode_of_model or nullcontext()
-        with _torch.NoFunctionModes(), _torch.no_modes(), _torch.grad_mode(False), below:
+        with _torch.NoFunctionModes(), _torch.no_modes(), _torch.grad_mode(False), self._below:
             real = self._make_initial(parameter, key, node, self.tracer.constants.value_read_by)
             if not self.from_gradients:
                 self._adopt(parameter, key, value, real)

@@ -72,7 +72,10 @@ class PythonKeyTracer(torch.fx.Tracer):
 
     def append_call(self, target: Any, args: object, kwargs: object, name: str | None = None) -> Node:
         """Add a call to the graph. Its arguments must be nodes and literals already."""
-        node = self.appender().call(name or _torch.base_name(target), target, args, kwargs)
+        appender = self._appender
+        if appender is None or appender.graph is not self.graph:
+            appender = self.appender()
+        node = appender.call(name or _torch.base_name(target), target, args, kwargs)
         self.node_meta.mark(node, sys._getframe(1))
         return node
 
@@ -192,6 +195,8 @@ class PythonKeyTracer(torch.fx.Tracer):
             return value
         if kind is FakeTensor or isinstance(value, torch.Tensor):
             return self.node_of_tensor(value)
+        if kind in SYMBOLIC:
+            return self.argument_of_symbol(value)
         if kind is list or kind is tuple:
             return kind([self.argument(part) for part in value])
         if kind is torch.Size:

@@ -49,6 +49,9 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 
 
+PLAIN = frozenset({int, float, bool})
+
+
 class GraphBuilder(Protocol):
     """The tracer that builds the graph: has the shape environment, and appends calls."""
 
@@ -186,15 +189,17 @@ class SymbolNodes(Writer[Any]):
         if number.is_plain:
             return number.value
         found = self._nodes.get(number)
-        if found is None:
-            node_meta = self._tracer.node_meta
-            before = node_meta.shared_trace
-            if before is None:
-                node_meta.shared_trace = node_meta.trace_of(sys._getframe(1))
-            try:
-                found = self._nodes[number] = self._make_node_of(number)
-            finally:
-                node_meta.shared_trace = before
+        if found is not None:
+            return found
+        node_meta = self._tracer.node_meta
+        if node_meta.shared_trace is not None:  # a part of another number
+            found = self._nodes[number] = self._make_node_of(number)
+            return found
+        node_meta.shared_trace = node_meta.trace_of(sys._getframe(1))
+        try:
+            found = self._nodes[number] = self._make_node_of(number)
+        finally:
+            node_meta.shared_trace = None
         return found
 
     def _make_node_of(self, number: SymNode) -> Any:
@@ -235,6 +240,8 @@ class SymbolNodes(Writer[Any]):
             return found
         before, self._number = self._number, number
         try:
+            if type(value) is FloatExpr:
+                return self.write_operation(value, value.operation, value.arguments)
             return value.write(self)
         finally:
             self._number = before
@@ -243,8 +250,13 @@ class SymbolNodes(Writer[Any]):
         """The node of a part of an expression."""
         if isinstance(value, (int, float)):
             return value
-        kind = int if isinstance(value, Expr) else float if isinstance(value, FloatExpr) else bool
-        return self.node_of(self._tracer.shape_env.node(value, kind))
+        kind = float if type(value) is FloatExpr else int if isinstance(value, Expr) else bool
+        env = self._tracer.shape_env
+        number = env.nodes.get((kind, value))
+        if number is None:
+            number = env.node(value, kind)
+        found = self._nodes.get(number)
+        return self.node_of(number) if found is None else found
 
     def write_symbol(self, symbol: Expr) -> Any:
         env = self._number.shape_env
@@ -285,7 +297,8 @@ class SymbolNodes(Writer[Any]):
 
     def write_operation(self, value: Writable, operation: str, operands: Sequence[Operand]) -> Any:
         number = self._number
-        parts = tuple(map(self.write, operands))
+        write = self.write
+        parts = tuple([part if type(part) in PLAIN else write(part) for part in operands])
         if operation == "value":
             return parts[0]
         if operation == "to_float" and isinstance(parts[0], int):

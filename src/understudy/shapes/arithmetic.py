@@ -99,7 +99,11 @@ class Arithmetic:
 
     def make_float(self, operation: str, *arguments: Operand) -> FloatExpr:
         """The tree of an operation on these."""
-        return self._intern(FloatExpr, operation, arguments)
+        key = (FloatExpr, operation, arguments, *map(type, arguments))
+        found: FloatExpr | None = self._trees.get(key)
+        if found is None:
+            found = self._trees[key] = FloatExpr(operation, arguments)
+        return found
 
     def _intern(self, kind: Callable[..., Tree], *parts: Any) -> Tree:
         operands: tuple[Any, ...] = parts[-1] if type(parts[-1]) is tuple else parts
@@ -129,14 +133,15 @@ class Arithmetic:
         if found is None:
             if self.is_limited_to_memory:
                 raise NotMemoised
-            found = self.computed[key] = self._apply(operation, a, adopt(b))
+            found = self.computed[key] = self._apply(operation, a, b if type(b) is SymNode else adopt(b))
         return found
 
     def _apply(self, operation: str, a: SymNode, b: SymNode) -> SymNode:
         if operation in BITWISE:
             return self._apply_bitwise(operation, a, b)
         if a.kind is float or b.kind is float or operation == "truediv":
-            left, right = self._to_number(a), self._to_number(b)
+            left = self._to_number(a) if a.kind is bool else a.value
+            right = self._to_number(b) if b.kind is bool else b.value
             if isinstance(left, NUMBERS) and isinstance(right, NUMBERS):
                 return self.node(float(OPERATIONS[operation](left, right)), float)
             return self.node(self.make_float(operation, left, right), float)

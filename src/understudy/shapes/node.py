@@ -29,6 +29,12 @@ YES, NO, NOTHING = (1).__bool__, (0).__bool__, {}.clear
 """Functions that return True, False and None. Called from C++, they cost half of a Python function."""
 SETTLED: tuple[Callable[[Any, Any], bool], Callable[[Any, Any], bool]] = (operator.eq, operator.ne)
 """The same for methods with the arguments (file, line), which are never equal: always False, always True."""
+OF_TRUTHS = {
+    "expect_true": "_expect_true", "guard_bool": "_guard_bool", "guard_or_false": "_guard_or_false",
+    "guard_or_true": "_guard_or_true", "guard_size_oblivious": "_guard_or_false",
+    "statically_known_true": "_statically_known_true",
+}  # fmt: skip
+"""Questions about a truth value, and the methods that answer them until the answer is final."""
 SYMBOLIC: dict[type, Callable[[Any], Any]] = {int: torch.SymInt, float: torch.SymFloat, bool: torch.SymBool}
 Method = Callable[["SymNode", "SymNode"], "SymNode"]
 FILES_THAT_NEED_NO_GUARD = ("input_metadata.cpp", "Contiguity.h")
@@ -119,7 +125,7 @@ class SymNode:
     is_bool: Callable[[], bool]
     maybe_as_int: Callable[[], int | None]
 
-    # Methods of bools: these are replaced by functions of `SETTLED` once the answer is final.
+    # Questions to bools: `OF_TRUTHS`, replaced by functions of `SETTLED` once the answer is final.
     expect_true: Callable[[Any, Any], bool]
     guard_bool: Callable[[Any, Any], bool]
     guard_or_false: Callable[[Any, Any], bool]
@@ -148,10 +154,20 @@ class SymNode:
         self.is_float = YES if kind is float else NO
         self.is_bool = YES if kind is bool else NO
         self.maybe_as_int = value.__index__ if kind is int and self.is_plain else NOTHING
-        self.eq = Equalities(self).__getitem__
-        self.guard_bool, self.expect_true = self._guard_bool, self._expect_true
-        self.guard_or_false = self.guard_size_oblivious = self._guard_or_false
-        self.guard_or_true, self.statically_known_true = self._guard_or_true, self._statically_known_true
+        if kind is not float:
+            self.eq = Equalities(self).__getitem__
+        if kind is bool:
+            self.guard_bool, self.expect_true = self._guard_bool, self._expect_true
+            self.guard_or_false = self.guard_size_oblivious = self._guard_or_false
+            self.guard_or_true, self.statically_known_true = self._guard_or_true, self._statically_known_true
+
+    def __getattr__(self, name: str) -> Any:
+        """The methods that nodes of another kind have as attributes: rarely called, they are not bound to each node."""
+        if name == "eq":
+            return Equalities(self).__getitem__
+        if name in OF_TRUTHS:
+            return getattr(self, OF_TRUTHS[name])
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
 
     # torch checks `isinstance(node, <its own class>)` in `sym_ite` and when it unwraps constants. C++ reads the class
     # of every node: a property would be a call each time.
@@ -272,7 +288,9 @@ class SymNode:
         return env.node(number, int) if found is None else found
 
     def wrap_float(self, number: float) -> SymNode:
-        return self.shape_env.node(number, float)
+        env = self.shape_env
+        found = env.nodes.get((float, number))
+        return env.node(number, float) if found is None else found
 
     def wrap_bool(self, number: bool) -> SymNode:
         return self.shape_env.node(number, bool)

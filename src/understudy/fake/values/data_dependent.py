@@ -243,20 +243,22 @@ def symbolic_item(mode: FakeTensorMode, fake: FakeTensor) -> Any:
     env = mode.shape_env
     if env is None or not env.settings.allow_scalar_outputs or is_in_composite():
         return NotImplemented
-    if fake.item_memo is None:
-        dtype, what = fake._spec.dtype, f".item() of {fake._spec}"
-        if dtype is torch.bool:
-            fake.item_memo = memo = env.create_unbacked_symbool(what=what)
-        elif dtype.is_floating_point:
-            low, high = _bounds_of_float(fake)
-            fake.item_memo = memo = env.create_unbacked_symfloat(low=low, high=high, what=what)
-        elif dtype.is_complex:
-            return NotImplemented
-        else:
-            low, high = _bounds_of_item(fake)
-            fake.item_memo = memo = env.create_unbacked_symint(low=low, high=high, what=what)
-        return memo if fake.item_memo is None else fake.item_memo
-    return fake.item_memo
+    memo = fake.item_memo
+    if memo is not None:
+        return memo
+    dtype, what = fake._spec.dtype, f".item() of {fake._spec}"
+    if dtype is torch.bool:
+        memo = env.create_unbacked_symbool(what=what)
+    elif dtype.is_floating_point:
+        low, high = _bounds_of_float(fake)
+        memo = env.create_unbacked_symfloat(low=low, high=high, what=what)
+    elif dtype.is_complex:
+        return NotImplemented
+    else:
+        low, high = _bounds_of_item(fake)
+        memo = env.create_unbacked_symint(low=low, high=high, what=what)
+    fake.item_memo = memo
+    return memo
 
 
 def _bounds_of_item(fake: FakeTensor) -> tuple[int | None, int | None]:

@@ -96,13 +96,23 @@ def operand(fake: FakeTensor) -> Operand:
 def infer_ranges_by_plan(
     func: Any, plan: Plan, args: Any, kwargs: Any, inputs: list[FakeTensor]
 ) -> tuple[ValueRange, ...] | ValueRange | None:
-    """The ranges of a call's results. For a single input without a known range, they are inferred once, and kept in the
+    """The ranges of a call's results. For a single input, they are inferred once for each range of it, and kept in the
     plan."""
-    if len(inputs) > 1 or (inputs and (inputs[0]._range is not None or inputs[0]._determined is not None)):
+    if len(inputs) > 1:
         return infer_ranges(func, args, kwargs)
-    if plan.bounds is None:
-        plan.bounds = (infer_ranges(func, args, kwargs),)
-    return plan.bounds[0]
+    is_unknown = not inputs or (inputs[0]._range is None and inputs[0]._determined is None)
+    known = None if is_unknown else range_of(inputs[0])
+    bounds = plan.bounds
+    if bounds is None or len(bounds) >= MOST_KEPT:
+        bounds = plan.bounds = {}
+    if known not in bounds:
+        bounds[known] = infer_ranges(func, args, kwargs)
+    found: tuple[ValueRange, ...] | ValueRange | None = bounds[known]
+    return found
+
+
+MOST_KEPT = 64
+"""The ranges of a plan are kept for this many ranges of its input."""
 
 
 def infer_ranges(func: Any, args: Any, kwargs: Any) -> tuple[ValueRange, ...] | ValueRange | None:

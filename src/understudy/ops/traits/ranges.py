@@ -10,6 +10,7 @@ that the call returns or writes to, or a tuple with one for each of them.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -79,6 +80,7 @@ MASKS = (torch.bool, torch.uint8)
 """Dtypes of masks: as an index, a tensor of bytes selects like one of booleans."""
 
 
+@functools.cache
 def range_of_dtype(dtype: torch.dtype) -> ValueRange:
     if dtype is torch.bool:
         return ValueRange(0, 1, False)

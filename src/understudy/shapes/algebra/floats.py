@@ -7,6 +7,7 @@ comparing them is integer arithmetic.
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 import re
@@ -223,12 +224,13 @@ def bounds_of(value: Operand, interval: Callable[[Integer], Interval]) -> Bounds
     if not isinstance(value, FloatExpr):
         return ANYTHING
     try:
-        return _bounds(value.operation, [bounds_of(a, interval) for a in value.arguments])
+        return _bounds(value.operation, tuple([bounds_of(a, interval) for a in value.arguments]))
     except (ArithmeticError, ValueError):
         return ANYTHING
 
 
-def _bounds(operation: str, arguments: list[Bounds]) -> Bounds:
+@functools.lru_cache(maxsize=4096)
+def _bounds(operation: str, arguments: tuple[Bounds, ...]) -> Bounds:
     if operation in EXACT or operation in MONOTONIC_FUNCTIONS:  # monotonic
         low, high = (_limit(operation, end) for end in arguments[0])
         return (low, high) if operation in EXACT else _wider(low, high)
@@ -243,7 +245,7 @@ def _bounds(operation: str, arguments: list[Bounds]) -> Bounds:
         return max(low, -high, 0.0), max(abs(low), abs(high))
     if operation == "truediv" and not arguments[1][0] <= 0 <= arguments[1][1]:
         low, high = arguments[1]
-        return _bounds("mul", [arguments[0], (1 / high, 1 / low)])
+        return _bounds("mul", (arguments[0], (1 / high, 1 / low)))
     if operation == "pow" and arguments[0][0] == arguments[0][1] > 0:  # monotonic in the exponent
         ends = [math.pow(arguments[0][0], end) for end in arguments[1]]
         return _wider(min(ends), max(ends))
