@@ -556,6 +556,21 @@ def test_routing_is_balanced(is_inference: bool) -> None:
             assert torch.where(empty.scatter(1, experts, 1).bool()[:, 3])[0].shape == (1600,)
 
 
+@pytest.mark.parametrize("is_inference", [False, True])
+def test_gates_written_over_zeros_agree_with_their_mask(is_inference: bool) -> None:
+    """Sparse dispatchers count the chosen experts by `gates > 0`, and find them by `nonzero`."""
+    for mode in (contextlib.nullcontext(), plausible()):
+        with mode, torch.inference_mode(is_inference):
+            top, experts = torch.rand(100, 8).topk(2)
+            gates = torch.zeros_like(torch.empty(100, 8)).scatter(1, experts, top.softmax(1))
+            for mask in (gates > 0, gates != 0, gates.bool(), ~(gates == 0), ~(gates <= 0)):
+                rows = torch.randn(100, 4)[gates.nonzero()[:, 0]]
+                assert rows.shape == (200, 4)
+                assert len(rows.split(mask.sum(0).tolist())) == 8
+                assert torch.where(mask)[0].shape == (200,)
+            assert (gates >= 0).all()
+
+
 def add_ones(zeros: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
     return zeros.scatter_add_(0, chosen.flatten(), torch.ones_like(chosen.flatten()))
 

@@ -66,6 +66,29 @@ def test_a_class_with_functions_of_its_own(name: str) -> None:
         assert found == expected
 
 
+class Tagged(Tensor):
+    """Hands its attributes on to its results, as images with metadata do."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = super().__torch_function__(func, types, args, kwargs or {})
+        if isinstance(result, cls):
+            vars(result).update(vars(args[0]))
+        return result
+
+
+def test_attributes_that_are_handed_on_do_not_change_the_tensor_inside() -> None:
+    def run() -> list[Any]:
+        x = torch.ones(3, 4).as_subclass(Tagged)
+        x.tag = "scan"
+        results: list[Any] = [x[None], x.to(torch.float64), x.t(), copy.copy(x), copy.copy(x[0])]
+        return [(y.tag, y.as_subclass(Tensor).shape, y.as_subclass(Tensor).dtype) for y in results]
+
+    expected = run()
+    with FakeTensorMode():
+        assert run() == expected
+
+
 def test_it_is_on_its_device() -> None:
     with FakeTensorMode():
         image = torch.ones(3, 4).as_subclass(Image).to("cuda")

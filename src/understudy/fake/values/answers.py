@@ -132,9 +132,10 @@ class Plausible:
     def _count(self, read: Read) -> int:
         """A data-dependent size: how many elements a mask selects, how many distinct values there are."""
         most = max(read.least, 1) if read.most is None else read.most
-        share = 1.0 if self.worst_case or read.values.likely is None else min(abs(read.values.likely), 1.0)
+        likely = read.values.likely if read.values.filled is None else read.values.filled
+        share = 1.0 if self.worst_case or likely is None else min(abs(likely), 1.0)
         is_mask = (read.values.low, read.values.high) == (0, 1)
-        if read.values.likely is None and not self.worst_case and is_mask:
+        if likely is None and not self.worst_case and is_mask:
             share = 0.5
         return min(max(read.least, round(share * most)), most)
 

@@ -41,7 +41,7 @@ def range_of(fake: FakeTensor) -> ValueRange:
     ):
         return limits
     low, high = max(found.low, limits.low), min(found.high, limits.high)
-    return ValueRange(low, high, found.may_be_nan and limits.may_be_nan, found.likely)
+    return ValueRange(low, high, found.may_be_nan and limits.may_be_nan, found.likely, found.filled)
 
 
 def _range_of_determined(fake: FakeTensor) -> ValueRange | None:

@@ -29,12 +29,14 @@ class ValueRange:
     """Every element is in `low..high`, or NaN if it may be that.
 
     `likely`: a typical value in an ordinary run; for booleans, the share that is true. None: unknown.
+    `filled`: the share of elements that were written over zeros, such as the gates of chosen experts. None: unknown.
     """
 
     low: float = -INFINITE
     high: float = INFINITE
     may_be_nan: bool = True
     likely: float | None = None
+    filled: float | None = None
 
     @property
     def value(self) -> float | None:
@@ -129,6 +131,8 @@ def _eq(a: Operand, b: object) -> ValueRange:
     if x.value is not None and x.value == y.value:
         return TRUE
     if a.is_single or a.spec.dtype.is_floating_point:
+        if x.filled is not None and y.value == 0:
+            return truth(1 - x.filled)
         is_none = not a.is_float and y.value == 0 == _likely_number(a)  # a count of rare elements
         return truth(float(is_none))  # two unknown numbers are rarely equal
     count = x.high - x.low + 1
@@ -189,6 +193,9 @@ def _share_below(a: object, b: object, is_strict: bool) -> float | None:
     else:
         return None
     x, width = elements.range, elements.range.high - elements.range.low
+    if x.filled is not None and limit == 0:  # what is written over zeros, such as gates, is positive
+        share = 0.0 if is_strict != is_above else 1 - x.filled
+        return 1 - share if is_above else share
     if not is_finite(x) or width == 0:
         return None
     if not elements.is_float:  # n + 1 integers, of which those at the limit count or not
@@ -282,7 +289,8 @@ def as_truth(x: ValueRange) -> ValueRange:
         return TRUE
     if x.value == 0:
         return FALSE
-    return ValueRange(0, 1, False, None if x.likely is None else min(abs(x.likely), 1.0))
+    share = x.likely if x.filled is None else x.filled
+    return ValueRange(0, 1, False, None if share is None else min(abs(share), 1.0))
 
 
 def _is_bit(x: object) -> bool:
@@ -340,7 +348,9 @@ def _scatter(x: Operand, dim: int, index: Operand, source: object, **kwargs: obj
     if kwargs or x.spec.is_symbolic or index.spec.is_symbolic or not x.spec.numel:
         return None
     share = min(index.spec.numel / x.spec.numel, 1.0)
-    return _unite([x.range, of(source)], [1 - share, share])
+    found = _unite([x.range, of(source)], [1 - share, share])
+    is_filled = x.is_float and x.range.value == 0 and of(source).value != 0
+    return replace(found, filled=share) if is_filled else found
 
 
 @value_range("index_put", "index_put_")
