@@ -356,9 +356,8 @@ GRAPHS: dict[str, str] = {
     "symbolic mode, `matmul` inside `linear` and inside transforms of torch.func": "as eager: `_unsafe_view` and "
     "`squeeze_`, where torch's has `view` and `squeeze`",
     "symbolic mode, a slice of everything (`x[:]`)": "not recorded, as in eager; torch's has the slice",
-    "symbolic mode, recurrent layers": "`nn.LSTM` as eager, with what the backward pass needs; `nn.GRU` and `nn.RNN` "
-    "without gradients as one operator, for sequences of each length; torch's graphs are for inference, and `nn.GRU` "
-    "for the length of the example",
+    "symbolic mode, recurrent layers": "`nn.LSTM` as eager, with the results that its backward pass reads; torch's "
+    "graphs are for inference",
     "symbolic mode, sizes in gradients": "may be computed from the sizes of the inputs; torch's reads them from the result",
     "`pre_dispatch=True`, gradients inside the function": "the inner operators of a composite that its backward pass reads "
     "are recorded as well",

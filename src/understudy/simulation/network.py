@@ -326,8 +326,8 @@ class Network(Listener):
     def guess_values(
         self, func: Any, args: Any, kwargs: Any, filled: list[FakeTensor]
     ) -> tuple[ValueRange, ...]:
-        """Likely values of what a collective fills its tensors with, from what this process sends: the others run the same
-        program. What they send has no bounds. Must be called before the tensors are filled."""
+        """Likely values of the tensors that a collective fills, from the values that this process sends: the others run the
+        same program. Unknown values have no bounds. Must be called before the tensors are filled."""
         fact = record_of(func).collective
         assert fact is not None
         given = bind_arguments(func, args, kwargs)
