@@ -3,6 +3,7 @@ arguments, and does the same or says what to use instead."""
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import logging
@@ -35,7 +36,7 @@ from understudy.fake_tensor import FakeTensor, FakeTensorMode
 from understudy.meta_tracer import MetaTracer, symbolic_trace
 from understudy.proxy_tensor import ProxyTorchDispatchMode, PythonKeyTracer, make_fx
 from understudy.symbolic_shapes import ShapeEnv
-from understudy.torch_names import ATTRIBUTES, IMPORTED, INSTEAD, SWITCHES, write_page
+from understudy.torch_names import ATTRIBUTES, IMPORTED, INSTEAD, SWITCHES, UNCALLED, write_page
 
 aten = torch.ops.aten
 PAIRS = {
@@ -268,6 +269,104 @@ def test_the_advice_on_attributes() -> None:
     info = FakeTensorMode.cache_info()
     assert (mode.cache_hits, FakeTensorMode.cache_misses) == (info.hits, info.misses)
     assert FakeTensorMode.cache_bypasses == info.bypasses
+
+
+def test_an_override_that_is_never_called_is_refused() -> None:
+    def override(*args: object) -> None:
+        """Any method."""
+
+    for kind, name in (
+        (FakeTensorMode, "can_run_unsafe_fallback"),
+        (FakeTensorMode, "is_our_fake"),
+        (ShapeEnv, "evaluate_expr"),
+        (fake_tensor.FakeTensorConverter, "_get_memo"),
+    ):
+        with pytest.raises(
+            NotProvidedError, match=rf"^Mine overrides {name}, which understudy's {kind.__name__} never"
+        ):
+            type("Mine", (kind,), {name: override})
+        type("Mine", (kind,), {name: 3})  # an attribute of the program
+    with pytest.raises(
+        NotProvidedError, match=r"Mine: FakeTensor can't be subclassed.*Override FakeTensorMode.dispatch"
+    ):
+        type("Mine", (FakeTensor,), {})(FakeTensorMode(), torch.empty(2, device="meta"), torch.device("cpu"))
+
+
+def spy_on(kind: Any, original: type) -> tuple[Any, set[str]]:
+    """A subclass that overrides each method of torch's class of the same name, and those of them that were called."""
+    called: set[str] = set()
+
+    def observed(name: str) -> Any:
+        def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+            called.add(name)
+            return getattr(super(made, self), name)(*args, **kwargs)
+
+        return functools.wraps(getattr(kind, name))(method)
+
+    names = [
+        name
+        for name, value in vars(original).items()
+        if isinstance(value, types.FunctionType) and not name.startswith("__")
+    ]
+    uncalled = UNCALLED.get(kind.__name__, {}) if kind is not original else {}
+    refused = {name for text in uncalled.values() for name in text.split()}
+    made = type(
+        "Mine",
+        (kind,),
+        {name: observed(name) for name in names if hasattr(kind, name) and name not in refused},
+    )
+    return made, called
+
+
+NEED_NO_CALL = {
+    "_default_unspecified_value_range": "an unspecified range has no bounds here",
+    "_update_version_counter": "for torch's tools",
+    "_create_fx_call_function": "conditions are not translated for Z3",
+    "_constrain_range_for_size": "an operator does it",
+    "suppress_guards": "a context for callers",
+    "bound_sympy": "a question of callers",
+    "is_unbacked_symint": "a question of callers",
+    "produce_guards_expression": "a question of callers",
+    "produce_guards_verbose": "a question of callers",
+    "reset_nt_tensor_id_counter": "numbers of jagged tensors belong to the offsets",
+}
+"""Methods that torch's own classes call themselves, and that need no call here."""
+
+
+def test_every_method_that_torch_calls_is_called_when_it_is_overridden() -> None:
+    def called_by(modules: Any) -> dict[str, set[str]]:
+        kinds = [
+            getattr(modules[module], name)
+            for module, name in (
+                ("fake_tensor", "FakeTensorMode"), ("fake_tensor", "FakeTensorConverter"), ("symbolic_shapes", "ShapeEnv")
+            )
+        ]  # fmt: skip
+        originals = (
+            torch_fake_tensor.FakeTensorMode,
+            torch_fake_tensor.FakeTensorConverter,
+            torch_symbolic_shapes.ShapeEnv,
+        )
+        (mode_class, of_mode), (converter_class, of_converter), (env_class, of_env) = map(
+            spy_on, kinds, originals
+        )
+        mode = mode_class(shape_env=env_class(), allow_non_fake_inputs=True)
+        mode.fake_tensor_converter = converter_class()
+        x = mode.from_tensor(torch.ones(4, 6))
+        with mode:
+            y = x.view(x.shape[0] * 2, -1) + torch.ones(1)
+            assert y.shape[0] > 3 and torch.tensor(3).item() == 3
+            number = x.sum().long().item()
+            torch._check(number >= 2)
+            x.nonzero(), x.sum().item(), (x > 0).any().item()
+            torch.nn.Linear(6, 2)(x).sum().backward()
+        mode.shape_env.produce_guards([x], ["x"])
+        return {"FakeTensorMode": of_mode, "FakeTensorConverter": of_converter, "ShapeEnv": of_env}
+
+    theirs = called_by({module.__name__.rpartition(".")[2]: module for module in PAIRS.values()})
+    advised = {name for _, name in ADVISED}
+    for kind, called in called_by(MODULES).items():
+        refused = {name for names in UNCALLED[kind].values() for name in names.split()}
+        assert theirs[kind] - called - refused - advised - NEED_NO_CALL.keys() == set(), kind
 
 
 def test_the_page_of_differences_is_written_from_the_table() -> None:

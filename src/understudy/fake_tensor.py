@@ -59,7 +59,7 @@ from understudy.fake.torch_api import (
 from understudy.infer.cache import DispatchCacheInfo as DispatchCacheInfo
 from understudy.torch_names import INSTEAD as _INSTEAD, advise as _advise, module_getattr as _module_getattr
 
-_advise(FakeTensorMode, FakeTensor)
+_advise(FakeTensorMode, FakeTensor, FakeTensorConverter)
 __getattr__ = _module_getattr(
     __name__,
     {"CONSTANT_NUMEL_LIMIT": 1},

@@ -3,6 +3,7 @@
     IMPORTED      names that torch's modules import from other modules of torch: they are torch's own, loaded when named
     INSTEAD       names of mechanisms that understudy does not have, each with what to use instead
     ATTRIBUTES    attributes of torch's classes that the classes of the same names here do not have, each with advice
+    UNCALLED      methods that a subclass can't override, because the class itself never calls them, each with advice
     module_getattr  the `__getattr__` of `understudy.fake_tensor` and the other four modules
 
 The page "What differs from torch's modules" (docs/differences.md) is written from these tables:
@@ -13,9 +14,10 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any, NoReturn
 
-from understudy.errors import NotProvided
+from understudy.errors import NotProvided, NotProvidedError
 
 IMPORTED: dict[str, str] = {
     name: module
@@ -314,6 +316,23 @@ ATTRIBUTES: dict[str, dict[str, str]] = {
 """Class → what to use instead → attributes of torch's class of this name, public and private."""
 
 
+DECISIONS = "Read env.guards, each with the line that made it; env.error_on_new_guards() refuses new ones."
+UNCALLED: dict[str, dict[str, str]] = {
+    "ShapeEnv": {
+        DECISIONS: "evaluate_expr evaluate_sym_node guard_or_defer_runtime_assert _maybe_evaluate_static",
+        EQUAL: "replace simplify",
+        "Override create_symbol, which is called for each new symbol.": "create_symintnode create_symfloatnode "
+        "create_symboolnode",
+    },
+    "FakeTensorMode": {"Override dispatch, which is called for each operator.": "is_our_fake"},
+    "FakeTensorConverter": {
+        "Override from_real_tensor and set_tensor_memo; results of operators are not converted.": "from_meta_and_device "
+        "_get_memo add_constant_storage_mapping",
+    },
+}
+"""Class → what to override or use instead → methods that can be called, but that the class itself never calls."""
+
+
 class MissingAttribute:
     """A descriptor: reading or setting the attribute is an AttributeError that names the alternative."""
 
@@ -328,11 +347,33 @@ class MissingAttribute:
 
 
 def advise(*classes: type) -> None:
-    """Give these classes an error with advice for each attribute that they do not have."""
+    """Give these classes an error with advice for each attribute that they do not have, and for overrides of it."""
     for kind in classes:
-        for advice, names in ATTRIBUTES[kind.__name__].items():
+        for advice, names in ATTRIBUTES.get(kind.__name__, {}).items():
             for name in names.split():
                 setattr(kind, name, MissingAttribute(name, advice))
+        _refuse_overrides(kind)
+
+
+def _refuse_overrides(kind: Any) -> None:
+    """An override that would never be called is an error when the subclass is made."""
+    tables = (ATTRIBUTES.get(kind.__name__, {}), UNCALLED.get(kind.__name__, {}))
+    advice_for = {
+        name: advice for table in tables for advice, names in table.items() for name in names.split()
+    }
+
+    def __init_subclass__(cls: Any, **options: Any) -> None:
+        super(kind, cls).__init_subclass__(**options)
+        for name in advice_for.keys() & vars(cls).keys():
+            if isinstance(vars(cls)[name], OVERRIDES):
+                raise NotProvidedError(
+                    f"{cls.__name__} overrides {name}, which understudy's {kind.__name__} never calls. {advice_for[name]}"
+                )
+
+    kind.__init_subclass__ = classmethod(__init_subclass__)
+
+
+OVERRIDES = (FunctionType, classmethod, staticmethod, property)
 
 
 SWITCHES: dict[str, str] = {
@@ -414,19 +455,25 @@ def write_page() -> str:
         "This page is written by `python -m understudy.torch_names`.",
     ]
     for module, groups in _GROUPS.items():
-        lines += ["", f"## understudy.{module}", "", "| names of torch's module | instead |", "|---|---|"]
-        for advice, names in groups.items():
-            lines.append(f"| {', '.join(f'`{name}`' for name in names.split())} | {advice} |")
+        lines += ["", f"## understudy.{module}", *_table("names of torch's module", groups)]
     lines += [
         "",
         "## Attributes",
         "",
-        "Reading or setting one of these is an `AttributeError` with the text of the table.",
+        "Reading or setting one of these is an `AttributeError` with the text of the table. A subclass that overrides one",
+        "with a method is a `NotProvidedError`.",
     ]
     for kind, by_advice in ATTRIBUTES.items():
-        lines += ["", f"### {kind}", "", "| attributes of torch's class | instead |", "|---|---|"]
-        for advice, names in by_advice.items():
-            lines.append(f"| {', '.join(f'`{name}`' for name in names.split())} | {advice} |")
+        lines += ["", f"### {kind}", *_table("attributes of torch's class", by_advice)]
+    lines += [
+        "",
+        "## Overrides",
+        "",
+        "These methods can be called. The class itself never calls them, so a subclass that overrides one is a",
+        "`NotProvidedError`.",
+    ]
+    for kind, by_advice in UNCALLED.items():
+        lines += ["", f"### Overrides of {kind}", *_table("methods", by_advice)]
     lines += ["", "## Operators in graphs", "", "| where | what `make_fx` records here |", "|---|---|"]
     lines += [f"| {where} | {what} |" for where, what in GRAPHS.items()]
     lines += ["", "## Behaviour", "", "On purpose:", "", "| what | here |", "|---|---|"]
@@ -444,6 +491,14 @@ def write_page() -> str:
         *(f"| `{name}` | {text} |" for name, text in SWITCHES.items()),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _table(title: str, groups: dict[str, str]) -> list[str]:
+    rows = [
+        f"| {', '.join(f'`{name}`' for name in names.split())} | {advice} |"
+        for advice, names in groups.items()
+    ]
+    return ["", f"| {title} | instead |", "|---|---|", *rows]
 
 
 if __name__ == "__main__":

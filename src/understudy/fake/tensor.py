@@ -12,7 +12,7 @@ from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from understudy import _torch
 from understudy._torch.tensors import RaggedNode
-from understudy.errors import NoDataError
+from understudy.errors import NoDataError, NotProvidedError
 from understudy.fake import initial_values
 from understudy.fake.native import canonical, native
 from understudy.fake.values.determined import is_counted_apart, record_for_alias, storage_of
@@ -134,6 +134,11 @@ class FakeTensor(torch.Tensor):
     ) -> FakeTensor:  # fmt: skip
         """`FakeTensor(mode, elem, device)`, or from the attributes of another: `FakeTensor(elem, **vars(fake))`. A stand-in
         as `elem` has a mode and a device already: `type(parameter)(stand_in, requires_grad=True)`."""
+        if cls is not FakeTensor:
+            raise NotProvidedError(
+                f"{cls.__name__}: FakeTensor can't be subclassed, because results of operators are plain FakeTensors. "
+                "Override FakeTensorMode.dispatch, or set attributes of stand-ins"
+            )
         mode, elem = mode_and_tensor(fake_mode_or_elem, fake_mode, elem)
         if unknown := sorted(
             name for name in state if name not in STATE and name not in FakeTensor.__annotations__
