@@ -491,7 +491,9 @@ def test_a_mask_selects_as_many_elements_as_were_put_into_it() -> None:
         grid[grid & (torch.randn(8, 40, 6) > 0)] = False
         assert 0 < grid.sum().item() < 480 and range_of(grid).value is None
         assert range_of(chosen[0]) == ValueRange(0, 1, False, 0.064)
-        chosen[0].index_put_((torch.randint(0, 2000, (5,)),), torch.tensor(3, dtype=torch.uint8), accumulate=True)
+        chosen[0].index_put_(
+            (torch.randint(0, 2000, (5,)),), torch.tensor(3, dtype=torch.uint8), accumulate=True
+        )
         assert range_of(chosen[0]).high == 255
 
 

@@ -7,10 +7,12 @@ import dataclasses
 import gc
 import weakref
 
+import pytest
 import torch
 
 import understudy
 from tests.counting import count_calls
+from understudy.report.measurement import Measurement
 from understudy.report.runs import MeasuredRun
 
 
@@ -48,6 +50,24 @@ def test_views_and_writes_in_place_are_not_counted_twice() -> None:
         y.sum()
 
     assert understudy.rehearse(program).peak.allocated_bytes == 4000 + 4
+
+
+def test_parameters_are_not_searched_for_at_calls_of_modules_without_any(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Transforms of pictures are modules, called for each picture of a batch."""
+    searches = []
+    search = Measurement.find_parameters
+    monkeypatch.setattr(Measurement, "find_parameters", lambda self: (searches.append(1), search(self)))
+    crop = torch.nn.ReLU()
+
+    def program() -> None:
+        for _ in range(20):
+            crop(torch.ones(3))
+        torch.nn.Linear(3, 3)(torch.ones(3))
+
+    assert understudy.rehearse(program).categories["parameters"] == 36 + 12
+    assert len(searches) == 2
 
 
 def test_a_resized_storage_has_two_blocks_for_a_moment() -> None:

@@ -436,3 +436,30 @@ def test_data_sets_of_pictures_have_their_own_columns() -> None:
     assert [make_data(name, split="train").column_names for name in names] == [
         ["image", "text"], ["image", "conditioning_image", "text"], ["image"]
     ]  # fmt: skip
+
+
+DTYPES = """import sys, torch, transformers
+transformers.__version__ = sys.argv[1]
+model = transformers.AutoModelForCausalLM.from_pretrained("tiny", **eval(sys.argv[2]))
+assert model.dtype == model.config.dtype == getattr(torch, sys.argv[3]), model.dtype
+"""
+
+
+@pytest.mark.parametrize(
+    "release, options, dtype",
+    [
+        ("5.0.0", "{}", "bfloat16"),
+        ("5.0.0", "{'torch_dtype': None}", "bfloat16"),
+        ("4.57.1", "{}", "float32"),
+        ("4.57.1", "{'torch_dtype': 'auto'}", "bfloat16"),
+        ("4.57.1", "{'dtype': 'float16', 'torch_dtype': None}", "float16"),
+    ],
+)
+def test_the_dtype_of_weights_is_that_of_the_release(
+    release: str, options: str, dtype: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    monkeypatch.setattr(transformers, "__version__", transformers.__version__)
+    (folder / "tiny" / "config.json").write_text(json.dumps({**LLAMA, "torch_dtype": "bfloat16"}))
+    (folder / "load.py").write_text(DTYPES)
+    assert main(["run", "--quiet", "load.py", release, options, dtype]) == 0

@@ -153,6 +153,20 @@ for step in range(100):
     assert result.writes[0].count == 9  # the step of the second optimizer ends the tenth round
 
 
+def test_an_optimizer_whose_parameters_another_one_updates_is_not_waited_for(tmp_path: Path) -> None:
+    """As SAM: its own `step` is never called."""
+    text = """
+import torch
+a = torch.nn.Parameter(torch.randn(3))
+outer = torch.optim.Optimizer([a], {})
+inner = torch.optim.SGD(outer.param_groups, lr=1)
+while True:
+    a.sum().backward()
+    inner.step()
+"""
+    assert run(tmp_path, text, steps=2).steps == 9
+
+
 def test_a_script_without_an_optimizer_runs_to_its_end(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

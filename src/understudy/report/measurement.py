@@ -9,6 +9,7 @@ the report goes through the events again when all is known (`summary`).
 from __future__ import annotations
 
 import gc
+import itertools
 import weakref
 from array import array
 from collections import Counter, defaultdict
@@ -368,7 +369,8 @@ class Measurement(Listener):
                         ]
 
     def _take_inputs(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
-        self.find_parameters()
+        if next(itertools.chain(module.parameters(), module.buffers()), None) is not None:
+            self.find_parameters()
         tensors = flat(
             FakeTensor, (*args, *(tuple(v.values()) if isinstance(v, dict) else v for v in args)), kwargs
         )

@@ -512,13 +512,15 @@ def _build_model(cls: Any, name: object, args: object, config: object, options: 
     # why: it imports this module
     from understudy.simulation.quantised import find_quantisation, quantise_model
 
-    dtype = options.pop("dtype", options.pop("torch_dtype", "auto"))
-    options.pop("torch_dtype", None)
+    older_name = options.pop("torch_dtype", None)
+    dtype = options.pop("dtype", None) or older_name
     asked = {key: options.pop(key, None) for key in QUANTISATION_OPTIONS}
     config = _read_configuration(cls, name, config, options)
     quantisation = find_quantisation(name, config, asked)
+    if dtype is None:
+        dtype = _find_default_dtype(quantisation is not None)
     if isinstance(dtype, str):
-        found = getattr(config, "dtype", None) or _find_weight_dtype(name)
+        found = getattr(config, "dtype", None) or _find_weight_dtype(name) or _read_saved_dtype(cls, name)
         dtype = found if dtype == "auto" else getattr(torch, dtype)
     attention = {key: options[key] for key in ("attn_implementation",) if options.get(key) is not None}
     model = cls._from_config(config, **{_name_of_dtype(): dtype or torch.float32}, **attention)
@@ -538,10 +540,20 @@ def _build_model(cls: Any, name: object, args: object, config: object, options: 
     return model
 
 
+def _find_release() -> tuple[int, ...]:
+    return tuple(int(part) for part in sys.modules["transformers"].__version__.split(".")[:2])
+
+
+def _find_default_dtype(is_quantised: bool) -> Any:
+    """What `from_pretrained` takes where a program names no dtype: that of the weights since transformers 5."""
+    if _find_release() >= (5, 0):
+        return "auto"
+    return torch.float16 if is_quantised else torch.get_default_dtype()
+
+
 def _name_of_dtype() -> str:
     """The argument of `_from_config`, by the release of transformers."""
-    version = sys.modules["transformers"].__version__
-    return "dtype" if tuple(int(part) for part in version.split(".")[:2]) >= (4, 56) else "torch_dtype"
+    return "dtype" if _find_release() >= (4, 56) else "torch_dtype"
 
 
 def _read_configuration(cls: Any, name: object, config: object, options: dict[str, Any]) -> Any:
@@ -578,6 +590,14 @@ def _find_weight_dtype(name: object) -> torch.dtype | None:
     """That of the first floating-point tensor of the weights, if they are here."""
     dtypes = [DTYPES[entry["dtype"]] for entry in _read_weight_headers(name).values() if entry is not None]
     return next((dtype for dtype in dtypes if dtype.is_floating_point), None)
+
+
+def _read_saved_dtype(cls: Any, name: object) -> torch.dtype | None:
+    """That of the saved configuration, which weights have too. A program's own configuration may name none."""
+    try:
+        return getattr(_read_configuration(cls, name, None, {}), "dtype", None)
+    except MissingFileError:
+        return None
 
 
 class WeightsMismatchError(UnderstudyError, RuntimeError):

@@ -10,7 +10,7 @@ with StepCounter(most=2) as counter:        # knows the optimizers that a rehear
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -18,8 +18,9 @@ import torch
 from understudy.patching import REHEARSAL, patch_call
 from understudy.simulation.least_memory import least_bytes
 
-PATIENCE = 100
-"""How many times as often another optimizer has to step for one that never does to be left out of account."""
+PATIENCE, LEAST_PATIENCE = 100, 4
+"""How many times as often another optimizer has to step for one that never does to be left out of account; and where others
+update all of its parameters, as those do that an optimizer like SAM calls."""
 
 FORMULA_STEPS = 2
 """Steps of each optimizer after which the least memory is computed: all of its state exists then."""
@@ -59,13 +60,25 @@ class StepCounter:
         if self.counts[optimizer] <= FORMULA_STEPS:
             for device, size in least_bytes([optimizer, *self.counts]).items():
                 self.least[device] = max(size, self.least.get(device, 0))
-        counts = list(self.counts.values())
-        is_waiting = max(counts) <= PATIENCE * (self.most or 1)
-        steps = min(count for count in counts if count or is_waiting)
+        steps = min(self._list_counts())
         if steps > self.steps:
             self.steps = steps
             if self.most is not None and steps >= self.most:
                 raise EndOfScript
+
+    def _list_counts(self) -> Iterator[int]:
+        """The steps of each optimizer that counts. One that has not stepped yet is waited for."""
+        often = max(self.counts.values()) / (self.most or 1)
+        updated: set[int] | None = None
+        for optimizer, steps in self.counts.items():
+            if steps:
+                yield steps
+                continue
+            if updated is None:
+                updated = set().union(*[_identify_parameters(o) for o, count in self.counts.items() if count])
+            is_shared = _identify_parameters(optimizer) <= updated
+            if often <= (LEAST_PATIENCE if is_shared else PATIENCE):
+                yield 0
 
     def begin_backward(self) -> None:
         """Before a backward pass: without optimizers, this is the end of the step before."""
@@ -81,6 +94,11 @@ class StepCounter:
 
 
 _counters: list[StepCounter] = []
+
+
+def _identify_parameters(optimizer: Any) -> set[int]:
+    groups = getattr(optimizer, "param_groups", ())
+    return {id(parameter) for group in groups for parameter in group["params"]}
 
 
 @patch_call("torch.optim.Optimizer.__init__", during=REHEARSAL)

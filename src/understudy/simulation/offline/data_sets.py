@@ -19,7 +19,13 @@ from understudy.simulation.offline.columns import (
     make_sound_file,
     make_value,
 )
-from understudy.simulation.offline.open_columns import add_columns, is_marked, list_names, mark_made_up, open_arguments
+from understudy.simulation.offline.open_columns import (
+    add_columns,
+    is_marked,
+    list_names,
+    mark_made_up,
+    open_arguments,
+)
 from understudy.simulation.offline.switch import is_made_up, note_made_up
 from understudy.simulation.run_notes import add_note
 
@@ -143,7 +149,9 @@ def keep_rows_of_filters(original: Function) -> Function:
         if not (is_made_up() and is_marked(self) and len(self)):
             return original(self, function, *args, **kwargs)
         add_columns(self, list_names((), kwargs))
-        kept = original(self, function and open_arguments(function, bool(kwargs.get("batched"))), *args, **kwargs)
+        kept = original(
+            self, function and open_arguments(function, bool(kwargs.get("batched"))), *args, **kwargs
+        )
         return kept if len(kept) else _keep_all(self)
 
     return filter

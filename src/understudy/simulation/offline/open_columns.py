@@ -125,7 +125,7 @@ def add_described_columns(original: Any) -> Any:
         found = original.fget(self)
         if not (found and is_made_up() and is_marked(self)):
             return found
-        return _open_features(type(found))(found, self)
+        return _open_features(found.__class__)(found, self)
 
     return property(features)
 
