@@ -46,7 +46,14 @@ import understudy.simulation.processes
 import understudy.simulation.quantised  # noqa: F401  # registers what bitsandbytes needs
 from understudy import _torch
 from understudy.fake.mode import FakeTensorMode
-from understudy.lines import drop_own_frames, frames_to_show, is_installed, is_own_file, user_frames
+from understudy.lines import (
+    drop_own_frames,
+    find_user_line,
+    frames_to_show,
+    is_installed,
+    is_own_file,
+    user_frames,
+)
 from understudy.patching import FILE_OVERLAY, REHEARSAL, active, patch_call
 from understudy.simulation.batches import BatchSizes, take_longest
 from understudy.simulation.libraries import adapt_libraries
@@ -90,6 +97,8 @@ class ScriptResult:
 
     exit_code: int = 0
     error: str = ""
+    exit_line: str = ""
+    """Where the script ended itself by `sys.exit` or `os._exit`."""
     is_out_of_memory: bool = False
     """Whether that error is torch's OutOfMemoryError."""
     sharded: str = ""
@@ -288,7 +297,10 @@ def run_script(
         except RanksWanted as wanted:
             result.wanted_ranks = wanted
         except SystemExit as ended:
-            result.exit_code = _read_exit_code(ended.code)
+            result.exit_code, result.exit_line = (
+                _read_exit_code(ended.code),
+                find_user_line(ended.__traceback__),
+            )
         except KeyboardInterrupt:
             result.exit_code = INTERRUPTED
         except BaseException as error:
