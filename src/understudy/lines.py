@@ -272,6 +272,15 @@ def drop_own_frames(tb: TracebackType | None) -> TracebackType | None:
     return kept
 
 
+def find_user_line(tb: TracebackType | None) -> str:
+    """The innermost line of the user's own files in a traceback: "train.py:42: text"."""
+    found = ""
+    for frame, number in traceback.walk_tb(tb):
+        if is_user_file(frame.f_code.co_filename):
+            found = describe_line(frame.f_code.co_filename, number)
+    return found
+
+
 def is_own_file(file: str) -> bool:
     """Operators reach a mode through torch's `_ops`, which a run on real tensors does not pass."""
     return (

@@ -249,7 +249,7 @@ def test_more_ranks_than_memory_holds(monkeypatch: pytest.MonkeyPatch) -> None:
         ours, theirs = Pipe()
         process = os.fork()
         if not process:
-            theirs.send(("store", "wait", ["never"], None))
+            theirs.send(("store", "wait", ["never"], None, ""))
             theirs.recv()
             os._exit(0)
         return process, ours

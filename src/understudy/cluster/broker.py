@@ -19,13 +19,18 @@ import os
 import signal
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from understudy.cluster.faults import Fault, describe_absence, describe_deadlock, shorten_line
+from understudy.cluster.faults import (
+    Fault,
+    describe_absence,
+    describe_deadlock,
+    describe_unset_key,
+    shorten_line,
+)
 from understudy.cluster.layout import LayoutError
 from understudy.simulation.network import Meeting
 
@@ -85,6 +90,8 @@ class _Request:
     borrowed: tuple[Place, int] | None = None
     keys: tuple[str, ...] = ()
     answer: Callable[[], object] = lambda: None
+    line: str = ""
+    """Of a request to the store."""
 
 
 @dataclass
@@ -97,6 +104,12 @@ class _Rank:
     request: _Request | None = None
     reply: tuple[str, Any] | None = None
     is_computing: bool = False
+    turn: int = 0
+    """When its reply was ready: the one that waits longest is answered first."""
+    polls: int = 0
+    """Questions to the store, one after another, that did not wait and changed nothing."""
+    polled: tuple[str, str] = "", ""
+    """The key of the last one, and the line."""
     last_exchange: str = ""
     outcome: RankOutcome | None = None
 
@@ -105,12 +118,18 @@ class _Rank:
         return self.connection is not None or self.outcome is not None
 
 
+MOST_POLLS, LAST_POLLS = 32, 2048
+"""A rank that has asked the store so often is answered when others can do nothing else; then, it waits for nothing."""
+
+
 class Broker:
     """`start(rank)` forks a rank; returns its process and the connection to it."""
 
     def __init__(
-        self, ranks: Sequence[int], jobs: int, start: Callable[[int], Started], *, is_sample: bool = False
-    ) -> None:
+        self, ranks: Sequence[int], jobs: int, start: Callable[[int], Started], *, world_size: int = 0,
+        is_sample: bool = False,
+    ) -> None:  # fmt: skip
+        self.world_size = world_size or len(ranks)
         self.ranks: dict[int, _Rank] = {}
         self.add(ranks)
         self.first = min(ranks)
@@ -123,7 +142,7 @@ class Broker:
         """What was given to each exchange, by rank."""
         self._given: dict[Place, dict[int, Any]] = {}
         """Of a sample: the same by place, and by the position of the rank."""
-        self._roots = 0
+        self._roots = self._turns = 0
         self.borrowed: dict[tuple[str, str], None] = {}
         """Kinds and lines of exchanges with ranks that are not run."""
         self._is_ending = False
@@ -149,14 +168,24 @@ class Broker:
         """Fill the free places. False if all ranks have ended."""
         while True:
             computing = sum(rank.is_computing for rank in self.ranks.values())
-            ready = deque(rank for rank in self.ranks.values() if rank.reply is not None)
-            waiting = deque(rank for rank in self.ranks.values() if not rank.has_begun)
-            if computing < self.jobs and ready:
-                self._answer(ready[0])
+            ready = sorted(
+                (rank for rank in self.ranks.values() if rank.reply is not None), key=lambda rank: rank.turn
+            )
+            polling = [rank for rank in ready if rank.polls > MOST_POLLS and not self._is_ending]
+            eager = [rank for rank in ready if rank not in polling]
+            waiting = [rank for rank in self.ranks.values() if not rank.has_begun]
+            if computing < self.jobs and eager:
+                self._answer(eager[0])
             elif computing < self.jobs and waiting and not self._is_ending:
                 self._begin(waiting[0])
             elif computing:
                 return True
+            elif polling and any(rank.polls <= LAST_POLLS for rank in polling):
+                self._answer(polling[0])
+            elif polling:
+                for rank in polling:
+                    key, line = rank.polled
+                    rank.reply, rank.request = None, _Request(None, keys=(key,), line=line)
             elif any(rank.request is not None for rank in self.ranks.values()):
                 if self._is_ending or not self._start_missing():
                     self._end_stuck()
@@ -228,6 +257,7 @@ class Broker:
     def _exchange(self, rank: _Rank, meeting: Meeting, payload: Any, wanted: tuple[int, ...]) -> None:
         values = self._values.setdefault(meeting.key, {})
         values[rank.number] = payload
+        rank.polls = 0
         rank.last_exchange = (
             f"{meeting.kind} at {shorten_line(meeting.line)}" if meeting.line else meeting.kind
         )
@@ -235,7 +265,7 @@ class Broker:
             self._give_at_place(rank.number, meeting, payload, wanted)
         absent = sorted(set(wanted) - self.ranks.keys())
         if meeting.key[0] == "pair" and absent and not self.is_sample:
-            rank.is_computing, rank.reply = False, ("end", None)
+            self._reply(rank, ("end", None))
             self.faults.append(describe_absence(rank.number, meeting.kind, meeting.line, absent))
             return
         if wanted:
@@ -324,7 +354,7 @@ class Broker:
         else:
             is_met = all(key in self._store for key in request.keys)
         if is_met:
-            rank.request, rank.reply = None, ("ok", request.answer())
+            self._reply(rank, ("ok", request.answer()))
             if request.meeting is not None and not self.is_sample:
                 self._forget(request.meeting)
 
@@ -343,15 +373,18 @@ class Broker:
 
     # --- the store ---------------------------------------------------------------------------------------------------
 
-    def _use_store(self, rank: _Rank, what: str, key: Any, value: Any = None) -> None:
+    def _use_store(self, rank: _Rank, what: str, key: Any, value: Any, line: str) -> None:
         answer: Any = None
         if what in ("get", "wait"):
             keys = tuple(key) if what == "wait" else (key,)
             self._wait(
                 rank,
-                _Request(None, keys=keys, answer=lambda: self._store[keys[0]] if what == "get" else None),
+                _Request(
+                    None, keys=keys, answer=lambda: self._store[keys[0]] if what == "get" else None, line=line
+                ),
             )
             return
+        before = dict(self._store) if what in ("add", "compare_set") else {}
         if what == "set":
             self._store[key] = value
         elif what == "add":
@@ -368,10 +401,18 @@ class Broker:
             answer = self._store.pop(key, None) is not None
         else:
             answer = len(self._store)
-        rank.is_computing, rank.reply = False, ("ok", answer)
+        self._reply(rank, ("ok", answer))
+        if what in ("check", "count") or before == self._store:
+            rank.polls, rank.polled = rank.polls + 1, (key[0] if what == "check" else key, line)
+            return
         for other in self.ranks.values():
+            other.polls = 0
             if other.request is not None and other.request.meeting is None:
                 self._check(other)
+
+    def _reply(self, rank: _Rank, reply: tuple[str, Any]) -> None:
+        self._turns += 1
+        rank.is_computing, rank.request, rank.reply, rank.turn = False, None, reply, self._turns
 
     # --- the end -----------------------------------------------------------------------------------------------------
 
@@ -410,7 +451,7 @@ class Broker:
 
     def _end(self, rank: _Rank) -> None:
         """End a waiting rank: it gets `end` as its reply."""
-        rank.request, rank.reply = None, ("end", None)
+        self._reply(rank, ("end", None))
 
     def _end_stuck(self) -> None:
         """Nobody computes, and some wait."""
@@ -420,7 +461,7 @@ class Broker:
             request = rank.request
             assert request is not None
             if request.meeting is None:
-                blocked[rank.number] = (f"the key {request.keys[0]!r} of the store", "", ())
+                blocked[rank.number] = (f"a store, for the key {request.keys[0]!r}", request.line, ())
             else:
                 missing = request.wanted - self._values[request.meeting.key].keys()
                 blocked[rank.number] = (request.meeting.kind, request.meeting.line, tuple(sorted(missing)))
@@ -429,7 +470,12 @@ class Broker:
             for number, rank in self.ranks.items()
             if rank.outcome is not None and rank.outcome.is_whole
         }
-        if not self._is_ending and (fault := describe_deadlock(blocked, ended)) is not None:
+        has_keys = any(rank.request is not None and rank.request.meeting is None for rank in waiting)
+        if self._is_ending:
+            pass
+        elif has_keys and len(self.ranks) < self.world_size:
+            self.faults.append(describe_unset_key(blocked))
+        elif (fault := describe_deadlock(blocked, ended)) is not None:
             self.faults.append(fault)
         self._is_ending = True
         for rank in waiting:

@@ -66,6 +66,13 @@ def describe_deadlock(
     return Fault("deadlock", f"every rank waits: {shown}", list(blocked))
 
 
+def describe_unset_key(blocked: Mapping[int, tuple[str, str, tuple[int, ...]]]) -> Fault:
+    """Ranks wait for a key that one that is not run may set."""
+    rank, (what, line, _) = next(entry for entry in blocked.items() if not entry[1][2])
+    text = f"rank {rank} was ended in {what}, at {shorten_line(line)}: no rank that is run sets it; use --ranks all"
+    return Fault("missing", text, [rank], is_error=False)
+
+
 def describe_absence(rank: int, kind: str, line: str, absent: Sequence[int]) -> Fault:
     """A message with a rank that is not run, after which its partner is ended."""
     text = (
@@ -115,8 +122,10 @@ def find_faults(
         if len(members) > 1:
             found += _compare_collectives(name_group(group), group, members)
             found += _compare_messages(group, members)
-    if not any(fault.is_error for fault in found):
-        found += find_order_deadlock(histories, name_group)
+    if not any(fault.is_error for fault in found) and (
+        deadlock := find_order_deadlock(histories, name_group)
+    ):
+        found = deadlock  # which names the lines on which ranks diverge
     return [*found, *_find_outsiders(histories), *find_uncovered(histories), *_compare_loaders(histories)]
 
 
@@ -222,7 +231,8 @@ def _compare_collectives(name: str, group: Group, members: Sequence[History]) ->
         records = {rank: log[position] for rank, log in logs.items()}
         what = f"collective {position + 1} of group {name}"
         if len({_signature(record) for record in records.values()}) > 1:
-            text = f"{what}: {_write_sides(records, _write_call)}"
+            has_sizes = len({(record.kind, record.nbytes) for record in records.values()}) > 1
+            text = f"{what}: {_write_sides(records, _write_call if has_sizes else _write_whole_call)}"
             since = f"; the ranks are on different lines since {diverged}" if diverged else ""
             return [Fault("mismatch", text + since, sorted(records))]
         if not diverged and len({shorten_line(record.line) for record in records.values()}) > 1:
@@ -239,11 +249,22 @@ def _compare_collectives(name: str, group: Group, members: Sequence[History]) ->
 
 
 def _signature(record: CollectiveRecord) -> tuple[object, ...]:
-    return (record.kind, record.peer, None if record.kind in UNEVEN else record.nbytes)
+    size = None if record.kind in UNEVEN else record.nbytes
+    return (record.kind, record.peer, size, record.dtype, record.operation)
 
 
 def _write_call(record: CollectiveRecord) -> str:
-    return f"{record.kind} of {record.nbytes:,} B at {shorten_line(record.line)}"
+    size = f" of {record.nbytes:,} B" if record.nbytes else ""
+    root = f" from rank {record.peer}" if record.kind in ("broadcast", "scatter") else ""
+    root = f" to rank {record.peer}" if record.kind in ("reduce", "gather") else root
+    return f"{record.kind}{size}{root} at {shorten_line(record.line)}"
+
+
+def _write_whole_call(record: CollectiveRecord) -> str:
+    """Where kinds and sizes are equal."""
+    reduction = f" ({record.operation})" if record.operation else ""
+    call = f"{record.kind} of {record.nbytes:,} B" if record.nbytes else record.kind
+    return _write_call(record).replace(call, f"{call} of {record.dtype}{reduction}", 1)
 
 
 def _write_sides(records: Mapping[int, CollectiveRecord], write: Callable[[CollectiveRecord], str]) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from understudy.lines import user_line
 from understudy.simulation.network import Meeting
 from understudy.simulation.steps import EndOfScript
 
@@ -35,7 +36,7 @@ class BrokerPeers:
 
     def ask_store(self, what: str, key: object, value: object = None) -> Any:
         with self._lock:
-            self._connection.send(("store", what, key, value))
+            self._connection.send(("store", what, key, value, user_line()))
             return self._receive()
 
     def finish(self, result: object) -> None:

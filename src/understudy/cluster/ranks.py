@@ -46,7 +46,7 @@ def make_broker(
     def start(rank: int) -> Started:
         return _start(rank, layout, body, ends)
 
-    return Broker(ranks, jobs, start, is_sample=is_sample)
+    return Broker(ranks, jobs, start, world_size=layout.world_size, is_sample=is_sample)
 
 
 def _start(rank: int, layout: Layout, body: Body, ends: list[Any]) -> Started:

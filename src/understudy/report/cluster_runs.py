@@ -14,6 +14,7 @@ import importlib
 import io
 import itertools
 import os
+import re
 import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -36,7 +37,7 @@ from understudy.cluster.classes import (
     split,
 )
 from understudy.cluster.communication import coordinates_of, find_schedule, make_rows, name_group
-from understudy.cluster.faults import Fault, History, find_faults, find_uncovered, write_ranks
+from understudy.cluster.faults import Fault, History, find_faults, find_uncovered, shorten_line, write_ranks
 from understudy.cluster.layout import CLASSES, Interconnect, Layout, LayoutError, parse_ranks
 from understudy.cluster.nccl import Communicator, NcclSettings, find_communicators
 from understudy.cluster.ranks import make_broker, run_ranks
@@ -299,6 +300,7 @@ def _run_rank(
         "was_ended": result.was_ended,
         "exit_code": result.exit_code,
         "error": result.error or (said.getvalue() if result.exit_code else ""),
+        "exit_line": result.exit_line,
         "rehearsal": rehearsal,
         "time_log": recorder.measurement.clock.log if recorder.measurement.clock is not None else None,
         "log": network.log if network is not None else [],
@@ -530,7 +532,8 @@ def _make_row(layout: Layout, outcome: RankOutcome, meshes: Sequence[MeshRecord]
     rehearsal: Rehearsal = result["rehearsal"]
     failure = ""
     if result["has_failed"]:
-        failure = result["error"] or f"rank {rank} ended with exit code {result['exit_code']}"
+        where = f" at {shorten_line(result['exit_line'])}" if result["exit_line"] else ""
+        failure = result["error"] or f"rank {rank} ended with exit code {result['exit_code']}{where}"
     is_partial = result["was_cut_off"] and not rehearsal.steps and rehearsal.verdict in (FITS, TIGHT)
     verdict = NO_VERDICT if is_partial else rehearsal.verdict
     return RankRow(
@@ -573,14 +576,21 @@ def _decide(rows: Sequence[RankRow], faults: Sequence[Fault]) -> str:
     return next(verdict for verdict in (FAILED, DOES_NOT_FIT, NO_VERDICT, TIGHT, FITS) if verdict in verdicts)
 
 
+def _find_message(failure: str) -> str:
+    """The first line of the message of an exception, or the last one that a rank wrote."""
+    lines = failure.strip().splitlines()
+    frames = [number for number, line in enumerate(lines) if re.match(r"  File ", line)]
+    following = lines[frames[-1] :] if frames else []
+    return next((line for line in following if re.match(r"[A-Za-z_][\w.]*(:|$)", line)), lines[-1])
+
+
 def _write_headline(cluster: ClusterRehearsal) -> str:
     count, worst, device = cluster.world_size, cluster.worst, cluster.device
     failed = [row for row in cluster.rows if row.failure]
     if any(fault.is_error for fault in cluster.faults):
         return str(next(fault for fault in cluster.faults if fault.is_error))
     if failed:
-        last = failed[0].failure.strip().splitlines()[-1]
-        return f"failed: rank {failed[0].rank} of {count}: {last}"
+        return f"failed: rank {failed[0].rank} of {count}: {_find_message(failed[0].failure)}"
     absent = next((fault for fault in cluster.faults if fault.kind == "missing"), None)
     if cluster.verdict == NO_VERDICT and absent is not None:
         return f"no verdict: {absent.text}"

@@ -27,8 +27,17 @@ def write_cluster(cluster: ClusterRehearsal, width: int = WIDTH) -> str:
         "\n".join(
             line for line in (_write_balance(cluster), _write_schedule(cluster), _write_host(cluster)) if line
         ),
+        "\n".join(f"  - {clean(note)}" for note in _list_notes(cluster)),
     ]
     return "\n\n".join(section for section in sections if section)
+
+
+def _list_notes(cluster: ClusterRehearsal) -> list[str]:
+    """Notes that are not those of a rank, which are shown with it."""
+    of_ranks = {
+        note for row in cluster.rows if row.rehearsal is not None for note in row.rehearsal.assumptions
+    }
+    return [note for note in cluster.assumptions if note not in of_ranks]
 
 
 def _write_time(cluster: ClusterRehearsal) -> list[str]:

@@ -14,10 +14,12 @@ Which tensors carry values is decided by their dtype and size alone, so that all
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -29,11 +31,12 @@ from understudy.fake.tensor import FakeTensor
 from understudy.fake.values.answers import choose_contents
 from understudy.fake.values.determined import replace_contents
 from understudy.fake.values.ranges import range_of, store_ranges
-from understudy.lines import user_line
+from understudy.lines import is_user_file, user_line
 from understudy.ops.communication import Collective
 from understudy.ops.registry import record_of
 from understudy.ops.traits.ranges import ValueRange, range_of_dtype
 from understudy.simulation.events import AfterCall, CollectiveEvent, Listener, WaitEvent
+from understudy.simulation.steps import EndOfScript
 from understudy.simulation.storages import ObservedMode
 
 MOST_VALUES = 1 << 16
@@ -41,6 +44,8 @@ MOST_VALUES = 1 << 16
 ALL = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
 """Kinds of collectives in which each process needs what all others send."""
 TO_ROOT = ("gather", "reduce")
+FIRST_OF_OBJECTS = {"gather": "all_gather", "scatter": "broadcast"}
+"""The collective with which an exchange of objects begins, where it has another name: their sizes are sent first."""
 REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter")
 
 
@@ -87,6 +92,8 @@ class CollectiveRecord:
     """The number of the `batch_isend_irecv` that it is a part of; 0 for none."""
     is_blocking: bool = False
     """Whether what follows on the current stream waits for it."""
+    operation: str = ""
+    """Of a reduction: sum, max, …"""
 
 
 class CreatedGroup(NamedTuple):
@@ -222,7 +229,11 @@ class Network(Listener):
             is_async=bool(given.get("async_op", func.namespace == "c10d")),
             tag=given.get("tag", 0), is_functional=func.namespace != "c10d",
             device=tensors[0]._spec.device if tensors else None,
+            operation=_operation_name(self._find_operation(given)) if fact.kind in REDUCTIONS else "",
         )  # fmt: skip
+
+    def _find_operation(self, given: dict[str, Any]) -> object:
+        return given["reduce_op"] if isinstance(given.get("reduce_op"), str) else self.reduce_op
 
     def add(
         self,
@@ -236,6 +247,7 @@ class Network(Listener):
         tag: int = 0,
         is_functional: bool = False,
         device: torch.device | None = None,
+        operation: str = "",
     ) -> None:
         """To the log."""
         if device is not None and device.type == "cuda":
@@ -274,6 +286,7 @@ class Network(Listener):
                 tag,
                 self.batch,
                 is_blocking=not (is_async or is_functional),
+                operation=operation,
             )
         )
 
@@ -305,19 +318,24 @@ class Network(Listener):
         sent, filled = find_sent(func, args, kwargs), find_filled(func, args, kwargs, result)
         measured = filled if fact.kind in ("scatter", "recv") else sent
         group = self.find_group(given[fact.group])
-        if fact.kind != "barrier" and not _carry_values(measured, group.size == 1):
+        if fact.kind != "barrier" and not _carry_values(measured, group.size == 1) and not _is_flag(measured):
             return None
         if self.rank not in group.ranks or func.name() == "_dtensor::shard_dim_alltoall":
             return None
         root = group.ranks[given[fact.root]] if fact.root else None
         pieces = self._split(fact, given, sent, group, root)
-        payloads = self._exchange(fact.kind, group, root, pieces, given.get("tag", 0))
+        try:
+            payloads = self._exchange(fact.kind, group, root, pieces, given.get("tag", 0))
+        except EndOfScript:  # the log says in which call it was ended
+            if func.namespace == "c10d":
+                self._add_to_log(fact, func, args, kwargs, result)
+            raise
         if payloads is None or any(payload is None for payload in payloads.values()) or not filled:
             return None
         if fact.kind in ("broadcast", "scatter", "recv") and not all(payloads.values()):
             return None  # of a root that is not run
         unpacked = {rank: [_unpack(part) for part in payload] for rank, payload in payloads.items()}
-        operation = given["reduce_op"] if isinstance(given.get("reduce_op"), str) else self.reduce_op
+        operation = self._find_operation(given)
         with _torch.PastDispatch():
             return _combine(
                 fact.kind, unpacked, group.ranks.index(self.rank), len(sent), len(filled), operation
@@ -332,7 +350,7 @@ class Network(Listener):
         assert fact is not None
         given = bind_arguments(func, args, kwargs)
         if fact.kind in REDUCTIONS:
-            operation = given["reduce_op"] if isinstance(given.get("reduce_op"), str) else self.reduce_op
+            operation = self._find_operation(given)
             factors = {"sum": self.find_group(given[fact.group]).size, "max": 1, "min": 1, "avg": 1}
             factor = factors.get(_operation_name(operation))
         else:
@@ -413,7 +431,19 @@ class Network(Listener):
         if group.size == 1:
             return {self.rank: payload}
         if self.peers is not None:
-            return self._meet(kind, group, root, payload)
+            try:
+                return self._meet(kind, group, root, payload)
+            except EndOfScript:  # as above
+                first = FIRST_OF_OBJECTS.get(kind, kind)
+                is_to_all = first == "all_gather"
+                self.add(
+                    first,
+                    group,
+                    8 * (group.size if is_to_all else 1),
+                    "int64",
+                    peer=None if is_to_all else root,
+                )
+                raise
         if kind in ("recv", "scatter") and root != self.rank:
             raise NotRehearsedError(
                 f"rank {self.rank} waits for an object of rank {root}, which is not rehearsed; rehearse all ranks: "
@@ -439,6 +469,25 @@ def _carry_values(fakes: list[FakeTensor], is_alone: bool) -> bool:
         (is_alone or not (spec.is_floating_point or spec.is_complex)) and not spec.is_symbolic and spec.sparse is None
         for spec in (fake._spec for fake in fakes)
     ) and sum(fake._spec.numel for fake in fakes) <= MOST_VALUES  # fmt: skip
+
+
+FLAG_SENDERS = ("torch.distributed.algorithms.join", "torch.nn.parallel.distributed")
+"""Modules of torch that count ranks with floats: those that have joined, as their data has ended."""
+
+
+def _is_flag(fakes: list[FakeTensor]) -> bool:
+    """Whether this is a float by which torch itself decides. A loss is sent by the program, or by another module."""
+    if len(fakes) != 1 or fakes[0]._spec.is_symbolic or fakes[0]._spec.numel != 1:
+        return False
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_globals.get("__name__", "")
+        if name in FLAG_SENDERS:
+            return True
+        if is_user_file(frame.f_code.co_filename):
+            return False
+        frame = frame.f_back
+    return False
 
 
 def _pack(value: torch.Tensor) -> tuple[str, tuple[int, ...], bytes]:

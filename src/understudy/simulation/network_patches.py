@@ -177,7 +177,8 @@ def share_store(original: Any) -> Any:
     def make_store(*args: Any, **kwargs: Any) -> Any:
         if CLUSTER.peers is None or not isinstance(_torch.active_fake_mode(), ObservedMode):
             return original(*args, **kwargs)
-        return torch.distributed.PrefixStore(f"{args[:2]}", CLUSTER.peers.make_store())
+        place = ":".join(str(part) for part in (*args[:2], *kwargs.values())[:2])
+        return torch.distributed.PrefixStore(place, CLUSTER.peers.make_store())
 
     return make_store
 

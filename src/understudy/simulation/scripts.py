@@ -47,7 +47,14 @@ import understudy.simulation.processes
 import understudy.simulation.quantised  # noqa: F401  # registers what bitsandbytes needs
 from understudy import _torch
 from understudy.fake.mode import FakeTensorMode
-from understudy.lines import drop_own_frames, frames_to_show, is_installed, is_own_file, user_frames
+from understudy.lines import (
+    drop_own_frames,
+    find_user_line,
+    frames_to_show,
+    is_installed,
+    is_own_file,
+    user_frames,
+)
 from understudy.patching import FILE_OVERLAY, REHEARSAL, active, patch_call
 from understudy.simulation.batches import BatchSizes, take_longest
 from understudy.simulation.libraries import adapt_libraries
@@ -96,6 +103,8 @@ class ScriptResult:
 
     exit_code: int = 0
     error: str = ""
+    exit_line: str = ""
+    """Where the script ended itself by `sys.exit` or `os._exit`."""
     is_out_of_memory: bool = False
     """Whether that error is torch's OutOfMemoryError."""
     sharded: str = ""
@@ -126,6 +135,7 @@ class ScriptResult:
             self.wanted_ranks = error
         elif isinstance(error, SystemExit):
             self.exit_code = _read_exit_code(error.code)
+            self.exit_line = find_user_line(error.__traceback__)
         elif isinstance(error, KeyboardInterrupt):
             self.exit_code = INTERRUPTED
         else:
