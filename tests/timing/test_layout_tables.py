@@ -116,12 +116,12 @@ def test_which_runs_of_nanotron_had_checks_and_sleeps(
 def test_older_attention_is_a_calibration_of_the_card(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("UNDERSTUDY_CONFIG", raising=False)
     card = find_card("h100")
-    today = find_curve(card).speed["attention_backward"]
+    assert not find_curve(card).corrections
     with attention_of(FLASH_2):
-        older = find_curve(card).speed["attention_backward"]
-    assert older == pytest.approx(today * SPEEDS[FLASH_2]["h100"][1])
+        older = find_curve(card).corrections
+    assert older["attention_backward"] == SPEEDS[FLASH_2]["h100"][1] and older["matmul"] == 1.0
     with attention_of(""):
-        assert find_curve(card).speed["attention_backward"] == today
+        assert not find_curve(card).corrections
 
 
 def test_order() -> None:

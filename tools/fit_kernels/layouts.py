@@ -131,19 +131,20 @@ def split_groups(rows: Sequence[Layout]) -> tuple[set[str], set[str]]:
 
 
 def fit_constants(truth: Path, store: PartStore) -> Constants:
-    """Each constant is varied by itself, twice, where it lowers the mean error of every other group."""
+    """Each constant is varied by itself, where it lowers the mean error of every other group."""
     best, least = CONSTANTS, math.inf
-    for step in (0.0, *STEPS) * 2:
-        for name in ("check", "check_far", "round", "copy", "message", "step"):
-            trial = replace(best, **{name: getattr(best, name) * (step or 1.0)})
+    for step in (1.0, *STEPS):
+        for name in vars(CONSTANTS):
+            trial = replace(best, **{name: getattr(best, name) * step})
             rows = read_nanotron(truth, trial)
             fitted, _ = split_groups(rows)
+            rows = [row for row in rows if row.rate and row.group in fitted]
             composed = [compose(row.shape, store) for row in rows]
             sleeping = find_sleeping(rows, composed)
             errors = [
                 min(1.0, abs(math.log(composed[n].seconds / row.seconds)))
                 for n, row in enumerate(rows)
-                if row.rate and row.group in fitted and is_as_described(n, composed, sleeping)
+                if is_as_described(n, composed, sleeping)
             ]
             if np.mean(errors) < least:
                 best, least = trial, float(np.mean(errors))

@@ -39,10 +39,10 @@ class Constants:
     check_far: float = 2.8e-4
     round: float = 5e-5
     """EFA passes on some 20,000 messages in a second for each pair of cards."""
-    copy: float = 1.2e-5
-    message: float = 1.5e-3
+    copy: float = 1e-5
+    message: float = 9e-4
     """Two small messages describe each tensor, and the host waits for each of them."""
-    step: float = 0.02
+    step: float = 0.024
 
 
 CONSTANTS = Constants()

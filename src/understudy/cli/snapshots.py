@@ -298,6 +298,7 @@ def calibrate_times(options: argparse.Namespace, card: Card) -> int:
     """Speeds of the card's kernels, from a real run of a program that was rehearsed."""
     # why: --help is quick
     from understudy.report.comparison import read_rehearsal
+    from understudy.report.times import write_seconds  # why: as above
     from understudy.timing import calibration  # why: as above
 
     if options.snapshot is None:
@@ -316,7 +317,9 @@ def calibrate_times(options: argparse.Namespace, card: Card) -> int:
     else:
         seconds = parse_seconds(options.step_time)
         factor = calibration.speed_from_step(rehearsal.time, seconds)
-        print(f"estimated {rehearsal.time.seconds_per_step:.4g} s, measured {seconds:.4g} s")
+        print(
+            f"estimated {write_seconds(rehearsal.time.seconds_per_step)}, measured {write_seconds(seconds)}"
+        )
         speeds = {name: speed * factor for name, speed in ({EVERY_FAMILY: 1.0} | stored).items()}
     for name, speed in speeds.items():
         print(f"{name}: {speed:.2f} times as fast as the curves")

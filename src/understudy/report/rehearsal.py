@@ -131,7 +131,8 @@ class LineRow:
 
 @dataclass(frozen=True)
 class OperatorRow:
-    """One operator. `kind` is products, elementwise, moves, views or unknown (no formula)."""
+    """One operator. `kind` is products, elementwise, moves, views or unknown (no formula). `seconds` of kernels are those of
+    `timed_calls`: all but the setup's."""
 
     operator: str
     kind: str
@@ -141,6 +142,7 @@ class OperatorRow:
     operations: int
     bytes_moved: int
     seconds: float = 0.0
+    timed_calls: int = 0
 
 
 @dataclass(frozen=True)

@@ -438,20 +438,22 @@ def _make_operator_rows(measurement: Measurement) -> list[OperatorRow]:
         seconds = totals.time.seconds if totals.time is not None else 0.0
         amounts = (1, work.macs, work.operations, work.bytes_moved, seconds)
         rows[name] = [sum_ + amount * totals.count for sum_, amount in zip(row, amounts, strict=True)]
-    setup = measurement.clock.setup_seconds if measurement.clock else {}
-    made = [
-        OperatorRow(
-            name,
-            kinds[name],
-            int(calls),
-            int(macs),
-            2 * int(macs),
-            int(operations),
-            int(moved),
-            max(0.0, seconds - setup.get(name, 0.0)),
+    made = []
+    for name, (calls, macs, operations, moved, seconds) in rows.items():
+        setup = measurement.clock.setup.get(name, (0, 0.0)) if measurement.clock else (int(calls), 0.0)
+        made.append(
+            OperatorRow(
+                name,
+                kinds[name],
+                int(calls),
+                int(macs),
+                2 * int(macs),
+                int(operations),
+                int(moved),
+                max(0.0, seconds - setup[1]),
+                int(calls) - setup[0],
+            )
         )
-        for name, (calls, macs, operations, moved, seconds) in rows.items()
-    ]
     return sorted(made, key=lambda row: (-row.macs, -row.bytes_moved))
 
 

@@ -36,7 +36,7 @@ class OperatorSeconds(Protocol):
     @property
     def operator(self) -> str: ...
     @property
-    def calls(self) -> int: ...
+    def timed_calls(self) -> int: ...
     @property
     def seconds(self) -> float: ...
 
@@ -122,10 +122,10 @@ def speeds_from_profile(
     for row in rows:
         name = f"aten::{row.operator.removeprefix('aten.').partition('.')[0]}"
         found = profile.get(name)
-        if found is None or not row.seconds or not row.calls:
+        if found is None or not row.seconds or not row.timed_calls:
             continue
         for family in families_of(name):
-            expected[family] += found.calls * row.seconds / row.calls
+            expected[family] += found.calls * row.seconds / row.timed_calls
             measured[family] += found.seconds
     speeds = {
         family: expected[family] / measured[family]

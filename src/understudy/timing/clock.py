@@ -101,8 +101,8 @@ class RunClock:
         self.ends: list[tuple[int, str, float, int]] = []
         """Step, phase, the time at which it was done, and the number of spans until then."""
         self.seconds_by_place: dict[tuple[Any, Any], float] = defaultdict(float)
-        self.setup_seconds: dict[str, float] = defaultdict(float)
-        """Seconds of kernels before the first pass, by operator."""
+        self.setup: dict[str, tuple[int, float]] = {}
+        """Calls with kernels before the first pass, and their seconds, by operator."""
         self.host_seconds: dict[int, float] = defaultdict(float)
         """Time of issuing calls, by step, without what the host waits for."""
         self._streams: dict[int, int] = {}
@@ -177,6 +177,9 @@ class RunClock:
                 if log is not None:
                     log.work(host)
                 continue
+            if not is_placed:
+                count, known = self.setup.get(name, (0, 0.0))
+                self.setup[name] = count + 1, known + label.time.seconds
             stream = device, streams.get(device, 0)
             if kernels[0].family == families.WAIT:
                 if self._awaited:
@@ -188,8 +191,6 @@ class RunClock:
                     log.launch(stream, seconds, host)
                 if is_placed:
                     places[place] += seconds
-                else:
-                    self.setup_seconds[name] += seconds
                 host = 0.0
                 if is_blocking:
                     timeline.synchronize(stream)

@@ -78,6 +78,8 @@ class Curve:
     """Whether steps on this very card were fitted."""
     speed: Mapping[str, float] = field(default_factory=dict)
     """By family: measured speed of this card, relative to the card's figures and the curve."""
+    corrections: Mapping[str, float] = field(default_factory=dict)
+    """By family: how much faster whole kernels are, by the user's calibration."""
 
     @property
     def bandwidth(self) -> float:
@@ -138,9 +140,10 @@ def find_curve(card: Card, host: str | None = None) -> Curve:
     measured = read_calibration().get(card.key, {})
     tiles = {**shared["tiles"], **architecture.get("tiles", {}), **own.get("tiles", {})}
     speed = {**architecture.get("speed", {}), **own.get("speed", {})}
-    corrections = measured.get("speed", {})
-    for name in {*shared["memory"], *corrections}:
-        speed[name] = speed.get(name, 1.0) * corrections.get(name, corrections.get(EVERY_FAMILY, 1.0))
+    known = measured.get("speed", {})
+    corrections = {
+        name: known.get(name, known.get(EVERY_FAMILY, 1.0)) for name in (*shared["memory"], *known) if known
+    }
     is_measured = "error" in own
     return Curve(
         card=card,
@@ -159,6 +162,7 @@ def find_curve(card: Card, host: str | None = None) -> Curve:
         source=own.get("source") or architecture.get("source") or shared["source"],
         is_measured=is_measured,
         speed=speed,
+        corrections=corrections,
     )
 
 

@@ -52,7 +52,7 @@ def seconds_of(kernel: Kernel, curve: Curve) -> float:
             further += curve.passes[variant] * kernel.bytes / curve.bandwidth
     if compute:
         memory = (compute**SHARPNESS + memory**SHARPNESS) ** (1 / SHARPNESS)
-    return curve.fixed + (memory + further) / speed
+    return (curve.fixed + (memory + further) / speed) / curve.corrections.get(family, 1.0)
 
 
 def name_family(kernel: Kernel) -> str:
