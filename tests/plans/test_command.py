@@ -84,6 +84,71 @@ def test_a_whole_search(script: str, capsys: pytest.CaptureFixture[str]) -> None
     assert changed.choices[0].reserved_bytes < found.choices[0].reserved_bytes
 
 
+def test_results_of_another_project_or_environment_are_not_taken(
+    script: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy of the script reads its own files, by the same names."""
+    words = ("--vary", "batch=1024", "--no-changes")
+    found = plan(script, *words)
+    Path("copy").mkdir()
+    for name, text in ((script, SCRIPT), ("width.txt", "1024")):
+        Path("copy", name).write_text(text)
+    Path("copy/kept").symlink_to(Path("kept").absolute())
+    monkeypatch.chdir("copy")
+    copied = plan(script, *words)
+    assert copied.rehearsed == 1
+    assert copied.choices[0].reserved_bytes < found.choices[0].reserved_bytes
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    assert plan(script, *words).rehearsed == 1
+    assert plan(script, *words).kept == 1
+
+
+MODULE = """\
+import json, sys
+import torch
+from project.sizes import WIDTH
+batch = json.load(open(sys.argv[2]))["training"]["batch_size"]
+model = torch.nn.Linear(WIDTH, WIDTH).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(10):
+    model(torch.randn(batch, WIDTH, device="cuda")).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_a_module_with_a_configuration_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("project").mkdir()
+    Path("project/__init__.py").touch()
+    Path("project/sizes.py").write_text("WIDTH = 1024\n")
+    Path("project/train.py").write_text(MODULE)
+    configuration = '{"training": {"batch_size": 4096}}'
+    Path("c.json").write_text(configuration)
+    words = [
+        "--device",
+        "t4",
+        "--jobs",
+        "1",
+        "--cache",
+        "-",
+        "--json",
+        "plan.json",
+        "--vary",
+        "batch_size=4096,65536",
+    ]
+    assert main(["plan", *words, "-m", "project.train", "--config", "c.json"]) == 0
+    found = TrainingPlan.from_json(Path("plan.json").read_text())
+    small, large = sorted(found.rehearsals, key=lambda row: row.reserved_bytes)
+    assert large.reserved_bytes > 4 * small.reserved_bytes
+    assert (small.command, small.patch) == ("python -m project.train --config c.json", "")
+    assert (large.command, large.patch) == (small.command, "# in c.json: set training.batch_size = 65536")
+    assert Path("c.json").read_text() == configuration
+    assert main(["plan", *words, "-m", "project.test"]) == 2
+    assert "can't run -m project.test: no module of this name" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -247,6 +312,16 @@ def make_answer(*rows: Row) -> TrainingPlan:
         "NVIDIA H100", 8, "speed", True, [row for row in rows if row.place], list(rows), [SearchedAxis("batch", ["1"], "asked")],
         40, 30, {"a smaller one does not fit": 20, "predicted to be behind": 5}, len(rows), 0, ["lr"], script="train.py",
     )  # fmt: skip
+
+
+def test_a_narrow_terminal_cuts_no_change() -> None:
+    answer = make_answer(
+        make_row(10, 3.0, place=1, name="a rather long value of an option"), make_row(20, 2.0)
+    )
+    narrow, wide = (write_plan(answer, width) for width in (60, 150))
+    assert "  1: batch=a rather long value of an option\n" in narrow
+    assert all(len(line) <= 60 for line in narrow.splitlines() if "python" not in line)
+    assert any(line.startswith("  1  ") and line.endswith("option") for line in wide.splitlines())
 
 
 def test_the_front_is_what_nothing_beats() -> None:

@@ -18,6 +18,21 @@ from understudy.simulation.offline.graphs import CITATIONS, COLLECTIONS, make_gr
 from understudy.simulation.offline.open_columns import find_kind
 from understudy.simulation.offline.pipelines import find_part
 from understudy.simulation.offline.tokenizers import find_text_length, list_inputs
+from understudy.simulation.scripts import Script, run_script
+
+
+def test_the_hub_is_offline_though_it_was_imported_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It reads its switch at import; each request would be tried again for half a minute."""
+    constants = pytest.importorskip("huggingface_hub.constants")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    script = tmp_path / "script.py"
+    script.write_text("from huggingface_hub import constants\nprint(constants.is_offline_mode())\n")
+    with FakeTensorMode(answers="plausible", allow_non_fake_inputs=True) as mode:
+        run_script(Script(str(script)), mode=mode)
+    assert capsys.readouterr().out == "True\n"
+    assert constants.HF_HUB_OFFLINE is False
 
 
 @pytest.fixture

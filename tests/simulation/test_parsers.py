@@ -74,6 +74,58 @@ def test_parsers_with_words_of_their_own_are_none(tmp_path: Path) -> None:
     assert not result.was_ended
 
 
+def test_the_next_parser_gets_the_words_that_are_left(tmp_path: Path) -> None:
+    result = read(
+        tmp_path,
+        """
+import argparse
+first = argparse.ArgumentParser()
+first.add_argument("--config")
+_, left = first.parse_known_args()
+parser = argparse.ArgumentParser()
+parser.add_argument("--batch", type=int)
+parser.parse_args(left)
+""",
+        "--config", "a.yaml", "--batch", "4",
+    )  # fmt: skip
+    assert names(result) == ["config", "batch"]
+    assert result.was_ended
+
+
+def test_the_options_of_a_command_are_those_that_are_used(tmp_path: Path) -> None:
+    result = read(
+        tmp_path,
+        """
+import argparse
+parser = argparse.ArgumentParser()
+parser.add_argument("--amp", action="store_true")
+commands = parser.add_subparsers()
+commands.add_parser("train").add_argument("--batch", type=int)
+commands.add_parser("test").add_argument("--split")
+parser.parse_args()
+""",
+        "train",
+    )
+    assert [(option["name"], option.get("before")) for option in result.parsers] == [
+        ("amp", "train"),
+        ("batch", None),
+    ]
+
+
+def test_a_parser_of_a_library_is_not_that_of_the_script(tmp_path: Path) -> None:
+    """It has options of its own, and hands on the words."""
+    (tmp_path / "hydra.py").write_text(
+        "import argparse\n"
+        "def main():\n"
+        "    parser = argparse.ArgumentParser()\n"
+        "    parser.add_argument('--multirun')\n"
+        "    parser.parse_args()\n"
+    )
+    result = read(tmp_path, "import hydra\nhydra.main()\n")
+    assert names(result) == []
+    assert not result.was_ended
+
+
 def test_options_of_transformers(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     result = read(

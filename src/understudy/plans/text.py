@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import textwrap
+
 from understudy.plans.answer import Row, TrainingPlan
 from understudy.report.text import clean, write_table
 from understudy.report.times import write_interval, write_rate
@@ -13,14 +15,22 @@ MOST_FAILED = 5
 
 def write_plan(plan: TrainingPlan, width: int = 120) -> str:
     parts = [
-        _write_head(plan),
+        _wrap(_write_head(plan), width),
         _write_choices(plan, width),
         _write_commands(plan),
-        _write_search(plan),
+        _wrap(_write_search(plan), width),
         _write_failed(plan),
     ]
-    parts.append("\n".join(clean(note) for note in plan.notes))
+    parts.append(_wrap("\n".join(clean(note) for note in plan.notes), width))
     return "\n\n".join(part for part in parts if part)
+
+
+def _wrap(text: str, width: int) -> str:
+    """Long lines of prose, on a narrow terminal."""
+    lines = [
+        textwrap.wrap(line, max(width, 30), subsequent_indent="    ") or [""] for line in text.splitlines()
+    ]
+    return "\n".join(part for parts in lines for part in parts)
 
 
 def _write_head(plan: TrainingPlan) -> str:
@@ -45,25 +55,23 @@ def _write_choices(plan: TrainingPlan, width: int) -> str:
     if not plan.choices:
         return ""
     has_cost = any(row.cost is not None for row in plan.choices)
-    heads = [
-        "",
-        "reserved",
-        "of GiB",
-        "risk",
-        "step",
-        "rate",
-        *(["cost of 1M"] if has_cost else []),
-        "change",
-    ]
+    limit = max(row.limit_bytes for row in plan.choices) / GiB
+    title = f"Best first (reserved memory of {limit:.2f} GiB)"
+    heads = ["", "step", "reserved", "risk", "rate", *(["cost of 1M"] if has_cost else []), "change"]
     table = []
     for row in plan.choices:
         cells = [
-            str(row.place), f"{row.reserved_bytes / GiB:.2f}", f"{row.limit_bytes / GiB:.2f}",
-            "tight" if row.verdict == "tight" else "fits", write_time(row), write_rate(row),
+            str(row.place), write_time(row), f"{row.reserved_bytes / GiB:.2f}",
+            "tight" if row.verdict == "tight" else "fits", write_rate(row),
         ]  # fmt: skip
         cost = [f"{row.cost:.3g}" if row.cost is not None else ""] if has_cost else []
         table.append((*cells, *cost, _write_values(row)))
-    return write_table("Best first", tuple(heads), table, width)
+    sizes = [max(len(row[index]) for row in (heads, *table)) for index in range(len(heads))]
+    if sum(sizes) + 2 * len(sizes) <= width:
+        return write_table(title, tuple(heads), table, width)
+    # What to change is the answer: it is not cut.
+    short = write_table(title, tuple(heads[:-1]), [row[:-1] for row in table], width)
+    return "\n".join([short, *(_wrap(f"  {row[0]}: {row[-1]}", width) for row in table)])
 
 
 def write_time(row: Row) -> str:

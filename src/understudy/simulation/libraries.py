@@ -83,6 +83,14 @@ def adapt_libraries(hold: Hold, level: str = PYTHON, is_online: bool = False) ->
     environment = {**({} if level == NO_SANDBOX else NO_TRACKERS), **({} if is_online else NO_DOWNLOADS)}
     before = {name: os.environ.get(name) for name in environment}
     os.environ.update(environment)
+    settings = [
+        (sys.modules[name].__dict__, key)
+        for name, key in READ_AT_IMPORT
+        if name in sys.modules and not is_online
+    ]
+    before_here = [module.get(key) for module, key in settings]
+    for module, key in settings:
+        module[key] = True
     sys.meta_path.insert(0, finder)
     try:
         for name in {found.module for found in LIBRARY_PATCHES}:
@@ -91,6 +99,8 @@ def adapt_libraries(hold: Hold, level: str = PYTHON, is_online: bool = False) ->
         yield
     finally:
         sys.meta_path.remove(finder)
+        for (module, key), value in zip(settings, before_here, strict=True):
+            module[key] = value
         for name, value in before.items():
             if value is None:
                 os.environ.pop(name, None)
@@ -99,6 +109,8 @@ def adapt_libraries(hold: Hold, level: str = PYTHON, is_online: bool = False) ->
 
 
 NO_DOWNLOADS = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+READ_AT_IMPORT = (("huggingface_hub.constants", "HF_HUB_OFFLINE"), ("datasets.config", "HF_HUB_OFFLINE"))
+"""What `NO_DOWNLOADS` sets, in modules that were imported before: they would try each request again for half a minute."""
 NO_TRACKERS = {
     "WANDB_MODE": "disabled", "WANDB_SILENT": "true", "COMET_MODE": "disabled", "NEPTUNE_MODE": "debug",
     "MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING": "false", "TRACKIO_DISABLED": "1", "DO_NOT_TRACK": "1",
