@@ -67,6 +67,22 @@ model, x = torch.nn.Linear(4, 3), torch.randn(2, 4)
     assert sum(own) <= 350 and len(own) <= 30, (sum(own), len(own))
 
 
+def test_capture_of_an_optimizer_step() -> None:
+    """All functions of Python, for each parameter of an optimizer that counts its steps."""
+    setup = """
+import torch
+from understudy import capture_step
+
+def calls_of(layers):
+    model, x = torch.nn.Sequential(*[torch.nn.Linear(4, 4) for _ in range(layers)]), torch.randn(2, 4)
+    return lambda: capture_step(model, lambda y: y.sum(), torch.optim.AdamW(model.parameters()), x)
+
+few, many = calls_of(2), calls_of(12)
+"""
+    few, many = (sum(count_in_new_process(setup, f"{name}()").values()) for name in ("few", "many"))
+    assert (many - few) / 20 <= 1150, (few, many)
+
+
 ADDITION = """
 import sys, torch
 from understudy import FakeTensorMode

@@ -159,3 +159,35 @@ def test_origins_of_nodes() -> None:
         source = node.args[0] if node.target is operator.getitem else node
         assert node.meta["original_aten"] is source.target
         assert isinstance(node.meta["seq_nr"], int)
+
+
+@pytest.mark.parametrize("mode", ["fake", "symbolic"])
+def test_a_node_that_writes_its_input_has_the_snapshot_of_before(mode: Any) -> None:
+    """Unless what is known of the tensor has changed since: its memory, its layout, the range of its values."""
+
+    def f(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        z = x.sin().mul_(2).add_(1)
+        z.data = y.cos()
+        z.mul_(3)
+        z.t_()
+        return z.add_(4)
+
+    graph = make_fx(f, tracing_mode=mode)(torch.randn(2, 3), torch.randn(2, 3)).graph
+    vals = {node.name: node.meta["val"] for node in graph.nodes if node.op == "call_function"}
+    storages = {name: storages_of(val) for name, val in vals.items()}
+    assert vals["sin"] is vals["mul_"] is vals["add_"]
+    assert storages["mul__1"] == storages["cos"] != storages["add_"]
+    assert tuple(vals["mul__1"].shape) == (2, 3) and tuple(vals["add__1"].shape) == (3, 2)
+    assert storages["add__1"] == storages["cos"]
+
+
+def test_removed_nodes_are_not_kept() -> None:
+    graph = make_fx(lambda x: (x.sin(), x + 1)[1], tracing_mode="fake")(torch.randn(3)).graph
+    assert [node.name for node in graph.nodes] == ["x_1", "add", "output"]
+    assert len(graph.nodes) == 3 and not graph.find_nodes(
+        op="call_function", target=torch.ops.aten.sin.default
+    )
+    assert all(node in graph.nodes for node in graph._graph_namespace._obj_to_name)
+    (x,) = graph.find_nodes(op="placeholder")
+    assert [user.name for user in x.users] == ["add"]
+    graph.lint()

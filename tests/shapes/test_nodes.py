@@ -277,3 +277,14 @@ def test_an_example_to_the_contrary_spares_the_search(monkeypatch: pytest.Monkey
     condition = (a < b).node.value if a.node.hint > b.node.hint else (a > b).node.value
     monkeypatch.setattr(type(env.facts), "prove", lambda *_: pytest.fail("a search in vain"))
     assert not env.is_known(condition)
+
+
+def test_floats_answer_the_questions_of_truth_values() -> None:
+    """The methods of truth values are not bound to the nodes of floats, which have them all the same."""
+    number = ShapeEnv().create_unbacked_symfloat(low=1, high=4).node
+    zero = number.wrap_float(0.0)
+    assert number.eq(zero) is number.eq(zero) and not number.eq(zero).guard_bool("", 0)
+    for question in ("guard_bool", "expect_true", "guard_or_false", "guard_or_true", "statically_known_true"):
+        assert callable(getattr(number, question))
+    with pytest.raises(AttributeError, match="has no attribute 'guards'"):
+        _ = number.guards

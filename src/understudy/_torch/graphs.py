@@ -165,6 +165,20 @@ set_node_arguments = torch._C._NodeBase._update_args_kwargs
 set_node_meta = (
     torch._C._NodeBase.meta.__set__
 )  # without `Node.__setattr__`, which updates the graph's tables
+mark_as_erased = torch._C._NodeBase._erased.__set__
+
+
+def erase_node(node: torch.fx.Node) -> None:
+    """`graph.erase_node` without its checks, for a graph that is being recorded. Its name stays taken, but the graph does
+    not keep the node."""
+    graph = node.graph
+    graph._graph_namespace._obj_to_name.pop(node, None)
+    is_call = node.op == "call_function"
+    del graph._find_nodes_lookup_table.table[node.op, node.target if is_call else None][node]
+    node._remove_from_list()
+    mark_as_erased(node, True)
+    graph._len -= 1
+    set_node_arguments(node, (), {})
 
 
 def last_node(graph: torch.fx.Graph) -> torch.fx.Node:

@@ -110,6 +110,8 @@ _APPLY = torch.nn.Module._apply.__code__
 _SWAP = torch.utils.swap_tensors.__code__
 _APPLY_INNER = "compute_should_use_set_data"
 _SNAPSHOT, _TRACER, _QUESTION = "snapshot_fake", "torch.fx.experimental.proxy_tensor", "is_fake_tensor"
+ASKERS_FOR_CLASS = frozenset({_APPLY.co_name, _SWAP.co_name, _APPLY_INNER, _SNAPSHOT, _QUESTION})
+"""The names of functions of which `asks_for_own_class` can be true."""
 
 
 def has_triton() -> bool:

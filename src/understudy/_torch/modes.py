@@ -269,9 +269,9 @@ class no_modes:
     __slots__ = ("_taken",)
 
     def __enter__(self) -> None:
-        above = _ops.mode_stack_state_for_pre_dispatch()
         taken = self._taken = [_dispatch_mode_at(place) for place in range(_count_dispatch_modes())]
-        if above.count():
+        if is_recorded_above_autograd():
+            above = _ops.mode_stack_state_for_pre_dispatch()
             taken += [mode for mode in (above.get(0), above.get(1), above._schema_check_mode) if mode]
             while above.count():
                 _ops._pop_mode_from_pre_dispatch()
@@ -352,6 +352,20 @@ def function_modes_from(mode: object) -> list[Any]:
 def pop_function_modes(count: int) -> None:
     for _ in range(count):
         torch._C._pop_torch_function_stack()
+
+
+def read_in_function_mode(getter: Callable[..., Any], tensor: torch.Tensor) -> Any:
+    """`torch.overrides.handle_torch_function` for an attribute of a tensor, which programs read often: the innermost
+    function mode is called, without the generators of torch's function."""
+    if count_function_modes():
+        mode = torch._C._pop_torch_function_stack()
+        try:
+            result = mode.__torch_function__(getter, (), (tensor,), {})
+        finally:
+            torch._C._push_on_torch_function_stack(mode)
+        if result is not NotImplemented:
+            return result
+    return torch.overrides.handle_torch_function(getter, (tensor,), tensor)
 
 
 def push_function_modes(modes: list[Any]) -> None:

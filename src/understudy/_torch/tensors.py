@@ -214,7 +214,7 @@ weak_storage = StorageWeakRef
 
 
 def is_expired(reference: object) -> bool:
-    return bool(reference.expired())
+    return bool(torch.UntypedStorage._expired(reference.cdata))
 
 
 def strong_storage(reference: object) -> Any:

@@ -304,8 +304,13 @@ class Constants:
             meta = node.meta
             meta["val"] = make_snapshot(tensor.fake_mode, tensor)
             meta["tensor_meta"] = self._tracer.node_meta.tensor_meta(tensor, tensor.requires_grad)
+            return node
+        value = self._as_fake(tensor)
+        if type(value) is FakeTensor:  # a new one, on a storage of its own: it needs no snapshot
+            node.meta["val"] = value
+            node.meta["tensor_meta"] = self._tracer.node_meta.tensor_meta(value)
         else:
-            set_val(node, self._as_fake(tensor))
+            set_val(node, value)
         return node
 
     def _read(self, real: torch.Tensor, name: str | None) -> Node:
@@ -471,15 +476,13 @@ SEQUENCES = frozenset({list, tuple})
 REAL_OR_SEQUENCES = REAL | SEQUENCES
 
 
-def has_reals(args: Any, kwargs: Any) -> bool:
+def has_reals(values: Any) -> bool:
     """Whether the arguments of a torch function contain a real tensor."""
-    values = (*args, *kwargs.values()) if kwargs else args
-    if REAL_OR_SEQUENCES.isdisjoint(map(type, values)):  # as for nearly all calls: without a loop in Python
-        return False
-    return any(
-        type(value) in REAL or (type(value) in SEQUENCES and not REAL.isdisjoint(map(type, value)))
-        for value in values
-    )
+    for value in values:
+        kind = type(value)
+        if kind in REAL or (kind in SEQUENCES and not REAL.isdisjoint(map(type, value))):
+            return True
+    return False
 
 
 class OutsideTensors:

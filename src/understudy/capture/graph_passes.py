@@ -52,11 +52,12 @@ def _changes_rng_state(node: Node) -> bool:
 def remove_dead_code(graph: Graph) -> None:
     remove_unused_rng_states(graph)
     pure: dict[Any, bool] = {}
+    erase = _torch.erase_node if graph.owning_module is None else graph.erase_node
     for node in reversed(graph.nodes):
         if node.users or node.op in ("placeholder", "output"):
             continue
         if can_be_removed(node, pure):
-            graph.erase_node(node)
+            erase(node)
 
 
 def can_be_removed(node: Node, known: dict[Any, bool]) -> bool:

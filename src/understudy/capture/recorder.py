@@ -23,7 +23,7 @@ from understudy.capture.higher_order import subgraphs
 from understudy.capture.tracer import OPEN, PLAIN, SYMBOLIC, PythonKeyTracer
 from understudy.capture.unrecorded_effects.tensor_data import DeterminedRealValues, refuse_read
 from understudy.fake.mode import FakeTensorMode
-from understudy.fake.realise import make_snapshot
+from understudy.fake.realise import is_snapshot, make_snapshot
 from understudy.fake.tensor import FakeTensor
 from understudy.graph.node_values import as_val, set_val
 from understudy.ops.registry import record_of
@@ -228,11 +228,18 @@ class ProxyTorchDispatchMode(_torch.TorchDispatchMode):
         meta = node_meta.mark(node, sys._getframe(1))
         if type(result) is FakeTensor:
             before = result._node
-            if before is None or before.graph is graph:
+            if before is None:
                 result._node = node
+                val = make_snapshot(fake_mode, result)
+            elif before.graph is graph:  # an input, written in place or returned: it has a snapshot
+                result._node = node
+                val = before.meta.get("val")
+                if not is_snapshot(val, result):
+                    val = make_snapshot(fake_mode, result)
             else:  # also tensors that were written in place, and have a node in an outer graph
                 tracer.remember(result, node)
-            meta["val"] = make_snapshot(fake_mode, result)
+                val = make_snapshot(fake_mode, result)
+            meta["val"] = val
             meta["tensor_meta"] = node_meta.tensor_metas.get(result._spec) or node_meta.tensor_meta(result)
             env = fake_mode.shape_env
             if env is not None:

@@ -67,7 +67,7 @@ def _is_static(mode: FakeTensorMode, t: torch.Tensor, wanted: bool | None, conte
     return static or mode.shape_env is None or (isinstance(t, torch.nn.Parameter) and not context)
 
 
-SWEEP_FIRST_AT = 64
+SWEEP_FIRST_AT = 1024
 """Storages have no weak-reference callbacks: expired ones are swept once this many are remembered."""
 
 

@@ -111,7 +111,7 @@ def find_shared_plan(mode: FakeTensorMode, func: Any, key: Any) -> tuple[Plan | 
         plan = cache.plans.get(key)
         if plan is not None:
             mode._cache.share(key, plan)
-    if plan is not None or not any(map(_is_symbolic, key)):
+    if plan is not None or not _has_symbols(key):
         return plan, None
     plan = mode._cache.find_for_any_floats(func, key)
     if plan is not None:
@@ -136,12 +136,16 @@ def _keep_plan(
         mode._cache.add(key, plan)
         if question is not None:
             mode._shared_plans.share_plan(question, plan)
-        elif mode._cache is not cache and not any(map(_is_symbolic, key)):
+        elif mode._cache is not cache and not _has_symbols(key):
             cache.share(key, plan)
 
 
-def _is_symbolic(part: object) -> bool:
-    return type(part) is SymNode or (type(part) is TensorSpec and part.is_symbolic)
+def _has_symbols(key: Any) -> bool:
+    for part in key:
+        kind = type(part)
+        if kind is SymNode or (kind is TensorSpec and part.is_symbolic):
+            return True
+    return False
 
 
 def make_call(mode: FakeTensorMode, func: Any, args: Any, kwargs: Any) -> Call:

@@ -32,7 +32,7 @@ from understudy.fake.values.answers import (
     make_policy,
 )
 from understudy.fake.values.sizes_in_tensors import enable_symbolic_indexing
-from understudy.infer.cache import PLAIN_TYPES, Cache, DispatchCacheInfo, UnusualArgument, add_value
+from understudy.infer.cache import NAN, PLAIN_TYPES, Cache, DispatchCacheInfo, UnusualArgument, add_value
 from understudy.infer.crosscheck import check_option
 from understudy.infer.engine import cache
 from understudy.infer.plan import (
@@ -66,6 +66,7 @@ PLAIN_SCOPES, SYMBOLIC_SCOPES = combine(ANY_MODE), combine(ANY_MODE, SYMBOLS)
 """Which patches of torch a mode needs."""
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 SymInt = torch.SymInt
+INTEGERS = frozenset({int})
 default_dtype = torch.get_default_dtype
 make_wrapper = _torch.make_wrapper
 Module = TypeVar("Module", bound=torch.nn.Module)
@@ -260,12 +261,22 @@ class FakeTensorMode(ModeServices):
                         has_determined = True
                 elif kind in PLAIN_TYPES:
                     add(value)
+                elif kind is float or kind is bool:
+                    key += (kind, value if value == value else NAN)
+                elif (kind is list or kind is tuple) and INTEGERS.issuperset(map(type, value)):
+                    key += (kind, len(value), *value)
                 else:
                     has_determined = self._add_to_key(key, kind, value) or has_determined
             if kwargs:
                 for name, value in kwargs.items():
                     add(name)
-                    has_determined = self._add_to_key(key, type(value), value) or has_determined
+                    kind = type(value)
+                    if kind in PLAIN_TYPES:
+                        add(value)
+                    elif kind is float or kind is bool:
+                        key += (kind, value if value == value else NAN)
+                    else:
+                        has_determined = self._add_to_key(key, kind, value) or has_determined
             full = tuple(key)
             plan = self.last_plan = self._find_plan(full)
         except (UnusualArgument, TypeError):
@@ -275,7 +286,11 @@ class FakeTensorMode(ModeServices):
         if (
             plan is None
             or not self._can_replay
-            or (has_determined and plan.tracks_values(any(map(_is_undetermined, args))))
+            or (
+                has_determined
+                and plan.kind != FIRST_VIEWED
+                and (plan.written or not any(map(_is_undetermined, args)))  # it changes known values
+            )
         ):
             return answer_miss(self, func, args, kwargs or {}, full, plan, has_determined)
         cache.hits += 1

@@ -98,7 +98,10 @@ def make_view(
         if spec.is_symbolic:
             fake = make_symbolic(spec, base, expects_operators)
         else:
-            fake = make_wrapper(FakeTensor, *wrapper_arguments(mode, spec))
+            arguments = spec.prepared_no_grad  # as `wrapper_arguments`
+            if arguments is None or not mode.can_skip_dispatch or is_grad_enabled() or is_inference:
+                arguments = spec.prepared or prepare(spec)
+            fake = make_wrapper(FakeTensor, *arguments)
             give_storage(fake, base)
     except RuntimeError:  # the storage was marked when it was handed out, or was resized
         fake = _make_view_of_marked_storage(mode, base, spec, expects_operators)
@@ -146,6 +149,16 @@ def make_snapshot(mode: FakeTensorMode, fake: FakeTensor) -> FakeTensor:
             return make_view(mode, fake, spec, expects_operators=False)
     snapshot._spec, snapshot.fake_mode = spec, mode
     return snapshot
+
+
+def is_snapshot(val: Any, fake: FakeTensor) -> bool:
+    """Whether an earlier snapshot of a tensor shows all that is known of it now."""
+    return (
+        type(val) is FakeTensor
+        and val._spec is fake._spec
+        and val._determined is fake._determined is None
+        and val._range is fake._range is None
+    )
 
 
 def make_zeros(mode: FakeTensorMode, spec: TensorSpec, known: DeterminedContents) -> FakeTensor:
@@ -197,7 +210,12 @@ def realise(mode: FakeTensorMode, outcomes: Any, inputs: list[FakeTensor]) -> An
     if kind is New:  # compare types first: each pattern costs an isinstance
         return make_new(mode, outcomes.spec)
     if kind is tuple:
-        return tuple([realise(mode, part, inputs) for part in outcomes])
+        return tuple(
+            [
+                make_new(mode, part.spec) if type(part) is New else realise(mode, part, inputs)
+                for part in outcomes
+            ]
+        )
     match outcomes:
         case View(of, spec, is_linked):
             return make_view(mode, inputs[of], spec, is_inference=None if is_linked else in_inference_mode())

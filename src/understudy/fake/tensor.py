@@ -183,7 +183,8 @@ class FakeTensor(torch.Tensor):
         `nn.Module` asks too, when it converts parameters, and would then exchange tensors instead of setting their
         data, which fails for a tensor that anything else refers to. Setting the data always works here.
         """
-        if _torch.asks_for_own_class(sys._getframe(1)):
+        frame = sys._getframe(1)
+        if frame.f_code.co_name in _torch.ASKERS_FOR_CLASS and _torch.asks_for_own_class(frame):
             return FakeTensor
         return self._kind or _torch.torch_fake_tensor_class()
 
@@ -240,7 +241,7 @@ class FakeTensor(torch.Tensor):
     @property
     def device(self) -> torch.device:  # type: ignore[override]
         if has_torch_function_unary(self):
-            return handle_torch_function(FakeTensor.device.__get__, (self,), self)
+            return _torch.read_in_function_mode(FakeTensor.device.__get__, self)
         return META if self.fake_mode.in_kernel_invocation else self._spec.device
 
     @property

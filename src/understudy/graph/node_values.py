@@ -278,22 +278,21 @@ class NodeMeta:
                 meta["stack_trace"] = trace
         call = self.torch_call
         if call is not None and "torch_fn" not in meta:
-            meta["torch_fn"] = self._torch_fn[1] if self._torch_fn[0] is call else self._describe_call(call)
+            if self._torch_fn[0] is not call:
+                func, count = call
+                name, kind_and_name = self._function_names.get(func) or self._name_function(func)
+                self._torch_fn = call, (f"{name}_{count}", kind_and_name)
+            meta["torch_fn"] = self._torch_fn[1]
         if self.module_stack is not None and "nn_module_stack" not in meta:
             stack = self.module_stack()
             if stack:
                 meta["nn_module_stack"] = stack
         return meta
 
-    def _describe_call(self, call: tuple[object, int]) -> tuple[str, str]:
-        func, count = call
-        known = self._function_names.get(func)
-        if known is None:
-            name = getattr(func, "__name__", None) or str(func)
-            known = self._function_names[func] = name, f"{type(func).__name__}.{name}"
-        described = f"{known[0]}_{count}", known[1]
-        self._torch_fn = call, described
-        return described
+    def _name_function(self, func: object) -> tuple[str, str]:
+        name = getattr(func, "__name__", None) or str(func)
+        names = self._function_names[func] = name, f"{type(func).__name__}.{name}"
+        return names
 
     def _copy_current_meta(self, node: Node) -> None:
         """Under `preserve_node_meta`, copy the metadata of the node that is being run."""
@@ -369,6 +368,9 @@ def set_val(node: Node, value: object) -> None:
         node.meta["tensor_meta"] = (
             tensor_meta_of_numbers(spec, value.requires_grad) if is_plain else tensor_meta_of(value)
         )
+        return
+    if type(value) in SYMBOLIC:
+        node.meta["val"] = value
         return
     val = as_val(value)
     if val is not None or isinstance(value, (bool, str)) or value is None:

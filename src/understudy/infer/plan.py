@@ -418,11 +418,6 @@ class Plan:
         elif is_first_a_tensor and kind is Same and outcomes.of == 0 and outcomes.spec is None:
             self.kind = FIRST_ITSELF
 
-    def tracks_values(self, has_undetermined: bool) -> bool:
-        """Whether a call with determined inputs changes known values. `has_undetermined`: it also has other
-        inputs."""
-        return self.kind != FIRST_VIEWED and bool(self.written or not has_undetermined)
-
     def count_unread(self) -> int:
         """The number of leading inputs whose values do not affect the results."""
         return 0 if self.op is None else record_of(self.op).unread_inputs or 0

@@ -146,8 +146,12 @@ def _free(value: object) -> Iterator[tuple[Expr, ShapeEnv]]:
     for node, _ in values_in(value):
         if not node.is_plain:
             env = node.shape_env
-            for symbol in getattr(env.simplify(node.value), "symbols", ()):
-                for origin in origins(symbol, env.definitions):
+            definitions = env.definitions
+            for symbol in getattr(env.decisions.simplify(node.value), "symbols", ()):
+                if symbol not in definitions:
+                    yield symbol, env
+                    continue
+                for origin in origins(symbol, definitions):
                     yield origin, env
 
 

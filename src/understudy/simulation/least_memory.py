@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from understudy import _torch
+from understudy.fake.tensor import FakeTensor
 
 STATE_TENSORS: dict[type, Callable[[Mapping[str, Any]], int]] = {
     torch.optim.SGD: lambda group: int(bool(group["momentum"])),
@@ -41,12 +42,12 @@ def least_bytes(optimizers: Iterable[Any]) -> dict[torch.device, int]:
                 if id(parameter) in seen or not _is_plain(parameter):
                     continue
                 seen.add(id(parameter))
-                _add_storage(tensors, parameter)
+                size = _add_storage(tensors, parameter)
                 gradient = parameter.grad
                 if gradient is not None and _is_plain(gradient):
                     _add_storage(tensors, gradient)
                     if count is not None and optimizer.state.get(parameter):
-                        states[parameter.device] += count(group) * _size_of(parameter)
+                        states[parameter.device] += count(group) * size
     for device, size in tensors.values():
         states[device] += size
     return dict(states)
@@ -54,15 +55,13 @@ def least_bytes(optimizers: Iterable[Any]) -> dict[torch.device, int]:
 
 def _is_plain(tensor: Any) -> bool:
     """Parts of a tensor that is spread over devices, and sparse ones, have other sizes than their shapes say."""
-    return tensor.layout is torch.strided and not hasattr(tensor, "to_local")
+    return tensor.layout is torch.strided and (type(tensor) is FakeTensor or not hasattr(tensor, "to_local"))
 
 
-def _add_storage(tensors: dict[int, tuple[torch.device, int]], tensor: torch.Tensor) -> None:
-    """Tensors that share memory count once."""
-    number = _torch.storage_id(tensor)
-    _, size = tensors.get(number, (tensor.device, 0))
-    tensors[number] = tensor.device, max(size, _size_of(tensor))
-
-
-def _size_of(tensor: torch.Tensor) -> int:
-    return min(tensor.numel() * tensor.element_size(), _torch.native_storage(tensor).nbytes())
+def _add_storage(tensors: dict[int, tuple[torch.device, int]], tensor: torch.Tensor) -> int:
+    """Tensors that share memory count once. Returns the size of this one."""
+    storage, device = _torch.native_storage(tensor), tensor.device
+    own = min(tensor.nbytes, storage.nbytes())
+    _, size = tensors.get(storage._cdata, (device, 0))
+    tensors[storage._cdata] = device, max(size, own)
+    return own

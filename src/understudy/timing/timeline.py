@@ -13,8 +13,9 @@ events that the stream waits for are done. Seconds everywhere; a stream is any h
 
 from __future__ import annotations
 
+import functools
 from collections import deque
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -40,6 +41,10 @@ class Span(NamedTuple):
     @property
     def seconds(self) -> float:
         return self.end - self.start
+
+
+new_span: Callable[[tuple[object, ...]], Span] = functools.partial(tuple.__new__, Span)
+"""A span of all its fields, for launches, which are many: without a function of Python."""
 
 
 class Mark(NamedTuple):
@@ -87,7 +92,7 @@ class Timeline:
         end = start + seconds
         self._free[stream] = end
         queue.append(end)
-        self.spans.append(Span(stream, start, end, kind, label, issued, host))
+        self.spans.append(new_span((stream, start, end, kind, label, issued, host)))
         return end
 
     def communicate(

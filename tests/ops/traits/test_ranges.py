@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -80,6 +81,19 @@ def test_no_draw_leaves_the_range(program: Callable[[], torch.Tensor]) -> None:
     for _ in range(DRAWS):
         real = program()
         assert found.low <= real.min().item() and real.max().item() <= found.high
+
+
+def test_equal_calls_have_the_ranges_of_their_own_inputs() -> None:
+    """They have one plan, which keeps what was inferred for each range."""
+    with FakeTensorMode():
+        for _ in range(2):
+            x = torch.rand(())
+            lows = []
+            for _ in range(4):
+                x = x + 1
+                lows.append(round(range_of(x).low))
+            assert lows == [1, 2, 3, 4]
+            assert range_of(torch.randn(()) + 1).low == -math.inf
 
 
 DECIDED: dict[str, tuple[Callable[[], Any], bool]] = {

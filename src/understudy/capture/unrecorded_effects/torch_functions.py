@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from understudy import _torch
-from understudy.capture.constants import has_reals
+from understudy.capture.constants import REAL_OR_SEQUENCES, has_reals
 from understudy.capture.unrecorded_effects import tensor_data
 from understudy.capture.unrecorded_effects.tensor_data import GET_DATA, SET_DATA, get_data, set_data
 from understudy.fake.tensor import FakeTensor
@@ -88,8 +88,14 @@ class TorchFunctionMetadataMode(_torch.FunctionMode):
         counts = tracer.torch_fn_counts
         count = counts[func] = counts.get(func, 0) + 1
         tracer.node_meta.torch_call = func, count
-        if tracer.outside_tensors is not None and has_reals(args, kwargs) and func not in READS_ONLY:
-            args, kwargs = tracer.outside_tensors.replace(args, kwargs or {})
+        outside = tracer.outside_tensors
+        if outside is not None:
+            given = (*args, *kwargs.values()) if kwargs else args
+            # nearly all calls have no such arguments
+            if not (REAL_OR_SEQUENCES.isdisjoint(map(type, given)) or func in READS_ONLY) and has_reals(
+                given
+            ):
+                args, kwargs = outside.replace(args, kwargs or {})
         if func in SPECIAL:
             return SPECIAL[func](tracer, func, args, kwargs or {})
         return func(*args, **kwargs) if kwargs else func(*args)

@@ -271,8 +271,10 @@ def _bounds_of_item(fake: FakeTensor) -> tuple[int | None, int | None]:
 def _bounds_of_float(fake: FakeTensor) -> tuple[int | None, int | None]:
     """The same of a float: a step counter is not negative."""
     found = range_of(fake)
-    low, high = (None if math.isinf(end) or found.may_be_nan else end for end in (found.low, found.high))
-    return low if low is None else math.floor(low), high if high is None else math.ceil(high)
+    if found.may_be_nan:
+        return None, None
+    low, high = found.low, found.high
+    return None if math.isinf(low) else math.floor(low), None if math.isinf(high) else math.ceil(high)
 
 
 def _answers_sizes(mode: FakeTensorMode) -> bool:

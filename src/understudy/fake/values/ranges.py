@@ -40,6 +40,8 @@ def range_of(fake: FakeTensor) -> ValueRange:
         fake._determined and fake._determined.watch if fake.is_inference() else count_writes(fake)
     ):
         return limits
+    if limits.low <= found.low and found.high <= limits.high and limits.may_be_nan:
+        return found
     low, high = max(found.low, limits.low), min(found.high, limits.high)
     return ValueRange(low, high, found.may_be_nan and limits.may_be_nan, found.likely, found.filled)
 
