@@ -124,14 +124,17 @@ def test_gradients_pass_through_it() -> None:
 
 
 def test_what_a_network_holds_does_not_depend_on_the_class_of_its_inputs() -> None:
-    def peak_of(make_input: Any) -> int:
+    def measure(make_input: Any) -> tuple[Any, ...]:
         def run() -> None:
             net = torch.nn.Sequential(*[torch.nn.Linear(256, 256), torch.nn.GELU()] * 4).cuda()
             net(make_input(torch.randn(64, 256).cuda())).pow(2).sum().backward()
 
-        return rehearse(run, device="h100").peak.allocated_bytes
+        found = rehearse(run, device="h100")
+        return found.peak.allocated_bytes, found.sanity.input_shapes
 
-    assert peak_of(lambda x: x.as_subclass(Tagged)) == peak_of(lambda x: x)
+    measured = measure(lambda x: x.as_subclass(Tagged))
+    assert measured == measure(lambda x: x)
+    assert "f32[64, 256]" in str(measured[1])
 
 
 def test_a_graph_would_end_at_it() -> None:

@@ -32,6 +32,11 @@ def _make_around(fake: FakeTensor, derived: Any) -> Any:
     return made
 
 
+def find_stand_in(tensor: Any) -> Any:
+    """The stand-in inside of such an object; any other tensor itself."""
+    return getattr(tensor, "_stand_in", tensor)
+
+
 class _Wrapping(torch.autograd.Function):
     """Put an object around a stand-in that requires a gradient; the gradient of the object is that of the stand-in."""
 
@@ -41,7 +46,7 @@ class _Wrapping(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Any) -> Any:
-        return getattr(gradient, "_stand_in", gradient), None
+        return find_stand_in(gradient), None
 
 
 @functools.cache
@@ -83,7 +88,7 @@ def dispatch_to_stand_in(kind: Any, func: Any, types: object, args: Any = (), kw
     outer = {}
 
     def unwrap(tensor: torch.Tensor) -> torch.Tensor:
-        inner = getattr(tensor, "_stand_in", tensor)
+        inner = find_stand_in(tensor)
         outer[id(inner)] = tensor
         return inner
 
