@@ -573,6 +573,15 @@ def test_gates_written_over_zeros_agree_with_their_mask(is_inference: bool) -> N
             assert (gates >= 0).all()
 
 
+def test_an_error_after_assumed_sizes_names_them() -> None:
+    with plausible():
+        rows = torch.randn(10, 2)[torch.randn(10) > 0]
+        with pytest.raises(RuntimeError, match=r"made up for missing data .*nonzero of b8\[10\]@cpu → 5"):
+            rows + torch.ones(4, 2)
+    with FakeTensorMode(), pytest.raises(RuntimeError, match="real tensors of these shapes fail as well"):
+        torch.ones(5, 2) + torch.ones(4, 2)
+
+
 def add_ones(zeros: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
     return zeros.scatter_add_(0, chosen.flatten(), torch.ones_like(chosen.flatten()))
 

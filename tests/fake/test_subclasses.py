@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from understudy import FakeTensorMode
+from understudy import FakeTensorMode, make_fx, rehearse
 
 
 class Image(Tensor):
@@ -73,7 +73,7 @@ class Tagged(Tensor):
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = super().__torch_function__(func, types, args, kwargs or {})
         if isinstance(result, cls):
-            vars(result).update(vars(args[0]))
+            vars(result).update(next((vars(x) for x in args if isinstance(x, cls)), {}))
         return result
 
 
@@ -104,6 +104,39 @@ def test_writes_through_it_are_seen_by_the_tensor_inside() -> None:
         assert plain._version == 1
 
 
-def test_gradients_would_end_at_it() -> None:
-    with FakeTensorMode(), pytest.raises(RuntimeError, match="type FakeTensor which is not a subclass"):
-        torch.ones(3, requires_grad=True).as_subclass(Image)
+def train_on(make_input: Any) -> tuple[Any, list[Any]]:
+    net = torch.nn.Sequential(
+        torch.nn.Linear(4, 8), torch.nn.ReLU(inplace=True), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 2)
+    )
+    out = net(make_input(torch.randn(3, 4)))
+    loss = torch.nn.functional.cross_entropy(out, torch.tensor([0, 1, 0])) + torch.cat([out, out])[0].sum()
+    loss.backward()
+    return type(loss).__name__, [(p.grad.shape, type(p.grad).__name__) for p in net.parameters()]
+
+
+def test_gradients_pass_through_it() -> None:
+    """A network whose inputs have such a class: its activations have it, too."""
+    expected = train_on(lambda x: x.as_subclass(Tagged))
+    with FakeTensorMode():
+        kind, gradients = train_on(lambda x: x.as_subclass(Tagged))
+        assert {name for _, name in gradients} == {"FakeTensor"}
+    assert (kind, [shape for shape, _ in gradients]) == (expected[0], [shape for shape, _ in expected[1]])
+
+
+def test_what_a_network_holds_does_not_depend_on_the_class_of_its_inputs() -> None:
+    def measure(make_input: Any) -> tuple[Any, ...]:
+        def run() -> None:
+            net = torch.nn.Sequential(*[torch.nn.Linear(256, 256), torch.nn.GELU()] * 4).cuda()
+            net(make_input(torch.randn(64, 256).cuda())).pow(2).sum().backward()
+
+        found = rehearse(run, device="h100")
+        return found.peak.allocated_bytes, found.sanity.input_shapes
+
+    measured = measure(lambda x: x.as_subclass(Tagged))
+    assert measured == measure(lambda x: x)
+    assert "f32[64, 256]" in str(measured[1])
+
+
+def test_a_graph_would_end_at_it() -> None:
+    with pytest.raises(RuntimeError, match="type FakeTensor which is not a subclass"):
+        make_fx(lambda x: x.as_subclass(Image) + 1, tracing_mode="fake")(torch.ones(3))

@@ -114,9 +114,14 @@ class ModeServices(_torch.TorchDispatchMode):
         except UnderstudyError as error:
             if self.crosscheck == "eager":
                 compare_with_eager(call, error)
-            raise with_context(error, call) from error.__cause__
+            raise with_context(error, call, self._list_assumed_integers()) from error.__cause__
         except (RuntimeError, IndexError, ValueError, TypeError, AssertionError, AttributeError) as error:
-            raise with_context(error, call) from error
+            raise with_context(error, call, self._list_assumed_integers()) from error
+
+    def _list_assumed_integers(self) -> list[str]:
+        """The last integers that the policy for missing data has answered."""
+        given = self.answers.given if self.answers is not None else ()
+        return [str(answer) for answer in given if type(answer.answer) is int][-2:]
 
     # --- running registered fakes and decompositions ------------------------------------------------------------
 

@@ -19,14 +19,34 @@ from understudy.fake.tensor import FakeTensor, native_argument
 
 
 def wrap_stand_in(fake: FakeTensor, kind: Any) -> Any:
-    """None where a gradient or a graph is recorded, which would end at the object, and for classes with a dispatch of
-    their own."""
+    """None where a graph is recorded, which would end at the object, and for classes with a dispatch of their own."""
     derived = kind if hasattr(kind, "_is_around_stand_in") else derive_class(kind)
-    if derived is None or fake.requires_grad or fake._node is not None or fake.spec.is_symbolic:
+    if derived is None or fake._node is not None or fake.spec.is_symbolic:
         return None
+    return _Wrapping.apply(fake, derived) if fake.requires_grad else _make_around(fake, derived)
+
+
+def _make_around(fake: FakeTensor, derived: Any) -> Any:
     made = _torch.make_wrapper(derived, *prepare(fake.spec))
     made._stand_in = fake
     return made
+
+
+def find_stand_in(tensor: Any) -> Any:
+    """The stand-in inside of such an object; any other tensor itself."""
+    return getattr(tensor, "_stand_in", tensor)
+
+
+class _Wrapping(torch.autograd.Function):
+    """Put an object around a stand-in that requires a gradient; the gradient of the object is that of the stand-in."""
+
+    @staticmethod
+    def forward(ctx: Any, fake: FakeTensor, derived: Any) -> Any:
+        return _make_around(fake.detach(), derived)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        return find_stand_in(gradient), None
 
 
 @functools.cache
@@ -68,7 +88,7 @@ def dispatch_to_stand_in(kind: Any, func: Any, types: object, args: Any = (), kw
     outer = {}
 
     def unwrap(tensor: torch.Tensor) -> torch.Tensor:
-        inner = getattr(tensor, "_stand_in", tensor)
+        inner = find_stand_in(tensor)
         outer[id(inner)] = tensor
         return inner
 

@@ -21,6 +21,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from understudy._torch import OpOverload, native_storage, unsharded_gradients
+from understudy.fake.subclasses import find_stand_in
 from understudy.fake.tensor import FakeTensor
 from understudy.ops.registry import record_of
 from understudy.ops.traits.flops import Work, work_of
@@ -319,7 +320,7 @@ class Measurement(Listener):
 
     def record_of(self, tensor: Any) -> StorageRecord | None:
         if type(tensor) is not FakeTensor:
-            tensor = getattr(tensor, "_local_tensor", None)  # of a DTensor
+            tensor = getattr(find_stand_in(tensor), "_local_tensor", find_stand_in(tensor))  # of a DTensor
             if type(tensor) is not FakeTensor:
                 return None
         return self.mode.storages.get(id(native_storage(tensor) if tensor._spec.sparse is None else tensor))
@@ -371,9 +372,10 @@ class Measurement(Listener):
     def _take_inputs(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
         if next(itertools.chain(module.parameters(), module.buffers()), None) is not None:
             self.find_parameters()
-        tensors = flat(
-            FakeTensor, (*args, *(tuple(v.values()) if isinstance(v, dict) else v for v in args)), kwargs
+        given = flat(
+            torch.Tensor, (*args, *(tuple(v.values()) if isinstance(v, dict) else v for v in args)), kwargs
         )
+        tensors = [inner for inner in map(find_stand_in, given) if isinstance(inner, FakeTensor)]
         if len(self.fed) < MOST_FED and next(module.parameters(), None) is not None:
             different = {id(tensor): tensor._spec for tensor in tensors}
             self.fed[tuple(different.values())] += 1

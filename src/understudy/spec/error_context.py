@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -112,11 +112,14 @@ def hint_for(error: UnderstudyError) -> str:
     return next((hint for kind, hint in HINTS if isinstance(error, kind)), "")
 
 
-def with_context(error: Exception, call: Call) -> UnderstudyError:
-    """The error to raise in place of `error`: ours, with its context."""
+def with_context(error: Exception, call: Call, assumed: Sequence[str] = ()) -> UnderstudyError:
+    """The error to raise in place of `error`: ours, with its context. `assumed`: integers that were made up for missing
+    data so far."""
     if not isinstance(error, UnderstudyError):
         error = translate(error, call)
     hint = hint_for(error)
+    if assumed and isinstance(error, ShapeMismatch):
+        hint = ASSUMED_SIZES.format("; ".join(assumed))
     sizes = (
         hints_of_symbols(flat(TensorSpec, call.args, call.kwargs)) if isinstance(error, ShapeMismatch) else ""
     )
@@ -124,6 +127,12 @@ def with_context(error: Exception, call: Call) -> UnderstudyError:
         hint = hint.replace("of these shapes", f"of these shapes ({sizes})")
     context = Context(str(call.op), describe(call.args, call.kwargs), user_line(), hint)
     return error.with_context(context, call.op)
+
+
+ASSUMED_SIZES = (
+    "integers that were made up for missing data may not fit each other ({}); if so, real tensors do not fail. Try "
+    "answers='worst' (--answers worst), or a policy of your own"
+)
 
 
 def hints_of_symbols(specs: Iterable[TensorSpec]) -> str:
