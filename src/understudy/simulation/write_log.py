@@ -80,6 +80,7 @@ PATH_EVENTS = {
     "os.symlink": 1,
 }  # fmt: skip
 """Audit events of Python, and which of their arguments is the path that changes."""
+FOLLOWED = frozenset({"open", "subprocess.Popen", *PATH_EVENTS})
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _asking = threading.local()
 
@@ -97,6 +98,8 @@ def _note_program(words: Any) -> None:
 
 
 def _on_audit_event(event: str, arguments: tuple[Any, ...]) -> None:
+    if event not in FOLLOWED:  # such as sys._getframe, which comes with each operator
+        return
     if not _active or getattr(_asking, "is_busy", False):
         return
     if event == "subprocess.Popen":
@@ -104,10 +107,8 @@ def _on_audit_event(event: str, arguments: tuple[Any, ...]) -> None:
         return
     if event == "open":
         path = arguments[0] if isinstance(arguments[2], int) and arguments[2] & WRITING else None
-    elif event in PATH_EVENTS:
-        path = arguments[PATH_EVENTS[event]]
     else:
-        return
+        path = arguments[PATH_EVENTS[event]]
     if path is not None:
         _asking.is_busy = True  # finding the line opens files itself
         try:
