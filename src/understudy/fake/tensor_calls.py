@@ -354,11 +354,6 @@ def record_stream(
 # --- higher-order operators ----------------------------------------------------------------------------------
 
 
-def by_handler(mode: FakeTensorMode, func: Any, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
-    handle = record_of(func).handler
-    return NotImplemented if handle is None else handle(mode, func, args, kwargs)
-
-
 def by_higher_order(
     mode: FakeTensorMode, func: object, args: tuple[object, ...], kwargs: dict[str, object]
 ) -> Any:
@@ -562,10 +557,6 @@ def zero_tensor(mode: Any, func: OpOverload, args: Any, kwargs: Any) -> FakeTens
         fake._determined = ZeroTensorContents(None)
         return fake
     return make_zeros(mode, spec, DeterminedZeros(FilledStorage(spec, 0)))
-
-
-TENSOR_SOURCES = (by_higher_order, by_handler, by_lifted_numbers)
-"""Sources that need tensors, in order; they are asked before inference from specs."""
 
 
 def spec_of_function_result(call: Call, result: torch.Tensor) -> TensorSpec:
