@@ -31,7 +31,6 @@ from understudy.fake.values.sizes_in_tensors import symbolic_values_of
 from understudy.infer.kernels import CPU, run_on_zeros, strided_on, with_fixed_sizes
 from understudy.infer.plan import Plan
 from understudy.lines import user_line
-from understudy.ops.registry import record_of
 from understudy.ops.traits.ranges import ValueRange
 from understudy.shapes.sizes import (
     fits_in_storage,
