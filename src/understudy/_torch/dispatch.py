@@ -31,7 +31,7 @@ from understudy._torch.modes import (
     no_modes,
 )
 from understudy._torch.schema import OpOverload, tracks_own_views
-from understudy._torch.tensors import DispatchKeySet, NoDispatch, innermost, is_stand_in
+from understudy._torch.tensors import DispatchKeySet, NoDispatch, innermost
 from understudy.patching import ANY_MODE, ENGINE, switch
 
 
@@ -80,15 +80,6 @@ if "torch._dynamo" not in sys.modules:
 
 python_versions = call_on_demand("torch._dispatch.python", "enable_python_dispatcher")
 """A context in which Python implementations of operators are used where torch has them."""
-
-
-def call_innermost_mode(op: object, args: tuple[object, ...]) -> Any:
-    """Call an operator on stand-ins by calling the innermost mode directly: without C++, every number may be symbolic."""
-    stand_in = next(value for value in args if is_stand_in(value))
-    if not count_dispatch_modes():
-        return stand_in.fake_mode.__torch_dispatch__(op, (type(stand_in),), args, {})
-    with _modes._pop_mode_temporarily() as mode:
-        return mode.__torch_dispatch__(op, (type(stand_in),), args, {})
 
 
 def is_recording() -> bool:
@@ -273,11 +264,6 @@ def _has_only_device_contexts() -> bool:
     if count <= 1:  # called for every new parameter: a generator would be slower
         return count == 0 or type(_function_mode_at(0)) is DeviceContext
     return all(type(_function_mode_at(position)) is DeviceContext for position in range(count))
-
-
-def has_other_function_modes() -> bool:
-    """Whether a function mode is active that is not a `with torch.device(...)`."""
-    return count_function_modes() > 0 and not _has_only_device_contexts()
 
 
 def device_of_context() -> torch.device | None:

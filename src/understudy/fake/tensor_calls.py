@@ -31,7 +31,6 @@ from understudy.fake.values.sizes_in_tensors import symbolic_values_of
 from understudy.infer.kernels import CPU, run_on_zeros, strided_on, with_fixed_sizes
 from understudy.infer.plan import Plan
 from understudy.lines import user_line
-from understudy.ops.registry import record_of
 from understudy.ops.traits.ranges import ValueRange
 from understudy.shapes.sizes import (
     fits_in_storage,
@@ -356,11 +355,6 @@ def record_stream(
 # --- higher-order operators ----------------------------------------------------------------------------------
 
 
-def by_handler(mode: FakeTensorMode, func: Any, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
-    handle = record_of(func).handler
-    return NotImplemented if handle is None else handle(mode, func, args, kwargs)
-
-
 def by_higher_order(
     mode: FakeTensorMode, func: object, args: tuple[object, ...], kwargs: dict[str, object]
 ) -> Any:
@@ -564,10 +558,6 @@ def zero_tensor(mode: Any, func: OpOverload, args: Any, kwargs: Any) -> FakeTens
         fake._determined = ZeroTensorContents(None)
         return fake
     return make_zeros(mode, spec, DeterminedZeros(FilledStorage(spec, 0)))
-
-
-TENSOR_SOURCES = (by_higher_order, by_handler, by_lifted_numbers)
-"""Sources that need tensors, in order; they are asked before inference from specs."""
 
 
 def spec_of_function_result(call: Call, result: torch.Tensor) -> TensorSpec:

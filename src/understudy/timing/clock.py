@@ -140,69 +140,72 @@ class RunClock:
     ) -> None:
         """`labels` have a `time`, or are a StreamEvent. `births`: by position in `labels`, where memory was born; a call
         without any belongs to the place of the one before it."""
-        timeline, streams, log = self.timeline, self._streams, self.log
-        launch, places = timeline.launch, self.seconds_by_place
+        before = self.timeline.mark()
         factor = host_factor(self.curve.host, moment.phase)
-        before = timeline.mark()
-        issued = 0.0
         is_placed = moment.phase != SETUP
         place: tuple[Any, Any] = (None, None)
+        issued = 0.0
         for position, label in enumerate(labels):
             birth = births.get(position)
             if birth is not None:
                 place = birth[1], birth[2]
-            kind_of_label = type(label)
-            if kind_of_label is StreamEvent:
+            kind = type(label)
+            if kind is StreamEvent:
                 self._follow(label)
-                continue
-            if kind_of_label is CollectiveEvent:
+            elif kind is CollectiveEvent:
                 issued += self._communicate(label)
-                continue
-            if kind_of_label is WaitEvent:
-                if label.number in self._pending:
-                    stream = label.device, streams.get(label.device, 0)
-                    self._wait_for(stream, self._pending.pop(label.number)[0], label.number)
-                continue
-            name, device, kernels, host, _, _ = label.time
-            if device < 0:
-                issued += host
-                timeline.work(host, INPUT if is_input else "host", label)
-                if log is not None:
-                    log.work(host)
-                continue
-            host *= factor
-            issued += host
-            if not kernels:
-                timeline.host += host
-                if log is not None:
-                    log.work(host)
-                continue
-            if not is_placed:
-                count, known = self.setup.get(name, (0, 0.0))
-                self.setup[name] = count + 1, known + label.time.seconds
-            stream = device, streams.get(device, 0)
-            if kernels[0].family == families.WAIT:
-                if self._awaited:
-                    self._wait_for(stream, *self._awaited.popleft())
-                continue
-            for seconds, kind, _, is_blocking in kernels:
-                launch(stream, seconds, host, kind, label)
-                if log is not None:
-                    log.launch(stream, seconds, host)
-                if is_placed:
-                    places[place] += seconds
-                host = 0.0
-                if is_blocking:
-                    timeline.synchronize(stream)
-                    if log is not None:
-                        log.add(Synchronized(stream))
+            elif kind is WaitEvent:
+                self._wait_for_work(label)
+            else:
+                issued += self._issue(label, factor, is_input, place if is_placed else None)
         self._wait_for_communication()
-        if log is not None:
-            log.add(PhaseEnd(moment.step, moment.phase))
-        after = timeline.mark()
+        if self.log is not None:
+            self.log.add(PhaseEnd(moment.step, moment.phase))
+        after = self.timeline.mark()
         self.phases[moment.step, moment.phase] += after.done - before.done
         self.host_seconds[moment.step] += issued
-        self.ends.append((moment.step, moment.phase, after.done, len(timeline.spans)))
+        self.ends.append((moment.step, moment.phase, after.done, len(self.timeline.spans)))
+
+    def _issue(self, label: Any, factor: float, is_input: bool, place: tuple[Any, Any] | None) -> float:
+        """One call of an operator; returns the time of the host. The seconds of its kernels belong to `place`."""
+        timeline, log = self.timeline, self.log
+        name, device, kernels, host, _, _ = label.time
+        if device < 0:
+            timeline.work(host, INPUT if is_input else "host", label)
+            if log is not None:
+                log.work(host)
+            return host
+        issued = host = host * factor
+        if not kernels:
+            timeline.host += host
+            if log is not None:
+                log.work(host)
+            return issued
+        if place is None:
+            count, known = self.setup.get(name, (0, 0.0))
+            self.setup[name] = count + 1, known + label.time.seconds
+        stream = device, self._streams.get(device, 0)
+        if kernels[0].family == families.WAIT:
+            if self._awaited:
+                self._wait_for(stream, *self._awaited.popleft())
+            return issued
+        for seconds, kind, _, is_blocking in kernels:
+            timeline.launch(stream, seconds, host, kind, label)
+            if log is not None:
+                log.launch(stream, seconds, host)
+            if place is not None:
+                self.seconds_by_place[place] += seconds
+            host = 0.0
+            if is_blocking:
+                timeline.synchronize(stream)
+                if log is not None:
+                    log.add(Synchronized(stream))
+        return issued
+
+    def _wait_for_work(self, event: WaitEvent) -> None:
+        if event.number in self._pending:
+            stream = event.device, self._streams.get(event.device, 0)
+            self._wait_for(stream, self._pending.pop(event.number)[0], event.number)
 
     def _communicate(self, event: CollectiveEvent) -> float:
         """What it costs the host. It runs on the communicator's own stream, after what the current one has so far. That one

@@ -13,6 +13,7 @@ from tests.ops.layouts import MORE_DTYPES, every, expanded, filled, permuted, st
 from tests.oracle.real import spec_of
 from understudy import FakeTensorMode, ShapeEnv
 from understudy.errors import ShapeMismatch
+from understudy.ops.nn.convolution import Window, uses_onednn
 from understudy.ops.variants import rule_of
 
 aten = torch.ops.aten
@@ -225,3 +226,10 @@ def test_named_padding_of_symbolic_kernels(height: int, width: int) -> None:
     with mode:
         result: Any = torch.nn.functional.conv2d(x, weight, padding="same")
     assert result.shape == (2, 2, 7, 9)
+
+
+def test_onednn_takes_no_output_padding_as_large_as_the_stride() -> None:
+    x, weight = spec_of(torch.zeros(2, 4, 8, 8)), spec_of(torch.zeros(4, 4, 3, 3))
+    for stride, uses in ((1, False), (2, True)):
+        window = Window.of(weight, [stride] * 2, [0, 0], [2, 2], True, [1, 1], 1)
+        assert uses_onednn(x, weight, window) is uses

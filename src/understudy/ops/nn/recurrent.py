@@ -19,8 +19,6 @@ from understudy.spec import TensorSpec, spec_of
 from understudy.spec.call import flat
 
 Maybe = TensorSpec | None
-PADDED_LAYERS = tuple(getattr(torch.ops.aten, name).input for name in ("lstm", "gru", "rnn_tanh", "rnn_relu"))
-"""The composite operators of recurrent modules, for padded batches."""
 
 
 ONEDNN_DTYPES = (torch.float32, torch.bfloat16, torch.float16)

@@ -25,8 +25,6 @@ MASKS = frozenset({torch.bool, torch.uint8})
 """Dtypes of indices that choose where they are true."""
 HALVES = frozenset({torch.float16, torch.bfloat16})
 COMPLEX_HALF = frozenset({torch.complex32})
-COMPLEX_BFLOAT = frozenset({torch.bfloat16.to_complex()}) - COMPLEX
-"""Empty where torch has no complex dtype whose parts are bfloat16. The CPU copies and compares it, and little else."""
 FLOAT8 = frozenset(
     dtype
     for name, dtype in vars(torch).items()

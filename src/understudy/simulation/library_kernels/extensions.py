@@ -29,7 +29,7 @@ class Extension(ModuleType):
 def _refuse(name: str, *args: object, **kwargs: object) -> NoReturn:
     raise NoStandInError(
         f"{name} is compiled CUDA code, and what it allocates is not known. Make it a custom operator with a fake "
-        "implementation (torch.library.custom_op, register_fake), or let the program take its way without this extension"
+        "implementation (torch.library.custom_op, register_fake), or run the program without this extension"
     )
 
 
