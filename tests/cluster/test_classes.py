@@ -156,6 +156,40 @@ def test_ranks_that_differ_inside_of_a_class_are_found(
     assert len(some.rows) < 10
 
 
+COLUMNS = """
+import os, torch, torch.nn as nn, torch.distributed as dist
+dist.init_process_group("nccl"); torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+mesh = dist.init_device_mesh("cuda", (2, 6), mesh_dim_names=("pp", "dp")); pipe, data = mesh["pp"].get_group(), mesh["dp"].get_group()
+stage = mesh["pp"].get_local_rank(); rows = torch.tensor([64 if stage == 0 and mesh["dp"].get_local_rank() == 0 else 1], device="cuda")
+if stage == 0: dist.broadcast(rows, group=data, group_src=0); dist.send(rows, group=pipe, group_dst=1)
+else: dist.recv(rows, group=pipe, group_src=0)
+if stage == 1: dist.broadcast(rows, group=data, group_src=0)
+model = nn.Linear(1000, 1000 * (1 + stage)).cuda(); optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for _ in range(2): model(torch.ones(int(rows), 1000, device="cuda")).sum().backward(); optimizer.step(); optimizer.zero_grad()
+"""
+
+
+def test_messages_of_ranks_that_are_not_run_are_those_of_the_first_column(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    (tmp_path / "script.py").write_text(COLUMNS)
+    found = {}
+    for ranks in ("classes", "all"):
+        words = ["run", "--quiet", "--device", "12xh100", "--nproc-per-node", "12", "--ranks", ranks]
+        assert main([*words, "--json", "run.json", "script.py"]) == 0
+        found[ranks] = ClusterRehearsal.from_json(Path("run.json").read_text())
+    some = found["classes"]
+    assert [row.rank for row in some.rows if row.stands_for] == [0, 6] and len(some.rows) == 5
+    peaks = [{rank: row.peak.allocated_bytes for rank, row in each.ranks.items()} for each in found.values()]
+    assert peaks[0] == peaks[1] and not any(fault.is_error for fault in some.faults)
+    assert (
+        "values from ranks that are not run are assumed to be those of ranks that are: recv at script.py:7"
+        in some.assumptions
+    )
+
+
 CHAIN = """
 import os, torch, torch.nn as nn, torch.distributed as dist
 dist.init_process_group("nccl"); rank, world = dist.get_rank(), dist.get_world_size(); torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))

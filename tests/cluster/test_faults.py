@@ -75,7 +75,42 @@ dist.all_reduce(x[:1])
 dist.broadcast(x, src=0) if rank == 1 else dist.all_reduce(x)
 """,
         "mismatch: collective 1 of group world: ranks 0, 2: all_reduce of 4,096 B at script.py:6; rank 1: broadcast of 4,096 B "
-        "at script.py:6",
+        "from rank 0 at script.py:6",
+    ),
+    "another root": (
+        """
+dist.broadcast(x, src=rank // 2)
+""",
+        "mismatch: collective 1 of group world: ranks 0-1: broadcast of 4,096 B of float32 from rank 0 at script.py:6; rank 2: "
+        "broadcast of 4,096 B of float32 from rank 1 at script.py:6",
+    ),
+    "another reduction": (
+        """
+dist.all_reduce(x, op=dist.ReduceOp.SUM if rank else dist.ReduceOp.MAX)
+""",
+        "mismatch: collective 1 of group world: rank 0: all_reduce of 4,096 B of float32 (max) at script.py:6; ranks 1-2: "
+        "all_reduce of 4,096 B of float32 (sum) at script.py:6",
+    ),
+    "another dtype": (
+        """
+dist.all_reduce(x if rank else x.int())
+""",
+        "mismatch: collective 1 of group world: rank 0: all_reduce of 4,096 B of int32 (sum) at script.py:6; ranks 1-2: "
+        "all_reduce of 4,096 B of float32 (sum) at script.py:6",
+    ),
+    "a key of a store": (
+        """
+store = dist.TCPStore("localhost", 29511, 3, rank == 0)
+if rank == 0: store.wait(["ready"])
+""",
+        "deadlock: every rank waits: rank 0 in a store, for the key 'localhost:29511/ready' at script.py:7",
+    ),
+    "a key that is asked for again and again": (
+        """
+store = dist.TCPStore("localhost", 29511, 3, rank == 0)
+while rank < 2 and store.add("count", 0) < 1: pass
+""",
+        "deadlock: every rank waits: ranks 0-1 in a store, for the key 'localhost:29511/count' at script.py:7",
     ),
     "message without a partner": (
         """
@@ -160,6 +195,22 @@ mesh = dist.init_device_mesh("cuda", (2,), mesh_dim_names=("tp",))
 """,
         "layout: the mesh tp 2 has 2 ranks, and rank 2 is in none: its sizes have to multiply to the world size",
     ),
+    "data that ends early, with Join": (
+        """
+from torch.distributed.algorithms.join import Join
+model = nn.parallel.DistributedDataParallel(layer)
+with Join([model]):
+    for _ in range(1 + (rank == 2)): model(x).sum().backward()
+""",
+        "divergence: collective 7 of group world: ranks 0-1: all_reduce at script.py:8; rank 2: all_reduce at script.py:9",
+    ),
+    "keys that are asked for until all ranks have set them": (
+        """
+store = dist.TCPStore("localhost", 29511, 3, rank == 0); store.add("count", 1)
+while store.add("count", 0) < 3: pass
+""",
+        "",
+    ),
     "a batch of messages": (
         """
 peers = {0: 1, 1: 0}
@@ -228,6 +279,33 @@ def test_sizes_that_ranks_cannot_divide(
     # The first rank that fails ends the others: some may not have come that far.
     ranks, text = re.fullmatch(r"layout: (ranks? [-0-2, ]+): (.*)", fault).groups()  # type: ignore[union-attr]
     assert code == 1 and text == f"Attention at script.py:10 is sharded over tp (3){why}", ranks
+
+
+def test_both_lines_where_a_rank_waits_for_a_call_that_others_do_not_make(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = "\nif rank == 0: dist.barrier()\ndist.broadcast(x, src=0)\n"
+    code, cluster = rehearse(tmp_path, monkeypatch, body)
+    assert code == 1 and [str(fault) for fault in cluster.faults] == [
+        "missing: ranks 1-2 have ended while others wait: rank 0 in barrier at script.py:6, waiting for ranks 1-2",
+        "mismatch: collective 1 of group world: rank 0: barrier at script.py:6; ranks 1-2: broadcast of 4,096 B from rank 0 at "
+        "script.py:7",
+    ]
+
+
+def test_where_a_rank_has_ended_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code, cluster = rehearse(tmp_path, monkeypatch, "\nif rank == 1: os._exit(7)\ndist.barrier()\n")
+    assert (code, cluster.headline) == (
+        1,
+        "failed: rank 1 of 3: rank 1 ended with exit code 7 at script.py:6",
+    )
+
+
+def test_the_message_of_an_exception_of_several_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, cluster = rehearse(tmp_path, monkeypatch, '\nraise ValueError("too few rows\\n\\nIn addition, ask")\n')
+    assert re.fullmatch(r"failed: rank \d of 3: ValueError: too few rows", cluster.headline)
 
 
 def test_branches_of_a_library_are_not_divergence() -> None:

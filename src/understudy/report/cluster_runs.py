@@ -195,7 +195,7 @@ def _run_classes(
                 split(chosen, rank)
             cluster = summarise(chosen)
     if is_well:
-        cluster.assumptions.append(_describe_check(outcomes, chosen, differing))
+        cluster.assumptions.append(_describe_check(cluster, chosen, differing))
     return cluster
 
 
@@ -207,12 +207,20 @@ def _find_differing(
     return [rank for rank in outcomes if rank in stands_for and not _is_like(cluster, rank, stands_for[rank])]
 
 
-def _describe_check(outcomes: Iterable[int], chosen: dict[int, list[int]], differing: Sequence[int]) -> str:
+def _describe_check(cluster: ClusterRehearsal, chosen: dict[int, list[int]], differing: Sequence[int]) -> str:
+    reserved = {row.rank: row.peak.reserved_bytes for row in cluster.rows}
     if differing:
-        return (
-            f"{write_ranks(differing)} differ from the ranks that represent them: rehearse with --ranks all"
+        most, least = max(reserved.values()), min(reserved.values())
+        are = (
+            "differs from the rank that represents it"
+            if len(differing) == 1
+            else "differ from those that represent them"
         )
-    compared = sorted({*outcomes} & {*list_represented(chosen)})
+        return (
+            f"{write_ranks(differing)} {are}: reserved memory of the ranks that were run is {least / GiB:.2f} to "
+            f"{most / GiB:.2f} GiB; rehearse with --ranks all"
+        )
+    compared = sorted({*reserved} & {*list_represented(chosen)})
     if not compared:
         return "every rank was run"
     return f"{write_ranks(compared)} were run and compared with the ranks that represent them: equal"
