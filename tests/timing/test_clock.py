@@ -271,6 +271,27 @@ def test_the_text_has_every_figure_with_its_interval() -> None:
     assert "of a step" in rehearsal.to_html()
 
 
+def test_attention_in_training_widens_the_interval() -> None:
+    def program(heads: int, is_trained: bool) -> float:
+        def run() -> None:
+            x = torch.empty(
+                8, heads, 4096, 128, device="cuda", dtype=torch.bfloat16, requires_grad=is_trained
+            )
+            weight = nn.Linear(4096, 4096, device="cuda", dtype=torch.bfloat16)
+            for _ in range(3):
+                found = weight(torch.empty(8192, 4096, device="cuda", dtype=torch.bfloat16)).sum()
+                if heads:
+                    found = found + nn.functional.scaled_dot_product_attention(x, x, x).sum()
+                if is_trained:
+                    found.backward()
+
+        time = time_of(run)
+        return time.high_seconds / time.seconds_per_step
+
+    assert program(16, is_trained=True) > 1.2 * program(0, is_trained=True)
+    assert program(16, is_trained=False) == pytest.approx(program(0, is_trained=False), rel=0.01)
+
+
 def test_json_keeps_the_time() -> None:
     rehearsal = rehearse(train)
     assert Rehearsal.from_json(rehearsal.to_json()).time == rehearsal.time

@@ -36,6 +36,8 @@ class OperatorSeconds(Protocol):
     @property
     def operator(self) -> str: ...
     @property
+    def calls(self) -> int: ...
+    @property
     def timed_calls(self) -> int: ...
     @property
     def seconds(self) -> float: ...
@@ -122,10 +124,11 @@ def speeds_from_profile(
     for row in rows:
         name = f"aten::{row.operator.removeprefix('aten.').partition('.')[0]}"
         found = profile.get(name)
-        if found is None or not row.seconds or not row.timed_calls:
+        calls = row.timed_calls or row.calls  # files of older versions have the latter only
+        if found is None or not row.seconds or not calls:
             continue
         for family in families_of(name):
-            expected[family] += found.calls * row.seconds / row.timed_calls
+            expected[family] += found.calls * row.seconds / calls
             measured[family] += found.seconds
     speeds = {
         family: expected[family] / measured[family]

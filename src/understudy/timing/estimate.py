@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from math import exp, hypot
 
 from understudy.timing.attribution import COMMUNICATION, INPUT, LAUNCHES, attribute
-from understudy.timing.clock import EVALUATION, SETUP, RunClock
+from understudy.timing.clock import ATTENTION, EVALUATION, SETUP, RunClock
 from understudy.timing.step_time import TimeEstimate, TimeTrace
 from understudy.timing.timeline import HOST, Span
 
@@ -16,6 +16,8 @@ HOST_ERROR = 0.6
 """Logarithm of the factor by which hosts differ from the one that is assumed, 90% of them."""
 COMMUNICATION_ERROR = 0.5
 """The same of communication that nothing runs beside, and of waiting for other ranks."""
+ATTENTION_ERROR = 0.4
+"""The same of fused attention in training, with kernels that no measured step had."""
 UNKNOWN_ERROR = 0.7
 """The same of kernels whose family is not known."""
 MOST_SPANS = 20_000
@@ -129,8 +131,9 @@ def stated_error(clock: RunClock, facts: StepFacts, shares: Mapping[str, float])
     kind = "training" if facts.has_backward else "inference"
     on_host = shares.get(LAUNCHES, 0.0) + shares.get(INPUT, 0.0)
     exposed = shares.get(SHOWN[COMMUNICATION], 0.0)
+    attention = shares.get(ATTENTION, 0.0) if facts.has_backward else 0.0
     return hypot(
-        clock.curve.error[kind], HOST_ERROR * on_host, COMMUNICATION_ERROR * exposed,
+        clock.curve.error[kind], HOST_ERROR * on_host, COMMUNICATION_ERROR * exposed, ATTENTION_ERROR * attention,
         UNKNOWN_ERROR * facts.unknown_share,
     )  # fmt: skip
 
