@@ -136,6 +136,12 @@ def test_two_changes_of_one_text_do_not_go_together() -> None:
     assert write_patch((expandable,), {}) == "# run with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True\n"
 
 
+def test_keywords_that_are_not_known_are_not_given_twice() -> None:
+    """nanoGPT and torchtitan: the options say themselves whether the optimizer is fused."""
+    files = {"t.py": "import torch\noptimizer = torch.optim.AdamW(groups, lr=1, **options)\n"}
+    assert not [change.name for change in find_changes(files) if "AdamW" in change.name]
+
+
 def test_text_that_is_not_ascii_keeps_its_columns() -> None:
     files = {"t.py": 'import torch\nα = "äöü"; o = torch.optim.SGD(α, lr=1)\n'}
     change = next(change for change in find_changes(files) if change.name == "fused SGD")

@@ -210,9 +210,14 @@ def _list_keywords(call: ast.Call) -> dict[str, ast.expr]:
     return {word.arg: word.value for word in call.keywords if word.arg}
 
 
+def _has_unknown_keywords(call: ast.Call) -> bool:
+    """`AdamW(parameters, **options)`: any of them may be given there."""
+    return any(word.arg is None for word in call.keywords)
+
+
 def _find_optimizer_changes(source: _Source) -> Iterator[Change]:
     for call in source.calls(*OPTIMIZERS):
-        if _list_keywords(call).keys() & {"fused", "foreach"}:
+        if _list_keywords(call).keys() & {"fused", "foreach"} or _has_unknown_keywords(call):
             continue
         name = last_name(call.func)
         if name in FUSED:
