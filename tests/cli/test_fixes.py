@@ -142,6 +142,14 @@ def test_keywords_that_are_not_known_are_not_given_twice() -> None:
     assert not [change.name for change in find_changes(files) if "AdamW" in change.name]
 
 
+def test_blocks_get_what_the_one_before_gave() -> None:
+    loop = "for block in blocks:\n    {}\n"
+    for line, is_block in (("x = block(x)", True), ("x, c = block(x, c)", True), ("x += block(norm(x))", True),
+                           ("scores[n] = block(targets)", False), ("outputs = block(model)", False)):  # fmt: skip
+        names = [change.name for change in find_changes({"t.py": loop.format(line)})]
+        assert ("checkpoint each block" in names) is is_block
+
+
 def test_text_that_is_not_ascii_keeps_its_columns() -> None:
     files = {"t.py": 'import torch\nα = "äöü"; o = torch.optim.SGD(α, lr=1)\n'}
     change = next(change for change in find_changes(files) if change.name == "fused SGD")

@@ -57,7 +57,7 @@ class Estimates:
     # bounds
 
     def find_failing_values(self) -> set[tuple[str, Value]]:
-        """Values with which every rehearsal failed, while others ran. The failures of a candidate are those of its value with
+        """Values with which every rehearsal failed, while others ran. A failure counts for the value of its candidate with
         the most of them; where two have as many, nothing is known yet."""
         ran = {
             value for other, result in self.results.items() if result.is_measured for value in other.values
