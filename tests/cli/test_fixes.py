@@ -136,6 +136,20 @@ def test_two_changes_of_one_text_do_not_go_together() -> None:
     assert write_patch((expandable,), {}) == "# run with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True\n"
 
 
+def test_keywords_that_are_not_known_are_not_given_twice() -> None:
+    """nanoGPT and torchtitan: the options say themselves whether the optimizer is fused."""
+    files = {"t.py": "import torch\noptimizer = torch.optim.AdamW(groups, lr=1, **options)\n"}
+    assert not [change.name for change in find_changes(files) if "AdamW" in change.name]
+
+
+def test_blocks_get_what_the_one_before_gave() -> None:
+    loop = "for block in blocks:\n    {}\n"
+    for line, is_block in (("x = block(x)", True), ("x, c = block(x, c)", True), ("x += block(norm(x))", True),
+                           ("scores[n] = block(targets)", False), ("outputs = block(model)", False)):  # fmt: skip
+        names = [change.name for change in find_changes({"t.py": loop.format(line)})]
+        assert ("checkpoint each block" in names) is is_block
+
+
 def test_text_that_is_not_ascii_keeps_its_columns() -> None:
     files = {"t.py": 'import torch\nα = "äöü"; o = torch.optim.SGD(α, lr=1)\n'}
     change = next(change for change in find_changes(files) if change.name == "fused SGD")

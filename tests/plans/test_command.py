@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import signal
@@ -15,6 +16,7 @@ import pytest
 
 from understudy.cli import main, plans
 from understudy.cli.rehearsals import Outcome, Queue, Variant, Workers
+from understudy.cli.search_space import find_space
 from understudy.plans.answer import (
     SCHEMA_FILE,
     Row,
@@ -84,23 +86,35 @@ def test_a_whole_search(script: str, capsys: pytest.CaptureFixture[str]) -> None
     assert changed.choices[0].reserved_bytes < found.choices[0].reserved_bytes
 
 
-def test_results_of_another_project_or_environment_are_not_taken(
-    script: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A copy of the script reads its own files, by the same names."""
-    words = ("--vary", "batch=1024", "--no-changes")
-    found = plan(script, *words)
-    Path("copy").mkdir()
-    for name, text in ((script, SCRIPT), ("width.txt", "1024")):
-        Path("copy", name).write_text(text)
-    Path("copy/kept").symlink_to(Path("kept").absolute())
-    monkeypatch.chdir("copy")
-    copied = plan(script, *words)
-    assert copied.rehearsed == 1
-    assert copied.choices[0].reserved_bytes < found.choices[0].reserved_bytes
+def find_key(script: str, *arguments: str) -> str:
+    """What the result of the first candidate is kept by."""
+    parser = argparse.ArgumentParser()
+    plans.add_plan_arguments(parser)
+    options = parser.parse_args(["--device", "t4", "--vary", "batch=8", "--no-changes"])
+    options.program = [script, "--batch", "{batch}", *arguments]
+    wishes = plans.check_words(options)
+    found = find_space(wishes.request)
+    with Workers(1) as workers:
+        rehearser = plans.Rehearser(wishes, found, Queue(workers, None), (), wishes.request.files)
+        return rehearser._make_key(found.make_variant(found.space.list_candidates()[0]), None)
+
+
+def test_results_are_kept_by_all_that_they_depend_on(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = [find_key(script)]
+    assert find_key(script) == keys[0]
+    keys.append(find_key(script, "--data", "x"))
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
-    assert plan(script, *words).rehearsed == 1
-    assert plan(script, *words).kept == 1
+    keys.append(find_key(script))
+    Path(script).write_text(SCRIPT + "# more\n")
+    keys.append(find_key(script))
+    # A copy reads its own files, by the same names.
+    Path("copy").mkdir()
+    Path("copy", script).write_text(Path(script).read_text())
+    monkeypatch.chdir("copy")
+    keys.append(find_key(script))
+    monkeypatch.setattr(plans, "find_versions", lambda: {"torch": "2.99"})
+    keys.append(find_key(script))
+    assert len(set(keys)) == 6
 
 
 MODULE = """\

@@ -13,7 +13,7 @@ from understudy.plans.candidates import Candidate, Shape, Space
 from understudy.plans.constraints import RequirementError, parse_requirement
 from understudy.plans.estimates import Estimates, Speeds
 from understudy.plans.results import Result, Wire, extend, make_failure
-from understudy.plans.search import BY_MONOTONY, COST, MEMORY, Limits, PlanSearch
+from understudy.plans.search import BY_FAILURE, BY_MONOTONY, COST, MEMORY, Limits, PlanSearch
 
 GB = 10**9
 LIMIT = 80 * GB
@@ -73,6 +73,21 @@ def make_search(space: Space, **more: object) -> PlanSearch:
         Limits(LIMIT, most=200),
         **more,  # type: ignore[arg-type]
     )
+
+
+def test_a_value_that_always_fails_is_given_up() -> None:
+    """And no other value, though it failed beside that one."""
+    search = make_search(make_space("tp=8", "fused=off,on", "batch=1..8", "kind=a,b,c", per_node=8))
+
+    def evaluate(candidate: Candidate) -> Result:
+        is_broken = candidate.table["fused"] is True
+        return make_failure("TypeError") if is_broken else simulate(candidate.shape, 0.9)
+
+    begun = run(search, evaluate)
+    assert sum(candidate.table["fused"] is True for candidate in begun) <= 5
+    assert search.count_reasons()[BY_FAILURE] >= 7
+    best = search.best()[0]
+    assert best.table["fused"] is False
 
 
 LAYOUTS = ("tp=1,2,4,8", "pp=1,2,4,8", "zero=0,1,2,3", "batch=1..8")

@@ -67,6 +67,38 @@ def test_options_with_a_meaning_are_searched() -> None:
     assert found.not_searched == ["lr", "tp", "gradient_accumulation_steps", "name"]
 
 
+@pytest.mark.parametrize(
+    ("name", "choices", "default", "expected"),
+    [
+        ("precision", ["fp32", "fp16", "bf16", "fp8"], "fp32", ("fp32", "bf16")),
+        ("mixed-precision", ["no", "fp16", "bf16"], None, ("no", "bf16")),
+        ("optim", ["adamw", "adamw_fused", "sgd"], "adamw", ("adamw", "adamw_fused")),
+        ("optim", ["adamw", "sgd"], "adamw", ()),
+        ("scheduler", ["none", "bf16"], "none", ()),
+        ("precision", None, "fp32", ()),
+    ],
+)
+def test_choices_that_train_the_same_model_are_searched(
+    name: str, choices: list[str] | None, default: str | None, expected: tuple[str, ...]
+) -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument(f"--{name}", choices=choices, default=default)
+    found = find_space(replace(request(tries_changes=False), parsers=describe(parser)))
+    assert tuple(value for axis in found.space.axes for value in axis.values) == expected
+
+
+@pytest.mark.parametrize(
+    "name",
+    "seed data-path log-interval save-every eval-batch-size epochs lr num-workers output-dir vocab-size layers".split(),
+)
+def test_what_a_model_is_trained_with_is_not_searched(name: str) -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument(f"--{name}", type=int, default=8)
+    found = find_space(replace(request(tries_changes=False), parsers=describe(parser)))
+    assert not found.space.axes
+    assert found.not_searched == [name.replace("-", "_")]
+
+
 def test_layouts_of_several_ranks_are_searched() -> None:
     found = find_space(request(nodes=2, per_node=8, has_ranks=True, tries_changes=False))
     assert {axis.name: axis.values for axis in found.space.axes}["tp"] == (1, 2, 4, 8)

@@ -210,9 +210,14 @@ def _list_keywords(call: ast.Call) -> dict[str, ast.expr]:
     return {word.arg: word.value for word in call.keywords if word.arg}
 
 
+def _has_unknown_keywords(call: ast.Call) -> bool:
+    """`AdamW(parameters, **options)`: any of them may be given there."""
+    return any(word.arg is None for word in call.keywords)
+
+
 def _find_optimizer_changes(source: _Source) -> Iterator[Change]:
     for call in source.calls(*OPTIMIZERS):
-        if _list_keywords(call).keys() & {"fused", "foreach"}:
+        if _list_keywords(call).keys() & {"fused", "foreach"} or _has_unknown_keywords(call):
             continue
         name = last_name(call.func)
         if name in FUSED:
@@ -232,19 +237,26 @@ def _find_gradient_changes(source: _Source) -> Iterator[Change]:
             yield Change("gradients set to None", source.place(call), 0, (source.replace(kept, "True"),))
 
 
+def _list_names(*nodes: ast.AST) -> set[str]:
+    return {part.id for node in nodes for part in ast.walk(node) if isinstance(part, ast.Name)}
+
+
 def _find_checkpoint_changes(source: _Source) -> Iterator[Change]:
     """`for block in self.blocks: x = block(x)`: the blocks are run again in the backward pass."""
     for loop in ast.walk(source.tree):
         if not isinstance(loop, ast.For) or not isinstance(loop.target, (ast.Name, ast.Tuple)):
             continue
-        names = {node.id for node in ast.walk(loop.target) if isinstance(node, ast.Name)}
-        for call in ast.walk(ast.Module(loop.body, [])):
-            if (
-                isinstance(call, ast.Call)
-                and isinstance(call.func, ast.Name)
-                and call.func.id in names
-                and call.args
-            ):
+        names = _list_names(loop.target)
+        for statement in ast.walk(ast.Module(loop.body, [])):
+            if not isinstance(statement, (ast.Assign, ast.AugAssign)):
+                continue
+            targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+            passed_on = {name for target in targets for name in _list_names(target)}
+            for call in ast.walk(statement.value):
+                if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
+                    continue
+                if call.func.id not in names or passed_on.isdisjoint(_list_names(*call.args)):
+                    continue  # not a block: it does not get what the one before it gave
                 given = ", ".join(source.source_of(part) for part in (call.func, *call.args))
                 words = "".join(
                     f", {word.arg}={source.source_of(word.value)}" for word in call.keywords if word.arg

@@ -28,6 +28,7 @@ from understudy.plans.axes import (
     CHECKPOINT,
     DP,
     NODES,
+    OFF,
     PER_NODE,
     PP,
     TP,
@@ -533,6 +534,7 @@ WORDS = {
     ),
 }
 """By the name of an option with choices: those of them that are searched beside its value."""
+UNCHANGED = ("fp32", "float32", "32")
 OF_ALL_RANKS = "train_batch_size"
 """In DeepSpeed's file: it has to agree with the other sizes there."""
 
@@ -569,7 +571,9 @@ def _find_axes(request: SearchRequest, shown: Mapping[str, Mapping[str, Any]]) -
 def _choose_words(plain: str, option: Mapping[str, Any]) -> tuple[Value, ...]:
     """The value of an option with choices, and those that may be faster and train the same model."""
     start, choices = option["default"], option["choices"] or ()
-    if start not in choices:
+    if start is None:  # usually as if it was the word for that
+        start = next((choice for choice in choices if choice in OFF or choice in UNCHANGED), None)
+    if start is None or start not in choices:
         return ()
     better = WORDS.get(plain, ())
     if plain in ("optim", "optimizer"):

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -54,6 +55,23 @@ class Estimates:
         self.results[candidate] = result
 
     # bounds
+
+    def find_failing_values(self) -> set[tuple[str, Value]]:
+        """Values with which every rehearsal failed, while others ran. A failure counts for the value of its candidate with
+        the most of them; where two have as many, nothing is known yet."""
+        ran = {
+            value for other, result in self.results.items() if result.is_measured for value in other.values
+        }
+        failed = [other for other, result in self.results.items() if not result.is_measured] if ran else []
+        found: set[tuple[str, Value]] = set()
+        while True:
+            counts = Counter(value for other in failed for value in other.values if value not in ran)
+            ranked = counts.most_common(2)
+            if not ranked or ranked[0][1] < ENOUGH or (len(ranked) > 1 and ranked[1][1] == ranked[0][1]):
+                return found
+            worst = ranked[0][0]
+            found.add(worst)
+            failed = [other for other in failed if worst not in other.values]
 
     def bound_bytes(self, candidate: Candidate) -> int:
         """Parameters, gradients and optimizer state that the average rank holds; of candidates that differ in more than

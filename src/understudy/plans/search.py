@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 
+from understudy.plans.axes import Value
 from understudy.plans.candidates import Candidate
 from understudy.plans.estimates import Estimates
 from understudy.plans.results import Result
@@ -28,9 +29,10 @@ BY_BYTES, BY_MONOTONY, BY_TIME = (
     "slower at any rate",
 )
 BY_PREDICTED_BYTES, BY_PREDICTION = "predicted not to fit", "predicted to be behind"
+BY_FAILURE = "has a value with which all others failed"
 NOT_REACHED = "not reached"
 GIVE_UP = 3
-"""Failures without a single candidate that ran: it is the script that fails."""
+"""Failures without a single candidate that ran: it is the script that fails. With one value: it is this value."""
 ALIKE = 1.01
 """Times within it are equal: the one that needs less memory is better."""
 
@@ -95,11 +97,12 @@ class PlanSearch:
         """Those that are left. What a prediction has ruled out is looked at again: predictions change."""
         ranked = self.rank()
         last = self.score(ranked[self.wanted - 1]) if len(ranked) >= self.wanted else math.inf
+        failing = self.estimates.find_failing_values()
         left = []
         for candidate in self.candidates:
             if candidate in self.results or candidate in self.running:
                 continue
-            reason = self._find_reason(candidate, last)
+            reason = self._find_reason(candidate, last, failing)
             if reason is None:
                 self.ruled_out.pop(candidate, None)
                 left.append(candidate)
@@ -107,11 +110,13 @@ class PlanSearch:
                 self.ruled_out[candidate] = reason
         return left
 
-    def _find_reason(self, candidate: Candidate, last: float) -> str | None:
+    def _find_reason(self, candidate: Candidate, last: float, failing: Set[tuple[str, Value]]) -> str | None:
         known = self.ruled_out.get(candidate)
         if known in (BY_BYTES, BY_MONOTONY, BY_TIME):
             return known
         estimates, limits = self.estimates, self.limits
+        if not failing.isdisjoint(candidate.values):
+            return BY_FAILURE
         if estimates.bound_bytes(candidate) > limits.reserved_bytes:
             return BY_BYTES
         if estimates.find_smaller_that_fails(candidate) is not None:
