@@ -27,10 +27,11 @@ def test_devices_as_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert max(map(len, lines)) <= 120
 
 
-def test_any_locale_and_interrupts() -> None:
+@pytest.mark.parametrize("handler", ["strict", "surrogateescape"])
+def test_any_locale_and_interrupts(handler: str) -> None:
     """What the locale has no code for is a question mark; an interrupt while torch is imported is no traceback."""
     start = [sys.executable, "-m", "understudy"]
-    environment = {**os.environ, "PYTHONIOENCODING": "ascii:strict"}
+    environment = {**os.environ, "PYTHONIOENCODING": f"ascii:{handler}"}
     ended = subprocess.run([*start, "patches"], capture_output=True, env=environment)
     assert (ended.returncode, ended.stderr) == (0, b"") and b"?" in ended.stdout
 

@@ -6,6 +6,7 @@ import json
 import pickle
 import subprocess
 import sys
+import zipapp
 from pathlib import Path
 from typing import Any
 
@@ -179,7 +180,7 @@ WRONG = [
         ["run", "-m", "no.such.module"],
         "understudy run: can't run -m no.such.module: no module named 'no'",
     ),
-    (["run", "."], "understudy run: can't run '.': expected a file, got a folder"),
+    (["run", "."], "understudy run: can't run '.': expected a file, got a folder without __main__.py"),
     (["run", "-m"], "understudy run: -m requires the name of a module"),
     (["run", "--device", "h10", "train.py"], "understudy run: unknown device 'h10': did you mean h100"),
     (["run", "--device", "h100,nope", "train.py"], "understudy run: unknown device 'nope'"),
@@ -262,6 +263,22 @@ def test_standard_input_is_the_scripts(script: str) -> None:
     )
     assert ended.stdout.splitlines()[0] == "read a line"
     assert ended.returncode == 0, ended.stderr
+
+
+def test_folders_and_archives_with_a_main_file(script: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """As `python app` and `python app.pyz`: what is first in `sys.path`, and `__name__`."""
+    Path("app").mkdir()
+    Path("app/helper.py").write_text("WIDTH = 512\n")
+    Path("app/__main__.py").write_text(
+        f"import helper, sys\nassert __name__ == '__main__'\nsys.argv += ['--width', str(helper.WIDTH)]\n{TRAINING}"
+    )
+    zipapp.create_archive("app", "app.pyz")
+    for target in ("app", "app.pyz"):
+        assert main(["run", "--device", "h100", "--json", "out.json", target]) == 0, capsys.readouterr()
+        found = record()
+        assert (found["verdict"], found["steps"]) == ("fits", 2)
+        assert "f32[8, 512]" in json.dumps(found["sanity"])
+        sys.modules.pop("helper")
 
 
 def test_a_card_of_a_file(script: str, capsys: pytest.CaptureFixture[str]) -> None:

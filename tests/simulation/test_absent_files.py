@@ -13,6 +13,7 @@ import torch
 
 from understudy import FakeTensorMode
 from understudy.cli import main
+from understudy.simulation.absent_weights import AbsentWeights
 from understudy.simulation.offline.data_sets import find_data_set, make_data
 from understudy.simulation.offline.graphs import CITATIONS, COLLECTIONS, make_graph, make_graphs
 from understudy.simulation.offline.open_columns import find_kind
@@ -77,6 +78,23 @@ def test_weights_that_would_be_downloaded_are_not_needed(rehearse: Any) -> None:
     assert code == 0, err
     assert "<All keys matched successfully>\n" in out
     assert "weights not on this machine, and not needed: resnet18.pth" in notes
+
+
+def test_a_checkpoint_that_holds_options_is_needed(rehearse: Any) -> None:
+    """`fairseq` and its like build the model from what the file holds."""
+    code, _, err, _ = rehearse(DOWNLOAD + "torch.nn.Linear(state['cfg'].width, 4)\n")
+    assert code == 1
+    assert "resnet18.pth is not on this machine, and the program reads 'width' of it" in err
+    assert "--online" in err and not hasattr(AbsentWeights(), "width")
+
+
+@pytest.mark.parametrize("options", [(), ("--offline-data",)])
+def test_a_download_that_is_refused_offers_what_is_left(rehearse: Any, options: tuple[str, ...]) -> None:
+    _, _, err, _ = rehearse(
+        "import urllib.request\nurllib.request.urlopen('http://example.org/a.zip')\n", *options
+    )
+    assert "train.py:2 asks for http://example.org/a.zip" in err and "--online" in err
+    assert ("or let data be made up with --offline-data" in err) == (not options)
 
 
 def test_weights_that_are_here_are_read_and_checked(rehearse: Any, tmp_path: Path) -> None:

@@ -232,6 +232,24 @@ def test_a_slow_input_pipeline_bounds_the_step() -> None:
 
 
 def test_tokens_are_counted() -> None:
+    """Integers of two dimensions, of which the first is that of the first input: offsets of tables are not tokens."""
+
+    class Tables(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, numbers: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+            return self.linear(numbers)
+
+    def recommend() -> None:
+        model = Tables().cuda()
+        optimizer = torch.optim.AdamW(model.parameters())
+        for _ in range(2):
+            numbers, offsets = torch.zeros(64, 4), torch.zeros(3, 64, dtype=torch.long)
+            model(numbers.cuda(), offsets.cuda()).sum().backward()
+            optimizer.step()
+
     def program() -> None:
         model = nn.Sequential(nn.Embedding(1000, 512), nn.Linear(512, 1000)).cuda()
         optimizer = torch.optim.AdamW(model.parameters())
@@ -243,6 +261,7 @@ def test_tokens_are_counted() -> None:
     time = time_of(program)
     assert time.tokens_per_second == pytest.approx(8192 / time.seconds_per_step)
     assert "tokens/s" in write_step(time)
+    assert time_of(recommend).tokens_per_second is None
     counted = time_of(program, per_step=77)
     assert counted.samples_per_second == pytest.approx(77 / counted.seconds_per_step)
 

@@ -110,9 +110,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _allow_every_character() -> None:
-    """Print a question mark for characters that the locale can't encode."""
+    """Print a question mark for characters that the locale can't encode. In the C locale, Python's handler of errors is
+    `surrogateescape`, which raises as well."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+        if isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
             stream.reconfigure(errors="replace")
 
 

@@ -186,10 +186,14 @@ def _check_options(options: argparse.Namespace, devices: list[tuple[Card | None,
         if len(options.program) < 2:
             raise UsageError("-m requires the name of a module")
         _check_module(options.program[1])
-    elif not os.path.isfile(options.program[0]):
+    elif not os.path.isfile(options.program[0]) and not os.path.isfile(
+        os.path.join(options.program[0], "__main__.py")
+    ):
         path = options.program[0]
         what = (
-            "expected a file, got a folder" if os.path.isdir(path) else f"file not found{_suggest_file(path)}"
+            "expected a file, got a folder without __main__.py"
+            if os.path.isdir(path)
+            else f"file not found{_suggest_file(path)}"
         )
         raise UsageError(f"can't run {path!r}: {what}")
     check_time_options(options)

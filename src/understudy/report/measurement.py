@@ -387,13 +387,13 @@ class Measurement(Listener):
                 record.category = "inputs"
 
     def _count_inputs(self, tensors: list[FakeTensor]) -> None:
-        """The first dimension counts samples; integers of two dimensions are tokens."""
+        """The first dimension counts samples; integers of two dimensions are tokens, if it is the same."""
         self.passes += 1
         step = self.places.step
         shapes = [(tensor._spec.shape, tensor._spec.dtype) for tensor in tensors if tensor.dim()]
         if shapes:
             self.samples[step] += shapes[0][0][0]
-        texts = [shape for shape, dtype in shapes if len(shape) == 2 and dtype in TOKEN_DTYPES]
+        texts = [shape for shape, dtype in shapes if shape[:1] == shapes[0][0][:1] and len(shape) == 2 and dtype in TOKEN_DTYPES]
         if texts:
             self.tokens[step] += texts[0][0] * texts[0][1]
 

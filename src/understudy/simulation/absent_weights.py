@@ -28,13 +28,28 @@ NOTE = "weights not on this machine, and not needed: "
 class AbsentWeights(OrderedDict[str, Any]):
     """A state dict without entries. Parts of it (`checkpoint["model"]`) are like it."""
 
+    file = "a checkpoint"
+
     def __missing__(self, key: object) -> AbsentWeights:
-        return AbsentWeights()
+        return _name_absent(self.file)
+
+    def __getattr__(self, name: str) -> Any:
+        """A part that holds options, from which the program would build its model, can't be left out."""
+        raise AttributeError(
+            f"{self.file} is not on this machine, and the program reads {name!r} of it, which are not weights: save the file "
+            "where the program looks for it first, or allow the network with --online"
+        )
+
+
+def _name_absent(file: str) -> AbsentWeights:
+    absent = AbsentWeights()
+    absent.file = file
+    return absent
 
 
 def _note_absence(what: object) -> AbsentWeights:
     add_note(f"{NOTE}{what}")
-    return AbsentWeights()
+    return _name_absent(str(what))
 
 
 def _has_absent_weights() -> bool:

@@ -15,6 +15,7 @@ from typing import Any
 from understudy.lines import user_line
 from understudy.patching import REHEARSAL, patch, patch_call
 from understudy.simulation.libraries import when_imported
+from understudy.simulation.offline.switch import is_made_up
 from understudy.simulation.write_log import active_log, note_refused
 
 Function = Callable[..., Any]
@@ -50,9 +51,14 @@ def note_request(original: Function) -> Function:
 
 def _explain(machine: str) -> str:
     line = user_line().partition(": ")[0] or "the program"
+    remedies = (
+        "or allow the network with --online (--offline-data has nothing for it)"
+        if is_made_up()
+        else "allow the network with --online, or let data be made up with --offline-data"
+    )
     return (
         f"a rehearsal is offline, and {line} asks for {_address.get() or machine}: save it where the program looks "
-        "for it first, allow the network with --online, or let data be made up with --offline-data"
+        f"for it first, {remedies}"
     )
 
 

@@ -20,6 +20,7 @@ import shlex
 import sys
 import threading
 import traceback
+import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -378,6 +379,9 @@ def _run_as_main(script: Script) -> None:
         runpy.run_module(script.target, run_name="__main__", alter_sys=True)
         return
     path = script.target
+    if _is_package_of_scripts(path):
+        runpy.run_path(path, run_name="__main__")
+        return
     with io.open_code(os.path.abspath(path)) as file:
         code = compile(file.read(), path, "exec")
     main = ModuleType("__main__")
@@ -385,6 +389,11 @@ def _run_as_main(script: Script) -> None:
     vars(main).update(__cached__=None, __spec__=None, __annotations__={})
     sys.modules["__main__"] = main
     exec(code, vars(main))
+
+
+def _is_package_of_scripts(path: str) -> bool:
+    """A folder or an archive (zipapp) with a `__main__.py`."""
+    return os.path.isdir(path) or zipfile.is_zipfile(path)
 
 
 def _run_entry(script: Script) -> None:
@@ -407,7 +416,7 @@ def _replace_main(script: Script) -> Iterator[None]:
     before = sys.argv, sys.path[:], sys.modules.get("__main__"), sys.dont_write_bytecode
     start_method = multiprocessing.get_start_method(allow_none=True)
     multiprocessing.set_start_method(None, force=True)
-    folder = os.getcwd() if script.is_module else os.path.dirname(os.path.realpath(script.target))
+    folder = os.getcwd() if script.is_module else _find_folder(script.target)
     sys.argv = [script.target, *script.arguments]
     sys.path[:] = [folder, *sys.path[1:]]
     sys.dont_write_bytecode = True
@@ -418,6 +427,12 @@ def _replace_main(script: Script) -> Iterator[None]:
         multiprocessing.set_start_method(start_method, force=True)
         if main is not None:
             sys.modules["__main__"] = main
+
+
+def _find_folder(path: str) -> str:
+    """What Python puts first in `sys.path`: the folder of the script, or a folder or archive of scripts itself."""
+    whole = os.path.realpath(path)
+    return whole if _is_package_of_scripts(whole) else os.path.dirname(whole)
 
 
 # --- tracebacks ------------------------------------------------------------------------------------------------------
