@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 
 from tests.ops.inputs import all_layouts, filled, layouts
 from tests.oracle.real import check_rule
+from understudy import FakeTensorMode
 
 aten = torch.ops.aten
 
@@ -83,3 +85,11 @@ def test_masked_scatter() -> None:
         check_rule(
             aten.masked_scatter_backward.default, tensor, torch.zeros(tensor.shape, dtype=torch.bool), [3, 4]
         )
+
+
+def test_an_index_of_floats_is_refused_on_a_card_too() -> None:
+    """The table of CPU kernels refuses it before the rule is asked, and does not apply here."""
+    with FakeTensorMode():
+        x = torch.zeros(2, 3, device="cuda")
+        with pytest.raises(RuntimeError, match="gather: the index must be i64 or i32, got f32"):
+            x.gather(0, torch.zeros(2, 3, device="cuda"))
