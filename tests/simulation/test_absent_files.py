@@ -228,6 +228,7 @@ def test_rows_of_a_split_are_counted() -> None:
     assert [len(splits[name]) for name in ("train", "validation")] == [512, 128]
     assert splits["train"].info.splits["validation"].num_examples == 128
     assert len(make_data("glue", "sst2", "validation")) == 512
+    assert len(make_data("zeta-alpha-ai/NanoBEIR-en", "queries", "NanoMSMARCO")) == 50
 
 
 READS_COLUMNS = """import torch
