@@ -15,6 +15,7 @@ import jsonschema
 import pytest
 
 from understudy.cli import main, plans
+from understudy.cli.program_words import read_program
 from understudy.cli.rehearsals import Outcome, Queue, Variant, Workers
 from understudy.cli.search_space import find_space
 from understudy.plans.answer import (
@@ -86,13 +87,53 @@ def test_a_whole_search(script: str, capsys: pytest.CaptureFixture[str]) -> None
     assert changed.choices[0].reserved_bytes < found.choices[0].reserved_bytes
 
 
-def find_key(script: str, *arguments: str) -> str:
-    """What the result of the first candidate is kept by."""
+def check(device: str, *program: str) -> plans.Wishes:
     parser = argparse.ArgumentParser()
     plans.add_plan_arguments(parser)
-    options = parser.parse_args(["--device", "t4", "--vary", "batch=8", "--no-changes"])
-    options.program = [script, "--batch", "{batch}", *arguments]
-    wishes = plans.check_words(options)
+    options = parser.parse_args(["--device", device, "--vary", "batch=8", "--no-changes"])
+    options.program = list(program)
+    return plans.check_words(options)
+
+
+def test_a_script_for_one_card_is_told_how_to_use_the_others(script: str) -> None:
+    wishes = check("8xt4", script)
+    assert wishes.notes == [
+        "note: train.py uses one of the 8 cards: nothing in it starts or joins other ranks; use DistributedDataParallel, "
+        "accelerate or a Trainer for the others"
+    ]
+    assert (wishes.request.has_ranks, wishes.request.per_node) == (False, 1)
+    Path(script).write_text("from torch.nn.parallel import DistributedDataParallel\n" + SCRIPT)
+    wishes = check("8xt4", script)
+    assert (wishes.notes, wishes.request.has_ranks, wishes.request.per_node) == ([], True, 8)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("-m", "project.train", "--batch", "4"),
+        ("python", "-m", "project.train", "--batch", "4"),
+        ("torchrun", "--nproc-per-node", "2", "-m", "project.train", "--batch", "4"),
+        ("accelerate", "launch", "--module", "--num_processes", "2", "project.train", "--batch", "4"),
+    ],
+)
+def test_modules_as_people_start_them(
+    words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("project").mkdir()
+    Path("project/train.py").write_text("import torch.distributed\nfrom project import sizes\n")
+    Path("project/sizes.py").touch()
+    request = check("2xt4", *read_program(words)).request
+    assert (request.module, request.arguments) == ("project.train", ("--batch", "4"))
+    assert set(request.files) == {"project/train.py", "project/sizes.py"}
+    launcher = ("accelerate", "launch", "--num_processes", "2") if words[0] == "accelerate" else ()
+    assert request.launcher == launcher
+    assert not request.tries_changes
+
+
+def find_key(script: str, *arguments: str) -> str:
+    """What the result of the first candidate is kept by."""
+    wishes = check("t4", script, "--batch", "{batch}", *arguments)
     found = find_space(wishes.request)
     with Workers(1) as workers:
         rehearser = plans.Rehearser(wishes, found, Queue(workers, None), (), wishes.request.files)

@@ -180,8 +180,8 @@ def check_words(options: argparse.Namespace) -> Wishes:
         per_node = count if has_ranks else 1
         if count * nodes > 1 and not has_ranks:
             notes.append(
-                f"note: {module or script} uses one of the {count * nodes} cards: nothing in it starts or joins other ranks; "
-                "use DistributedDataParallel, accelerate or a Trainer for the others"
+                f"note: {module or script} uses one of the {count * nodes} cards: nothing in it starts or joins other "
+                "ranks; use DistributedDataParallel, accelerate or a Trainer for the others"
             )
             nodes = 1
     if per_node > count:
