@@ -249,7 +249,7 @@ class FakeTensorMode(ModeServices):
         """The hot path: key → plan → tensors, about 3 µs of Python. Misses and unusual calls go to other methods."""
         key: list[Any] = [id(func), default_dtype(), self._facts_number]
         add = key.append
-        has_determined = False
+        has_determined = has_undetermined = False
         try:
             for value in args:
                 kind = type(value)
@@ -257,7 +257,9 @@ class FakeTensorMode(ModeServices):
                     if value.fake_mode is not self:
                         return self._dispatch_unusual(func, types, args, kwargs)
                     add(value._spec)
-                    if value._determined is not None:
+                    if value._determined is None:
+                        has_undetermined = True
+                    else:
                         has_determined = True
                 elif kind in PLAIN_TYPES:
                     add(value)
@@ -289,7 +291,7 @@ class FakeTensorMode(ModeServices):
             or (
                 has_determined
                 and plan.kind != FIRST_VIEWED
-                and (plan.written or not any(map(_is_undetermined, args)))  # it changes known values
+                and (plan.written or not has_undetermined)  # it changes known values
             )
         ):
             return answer_miss(self, func, args, kwargs or {}, full, plan, has_determined)
@@ -469,10 +471,6 @@ HOOKS = ("dispatch", "_dispatch_impl")
 def has_hooks(kind: Any) -> bool:
     """Whether a class of modes overrides one of these."""
     return any(getattr(kind, name) is not getattr(FakeTensorMode, name) for name in HOOKS)
-
-
-def _is_undetermined(value: object) -> bool:
-    return type(value) is FakeTensor and value._determined is None
 
 
 _torch.hide_from_compiler(FakeTensorMode.__torch_dispatch__)

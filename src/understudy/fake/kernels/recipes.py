@@ -31,7 +31,7 @@ from understudy.fake.native import on_first_recipe
 from understudy.fake.realise import make_new
 from understudy.fake.templates import make_symbolic, on_first_symbol
 from understudy.fake.tensor import FakeTensor
-from understudy.infer.cache import ORDINARY_FLOATS, PLAIN_TYPES, SIZED_TYPES, UnusualArgument, add_value
+from understudy.infer.cache import NAN, ORDINARY_FLOATS, PLAIN_TYPES, SIZED_TYPES, UnusualArgument, add_value
 from understudy.infer.engine import cache
 from understudy.infer.shared import SharedPlans, SharedQuestion
 from understudy.ops.registry import record_of, user_rule
@@ -209,7 +209,7 @@ def _make_static_kernel(op: Any) -> Callable[..., Any]:
         if is_grad_enabled() or count_dispatch_modes() > 1:
             return run(*args, **kwargs)
         tensors: list[FakeTensor] = []
-        key: list[Any] = [op, None if state is None else state()]
+        key: list[Any] = [id(op), None if state is None else state()]  # hashing an operator is slow
         try:
             _add_to_key(key, tensors, args)
             if kwargs:
@@ -310,6 +310,8 @@ def _add_to_key(key: list[object], tensors: list[FakeTensor], values: Any) -> No
                     add(position)
                     break
             tensors.append(value)
+        elif kind is float or kind is bool:
+            key += (kind, value if value == value else NAN)
         elif kind is list or kind is tuple:
             add(kind)
             add(len(value))
