@@ -40,6 +40,11 @@ INITIALISED = "torch.nn.init.trunc_normal_(model.weight)\n"
 NOTHING = {
     "nothing": ("x = 1", "nothing ran on it"),
     "on the CPU": ("torch.ones(3).sum()", "nothing ran on it"),
+    "trains on the CPU": (
+        "model = torch.nn.Linear(4, 4)\noptimizer = torch.optim.SGD(model.parameters())\n"
+        "for _ in range(9):\n    model(torch.ones(4)).sum().backward()\n    optimizer.step()",
+        "nothing ran on it; the first steps were on the CPU, and the run ended after 2 (--steps)",
+    ),
     "a model that is not called": (MODEL, "no computation on it, only initialised memory"),
     "ends before it trains": (
         MODEL + INITIALISED + OPTIMIZER + "raise SystemExit(0)",

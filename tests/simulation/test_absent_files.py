@@ -97,6 +97,21 @@ def test_a_download_that_is_refused_offers_what_is_left(rehearse: Any, options: 
     assert ("or let data be made up with --offline-data" in err) == (not options)
 
 
+def test_a_file_of_the_hub_is_named(rehearse: Any) -> None:
+    """Programs catch the library's own class of error, to go on without the file."""
+    text = """from huggingface_hub import hf_hub_download
+from huggingface_hub.errors import LocalEntryNotFoundError
+try:
+    hf_hub_download("someone/weights", "a.json")
+except LocalEntryNotFoundError:
+    hf_hub_download("someone/weights", "config.json")
+"""
+    code, _, err, _ = rehearse(text)
+    assert code == 1 and "HF_HUB_OFFLINE" not in err
+    assert "config.json of 'someone/weights', which train.py:6 asks for, is not on this machine" in err
+    assert "hf download someone/weights config.json" in err and "--online" in err
+
+
 def test_weights_that_are_here_are_read_and_checked(rehearse: Any, tmp_path: Path) -> None:
     cache = tmp_path / "torch" / "hub" / "checkpoints"
     cache.mkdir(parents=True)

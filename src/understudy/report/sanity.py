@@ -49,7 +49,8 @@ class RunFacts:
 def find_missing_work(measurement: Measurement, totals: DeviceTotals, facts: RunFacts) -> str:
     """Training, or else a computation on the card; filling memory is none. `totals`: of the device that most was put on."""
     if not totals.is_card:
-        return f"nothing ran on it{_name_programs(facts)}"
+        where = f"; the first steps were on the CPU, and the run ended after {facts.steps} (--steps)"
+        return f"nothing ran on it{where if facts.steps else ''}{_name_programs(facts)}"
     least = facts.least.get(totals.device, 0)
     if totals.peak < least:
         return (

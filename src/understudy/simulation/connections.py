@@ -49,16 +49,38 @@ def note_request(original: Function) -> Function:
     return request
 
 
+@when_imported("huggingface_hub.file_download", "hf_hub_download")
+def name_missing_file(original: Function) -> Function:
+    """A rehearsal sets `HF_HUB_OFFLINE`; the library's error asks to unset it."""
+
+    def hf_hub_download(repo_id: str, filename: str, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return original(repo_id, filename, *args, **kwargs)
+        except FileNotFoundError as error:
+            if not _is_offline():
+                raise
+            line = user_line().partition(": ")[0] or "the program"
+            text = (
+                f"{filename} of {repo_id!r}, which {line} asks for, is not on this machine, and a rehearsal downloads nothing: "
+                f"download it first (hf download {repo_id} {filename}), {_list_remedies()}"
+            )
+            kind: Any = type(error)
+            raise kind(text) from None
+
+    return hf_hub_download
+
+
+def _list_remedies() -> str:
+    if is_made_up():
+        return "or allow the network with --online (--offline-data has nothing for it)"
+    return "allow the network with --online, or let data be made up with --offline-data"
+
+
 def _explain(machine: str) -> str:
     line = user_line().partition(": ")[0] or "the program"
-    remedies = (
-        "or allow the network with --online (--offline-data has nothing for it)"
-        if is_made_up()
-        else "allow the network with --online, or let data be made up with --offline-data"
-    )
     return (
         f"a rehearsal is offline, and {line} asks for {_address.get() or machine}: save it where the program looks "
-        f"for it first, {remedies}"
+        f"for it first, {_list_remedies()}"
     )
 
 
