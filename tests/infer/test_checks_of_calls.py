@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from understudy import FakeTensorMode
+from understudy import FakeTensorMode, TensorSpec
 from understudy.errors import OperatorError
+from understudy.infer.plan import is_cast_inside
+from understudy.spec.call import Call
 
 Program = Callable[[], Any]
 
@@ -159,3 +161,12 @@ def test_writes_are_counted_once_for_each_tensor() -> None:
         finally:
             if mode is not None:
                 mode.__exit__(None, None, None)
+
+
+def test_autocast_casts_inside_of_composites_that_it_has_no_kernel_for() -> None:
+    x, weight = (
+        TensorSpec(shape, dtype=torch.float32, device=torch.device("cpu")) for shape in ((2, 3), (4, 3, 3))
+    )
+    assert is_cast_inside(Call.of(torch.ops.aten.bilinear.default, (x, x, weight, None), {}))
+    assert not is_cast_inside(Call.of(torch.ops.aten.linear.default, (x, x), {}))
+    assert not is_cast_inside(Call.of(torch.ops.aten.relu.default, (x,), {}))

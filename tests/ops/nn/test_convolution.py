@@ -13,7 +13,7 @@ from tests.ops.layouts import MORE_DTYPES, every, expanded, filled, permuted, st
 from tests.oracle.real import spec_of
 from understudy import FakeTensorMode, ShapeEnv
 from understudy.errors import ShapeMismatch
-from understudy.ops.nn.convolution import Window, uses_onednn
+from understudy.ops.nn.convolution import VECTOR_INSTRUCTIONS, Window, convolution_scratch, uses_onednn
 from understudy.ops.variants import rule_of
 
 aten = torch.ops.aten
@@ -233,3 +233,17 @@ def test_onednn_takes_no_output_padding_as_large_as_the_stride() -> None:
     for stride, uses in ((1, False), (2, True)):
         window = Window.of(weight, [stride] * 2, [0, 0], [2, 2], True, [1, 1], 1)
         assert uses_onednn(x, weight, window) is uses
+
+
+def test_onednn_copies_contiguous_images_into_blocks() -> None:
+    weight, settings = filled((8, 8, 3, 3)), ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+    image = filled((2, 8, 16, 16))
+    contiguous, last = (
+        convolution_scratch([], spec_of(x), spec_of(weight.contiguous(memory_format=order)), None, *settings)
+        for x, order in (
+            (image, torch.contiguous_format),
+            (permuted((2, 8, 16, 16), (0, 2, 3, 1)), torch.channels_last),
+        )
+    )
+    assert last == 0
+    assert (contiguous > 0) is (torch.backends.cpu.get_cpu_capability() in VECTOR_INSTRUCTIONS)
