@@ -362,7 +362,7 @@ def _refuse_overrides(kind: Any) -> None:
         name: advice for table in tables for advice, names in table.items() for name in names.split()
     }
 
-    def __init_subclass__(cls: Any, **options: Any) -> None:
+    def __init_subclass__(cls: Any, /, **options: Any) -> None:
         super(kind, cls).__init_subclass__(**options)
         for name in advice_for.keys() & vars(cls).keys():
             if isinstance(vars(cls)[name], OVERRIDES):

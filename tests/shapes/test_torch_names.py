@@ -332,14 +332,9 @@ def test_graphs_and_paths_in_torchs_words() -> None:
     vals = fx_placeholder_vals(module)
     assert env.produce_guards(vals, ["x", "y"], _simplified=True, input_contexts=None) == []
     guards = env.produce_guards(vals, ["x", "y"], input_contexts=None)
-    assert guards == [
-        "L['x'].stride()[0] == 1",
-        "L['x'].storage_offset() == 0",
-        "L['y'].stride()[0] == 1",
-        "L['y'].storage_offset() == 0",
-        "2 <= L['x'].size()[0]",
-        "2 <= L['y'].size()[0]",
-    ]
+    assert guards == ["2 <= L['x'].size()[0]", "2 <= L['y'].size()[0]"]
+    every = env.produce_guards(vals, ["x", "y"], ignore_static=False)
+    assert every[:2] == ["L['x'].stride()[0] == 1", "L['x'].storage_offset() == 0"] and every[4:] == guards
     (nonzero,) = (node for node in module.graph.nodes if "unbacked_bindings" in node.meta)
     ((symbol, path),) = nonzero.meta["unbacked_bindings"].items()
     assert key_get(nonzero.meta["val"], path) == nonzero.meta["val"].shape[0] and str(path) == ".size()[0]"
@@ -445,6 +440,13 @@ def test_arguments_as_torch_takes_them() -> None:
     assert (
         env.size_hint(n.node.expr, allow_none=True) == 6
         and env.size_hint(u.node.expr, allow_none=True) is None
+        and env.size_hint(u.node.expr, 7) == 7
     )
+    with pytest.raises(GuardOnDataDependentSymNode):
+        env.size_hint(u.node.expr)
+    with pytest.raises(
+        ValueError, match=r"expected a size that is static, dynamic, duck, unbacked, got .*INFER_STRIDE"
+    ):
+        env.create_symbol(6, "m", DimDynamic.INFER_STRIDE)
     assert env.simplify(n.node.expr, size_oblivious=True) == n.node.expr
     assert expect_true(n > 2, 1)

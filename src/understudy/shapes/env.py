@@ -275,8 +275,10 @@ class ShapeEnv:
 
 
 OUR_NAMES = frozenset(
-    {"merge_symbols", "_choose_inputs", "_replace_known", "_evaluate_like", "add_runtime_assert"}
-)
+    {
+        "merge_symbols", "_choose_inputs", "_write_guards", "_replace_known", "_evaluate_like", "add_runtime_assert",
+    }
+)  # fmt: skip
 """Names of the façade that are not delegated."""
 DELEGATES: dict[str, str] = {
     **{name: "torch_api" for name in vars(TorchFacade) if not name.startswith("__") and name not in OUR_NAMES},

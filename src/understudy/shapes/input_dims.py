@@ -150,7 +150,11 @@ def _from_export(entry: Any) -> Policy | None:
 def from_torch(kind: object, constraint: object = None) -> Policy:
     """The policy of a `DimDynamic` and a constraint, torch's or ours."""
     name = getattr(kind, "name", str(kind)).lower()
-    return Policy(name if name in KINDS else DYNAMIC, None, *range_of(constraint))
+    if name not in KINDS:
+        raise ValueError(
+            f"expected a size that is {', '.join(KINDS)}, got {kind}; use a DimDynamic of that name"
+        )
+    return Policy(name, None, *range_of(constraint))
 
 
 def range_of(constraint: object) -> tuple[int | None, int | None]:
@@ -283,8 +287,10 @@ def _strides(
 ) -> Shape:
     strides = list(_infer_strides(t, shape))
     for dim, kind in enumerate(getattr(context, "dynamic_strides", None) or ()):
+        if getattr(kind, "name", "") == "INFER_STRIDE":
+            continue
         policy = from_torch(kind)
-        if policy.kind in (DYNAMIC, DUCK) and not str(getattr(kind, "name", "")).startswith("INFER"):
+        if policy.kind in (DYNAMIC, DUCK):
             policy = Policy(policy.kind, low=None)
             strides[dim] = t.stride(dim) if t.stride(dim) < 2 else _create_once(
                 env, context, policy, t.stride(dim), SizeSource(name, "stride", dim, name)

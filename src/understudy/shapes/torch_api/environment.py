@@ -265,12 +265,15 @@ class TorchFacade:
         return [GuardWriters(commented if lang == "verbose_python" else plain) for lang in langs]
 
     def _write_guards(
-        self, placeholders: object, sources: Any, *, ignore_static: bool = False, _simplified: bool = False,
+        self, placeholders: object, sources: Any, *, ignore_static: bool | None = None, _simplified: bool = False,
         **ignored: object,
     ) -> list[GuardText]:  # fmt: skip
-        options = {"ignore_static": ignore_static, "simplified": _simplified}
         if placeholders is not None and sources is not None:
-            return write_guards(self.env, list_placeholders(placeholders), sources, **options)
+            return write_guards(
+                self.env, list_placeholders(placeholders), sources,
+                ignore_static=ignore_static is not False, simplified=_simplified,
+            )  # fmt: skip
+        ignore_static = bool(ignore_static)
         required = self.env.checks.choose_requirements(
             self._choose_inputs(placeholders, None), ignore_static=ignore_static, _simplified=_simplified
         )
@@ -424,10 +427,13 @@ class TorchFacade:
         """Called when `torch._guards.tracing(TracingContext(mode))` ends: torch breaks its own cycles, we have none."""
 
     def size_hint(self, expr: object, fallback: int | None = None, *, allow_none: bool = False) -> Any:
-        """As `optimization_hint`; `allow_none`: None for unbacked symbols."""
+        """The value for the hints. For unbacked symbols: None with `allow_none`, else the one for the fallback, else an
+        error."""
         if allow_none:
             return self.decisions.get_hint(self.from_sympy(expr))
-        return self.optimization_hint(expr, fallback)
+        return (
+            self.guarding_hint_or_throw(expr) if fallback is None else self.optimization_hint(expr, fallback)
+        )
 
     def has_guarding_hint(self, expression: object) -> bool:
         return self.decisions.get_hint(self.from_sympy(expression)) is not None

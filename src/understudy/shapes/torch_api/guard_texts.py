@@ -93,7 +93,7 @@ def _write_conditions(env: ShapeEnv, places: dict[Expr, Any], writer: PythonWrit
     for guard in (*env.guards, *env.runtime_asserts):  # asserts only where they are about inputs
         condition: Any = guard.condition
         if isinstance(condition, Condition):
-            known = {symbol: env.decisions.simplify(symbol) for symbol in condition.symbols}
+            known = {symbol: env.facts.simplify(symbol) for symbol in condition.symbols}
             condition = condition.substitute({s: now for s, now in known.items() if now is not s})
         if isinstance(condition, bool) or _is_bound(condition):
             continue
@@ -102,8 +102,10 @@ def _write_conditions(env: ShapeEnv, places: dict[Expr, Any], writer: PythonWrit
 
 
 def _is_bound(condition: object) -> bool:
-    is_plain = isinstance(condition, Condition) and not condition.parts and condition.kind != "ne"
-    return is_plain and is_linear(condition.expr)
+    """Whether it restricts one symbol to a range, or to one number."""
+    if not isinstance(condition, Condition) or condition.parts or condition.kind == "ne":
+        return False
+    return is_linear(condition.expr)
 
 
 def _write_range(env: ShapeEnv, symbol: Expr, name: str, simplified: bool) -> Iterator[GuardText]:
