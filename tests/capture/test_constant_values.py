@@ -80,6 +80,18 @@ def test_a_value_that_is_read_is_a_number_of_the_graph_as_in_torch(mode: str, re
     assert_same(lambda x: READS[read](model, x), graphs[0], torch.randn(2, 2))
 
 
+@pytest.mark.parametrize("mode", ["real", *ON_STAND_INS])
+def test_a_branch_reads_a_parameter(mode: str) -> None:
+    model = State()
+
+    def program(x: torch.Tensor) -> Any:
+        return torch.cond(x.sum() > 0, lambda x: x * model.gain.item(), lambda x: x + 1, (x,))
+
+    graph = captured(program, torch.randn(2, 2), mode=mode)
+    for x in (torch.ones(2, 2), -torch.ones(2, 2)):
+        assert torch.equal(graph(x), x * 3 if x.sum() > 0 else x + 1)
+
+
 WRITES_TO_STATE: dict[str, tuple[str, Any]] = {
     "an alias past autograd": ("parameter 'gain'", lambda m, x: (m.gain.item(), m.gain.data.mul_(2))),
     "a view": ("parameter 'weight'", lambda m, x: (m.weight.tolist(), m.weight.detach()[1:].add_(1))),

@@ -239,7 +239,10 @@ def _read_lengths(mode: FakeTensorMode, lengths: object) -> Any:
 
 
 def symbolic_item(mode: FakeTensorMode, fake: FakeTensor) -> Any:
-    """`.item()`: a symbol of the tensor's kind; NotImplemented if the mode has no symbols."""
+    """`.item()`: a symbol of the tensor's kind; NotImplemented if the mode has no symbols. The number, if it is constant."""
+    if mode.constant_listeners and (real := mode.constant_listeners[-1].read_value(fake)) is not None:
+        with _torch.no_modes():
+            return real.item()
     env = mode.shape_env
     if env is None or not env.settings.allow_scalar_outputs or is_in_composite():
         return NotImplemented
