@@ -10,6 +10,7 @@ on. If its value was read, the graph would hold that value fixed: the trace is r
 
 from __future__ import annotations
 
+import itertools
 from typing import Any, NamedTuple, final
 
 import torch
@@ -96,7 +97,8 @@ class ConstantValues:
     def __init__(self, mode: FakeTensorMode, constants: Constants) -> None:
         self._mode = mode
         self._constants = constants
-        self._known: list[KnownConstant] = []
+        self._known: dict[int, list[KnownConstant]] = {}
+        """By storage."""
         self._written: set[int] = set()
         """The storages of constants that were written to."""
         mode.constant_listeners.append(self)
@@ -104,13 +106,17 @@ class ConstantValues:
     def register_buffers(
         self, module: torch.nn.Module, path: str, tensors: list[tuple[str, torch.Tensor, object]]
     ) -> None:
-        """Register the small buffers of a module. `tensors`: name, tensor, stand-in."""
+        """Register the small buffers of a module. `tensors`: name, tensor, stand-in. Layers of torch decide by none, and
+        count batches in one: what is read of it directly is known without this."""
+        kind = type(module)
+        if kind is not torch.nn.Module and kind.__module__.startswith("torch."):
+            return
         buffers = module._buffers
         for name, real, stand_in in tensors:
-            if name in buffers and is_small_constant(real):
-                with _torch.no_modes():
-                    values = real.detach().clone()
-                self._register_constant(f"{path}.{name}" if path else name, stand_in, real, values, False)
+            if name in buffers and is_small_constant(
+                real
+            ):  # the trace writes to stand-ins only: no copy is needed
+                self._register_constant(f"{path}.{name}" if path else name, stand_in, real, real, False)
 
     def register_converted(self, fake: FakeTensor, real: torch.Tensor, values: torch.Tensor) -> None:
         """Called by the mode, which has converted a real constant of the program."""
@@ -125,17 +131,18 @@ class ConstantValues:
     ) -> None:
         if type(fake) is not FakeTensor or fake.fake_mode is not self._mode or fake._determined is not None:
             return
-        if _torch.storage_id(fake) not in self._written:
+        storage = _torch.storage_id(fake)
+        if storage not in self._written:
             contents = fake._determined = ConstantContents(self, values)
             contents.known = KnownConstant(name, fake, real, contents, is_converted)
-            self._known.append(contents.known)
+            self._known.setdefault(storage, []).append(contents.known)
 
     def write(self, written: KnownConstant) -> None:
         """Called for the first write to a constant: from now on nothing is known of the tensors on its memory."""
         storage = _torch.storage_id(written.fake)
         self._written.add(storage)
-        for known in self._known:
-            if known.contents.literal and _torch.storage_id(known.fake) == storage:
+        for known in self._known[storage]:
+            if known.contents.literal:
                 if known.contents.literal_storage.line is not None:
                     raise _refuse_written(known)
                 known.contents.literal = False
@@ -149,7 +156,7 @@ class ConstantValues:
     def forget(self) -> None:
         """The stand-ins may belong to a mode of the user, and outlive the trace."""
         self._mode.constant_listeners.remove(self)
-        for known in self._known:
+        for known in itertools.chain.from_iterable(self._known.values()):
             known.contents.release()
             known.fake._determined = None
             if known.is_converted:
@@ -164,11 +171,12 @@ def _refuse_written(known: KnownConstant) -> DataDependentOutputException:
 
 def is_small_constant(tensor: torch.Tensor) -> bool:
     """Whether this is a single number, or a small tensor of integers or bools, with a memory of its own."""
-    if type(tensor) is not torch.Tensor or tensor.is_quantized or tensor.layout is not torch.strided:
+    count = tensor.numel()
+    if type(tensor) is not torch.Tensor or count > MOST_READABLE or tensor.requires_grad:
         return False
-    is_discrete = not (tensor.is_floating_point() or tensor.is_complex())
-    if tensor.device.type != "cpu" or tensor.numel() > (MOST_READABLE if is_discrete else 1):
+    dtype = tensor.dtype
+    if (count > 1 and (dtype.is_floating_point or dtype.is_complex)) or tensor.is_quantized:
         return False
-    return (
-        tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
-    )
+    if not tensor.is_cpu or tensor.layout is not torch.strided or not tensor.is_contiguous():
+        return False
+    return tensor.untyped_storage().nbytes() == count * dtype.itemsize
