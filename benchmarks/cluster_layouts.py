@@ -1,7 +1,7 @@
 """Processor time of large cluster rehearsals: a Llama by FSDP2, tensor and context parallelism and a pipeline.
 
-    python -m benchmarks.cluster_layouts                1,024 ranks by classes (pp 8 x dp 16 x tp 8; 32 layers of width 4,096)
-    python -m benchmarks.cluster_layouts --405b         405 billion parameters on 512 ranks (pp 8 x dp 4 x cp 2 x tp 8)
+    python -m benchmarks.cluster_layouts               1,024 ranks by classes (pp 8 x dp 16 x tp 8; 32 layers of width 4,096)
+    python -m benchmarks.cluster_layouts --405b        405 billion parameters on 512 ranks (pp 8 x dp 4 x cp 2 x tp 8)
 
 Prints seconds of the processor and the largest memory of one process. In a rank, this file is the training script.
 """

@@ -7,7 +7,7 @@ FOLDER has the scripts of `PROGRAMS`, which are run unmodified. `--python` is a 
 Megatron-core are installed. `--results` keeps the results in a file: runs that are in it are not repeated.
 
 A run counts if the verdict is "fits", all 8 ranks were run, and there is no fault. Seconds are of the processor: all ranks
-and the import of torch.
+and the import of torch. A cell is empty if the results have no such run, and "–" if the launcher does not fit the program.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def run(python: str, folder: Path, launcher: str, program: str) -> dict[str, Any
 
 def write_cell(found: dict[str, Any] | None) -> str:
     if found is None:
-        return "not run"
+        return ""
     if found["faults"] or found["ranks"] != RANKS:
         return f"{found['verdict']}, {found['ranks']} ranks, {len(found['faults'])} faults"
     return f"{found['seconds']:.0f}" if found["verdict"] == "fits" else str(found["verdict"])
@@ -105,7 +105,7 @@ def write_table(results: dict[str, dict[str, Any]]) -> str:
     lines.append("|---|" + "--:|" * len(LAUNCHERS))
     for program, (title, launchers) in PROGRAMS.items():
         cells = [
-            write_cell(results.get(f"{launcher} {program}")) if launcher in launchers else ""
+            write_cell(results.get(f"{launcher} {program}")) if launcher in launchers else "–"
             for launcher in LAUNCHERS
         ]
         lines.append(f"| {title} | {' | '.join(cells)} |")

@@ -81,11 +81,11 @@ def test_what_a_rank_that_is_not_run_sends_is_unknown(
 
 def test_columns_of_a_pipeline() -> None:
     mesh = MeshRecord(("pp", "dp", "tp"), (2, 4, 2), tuple(range(16)))
-    chosen = choose_representatives(place_ranks(mesh, 16), pipeline=0)
+    chosen = choose_representatives(place_ranks(mesh, 16), 0, per_node=16)
     assert sorted(chosen) == [0, 2, 7, 8, 10, 15]  # each at both stages
     assert sorted([*chosen, *list_represented(chosen)]) == list(range(16)) and chosen[0] == []
-    without = choose_representatives(place_ranks(None, 64), pipeline=None)
-    assert sorted(without) == [0, 1, 63] and len(without[1]) == 61
+    without = choose_representatives(place_ranks(None, 64), None, per_node=8)
+    assert sorted(without) == [0, 1, 8, 63] and (len(without[1]), len(without[8])) == (6, 54)
 
 
 def test_first_ranks_of_stages_and_of_unequal_shards() -> None:

@@ -93,9 +93,9 @@ dist.all_reduce(x, op=dist.ReduceOp.SUM if rank else dist.ReduceOp.MAX)
     ),
     "another dtype": (
         """
-dist.all_reduce(x if rank else x.int())
+dist.all_reduce(x if rank else torch.ones(2048, dtype=torch.bfloat16, device="cuda"))
 """,
-        "mismatch: collective 1 of group world: rank 0: all_reduce of 4,096 B of int32 (sum) at script.py:6; ranks 1-2: "
+        "mismatch: collective 1 of group world: rank 0: all_reduce of 4,096 B of bfloat16 (sum) at script.py:6; ranks 1-2: "
         "all_reduce of 4,096 B of float32 (sum) at script.py:6",
     ),
     "a key of a store": (

@@ -146,9 +146,10 @@ def _position_in(place: tuple[int, ...], dims: Sequence[int], shape: Sequence[in
     return position
 
 
-def choose_representatives(places: Places, pipeline: int | None) -> dict[int, list[int]]:
+def choose_representatives(places: Places, pipeline: int | None, per_node: int) -> dict[int, list[int]]:
     """The ranks that are run, and those that each of them stands for, where the program treats ranks differently: first,
-    last and one between in each dimension; all stages of a pipeline, at three places of the others."""
+    last and one between in each dimension, on the first node and on others, which reach it by the network; all stages of a
+    pipeline, at three places of the others."""
     shape = [1 + max(coordinates) for coordinates in zip(*places.values(), strict=True)]
     classes: dict[tuple[int, object], list[int]] = {}
     for rank, place in places.items():
@@ -158,7 +159,7 @@ def choose_representatives(places: Places, pipeline: int | None) -> dict[int, li
             for dim, (position, size) in enumerate(zip(place, shape, strict=True))
             if dim != pipeline
         ]
-        kind: object = tuple(others)
+        kind: object = (*others, rank < per_node)
         if pipeline is not None:  # as many columns as there are stages are run for each kind: there are three
             kind = "last" if "last" in others else "between" if "between" in others else "first"
         classes.setdefault((stage, kind), []).append(rank)

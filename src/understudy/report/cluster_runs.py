@@ -181,7 +181,7 @@ def _run_classes(
     cluster = summarise(chosen)
     differing = _find_differing(cluster, outcomes, chosen)
     if differing and is_well:
-        chosen = choose_representatives(places, stages[0] if stages else None)
+        chosen = choose_representatives(places, stages[0] if stages else None, layout.per_node)
         for splits in range(1 + MOST_SPLITS):
             rest = list_represented(chosen)
             is_compared = not splits and any(rank in outcomes for rank in rest)
