@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import understudy
 from understudy.report.exports import write_trace
@@ -264,6 +265,41 @@ def test_tokens_are_counted() -> None:
     assert time_of(recommend).tokens_per_second is None
     counted = time_of(program, per_step=77)
     assert counted.samples_per_second == pytest.approx(77 / counted.seconds_per_step)
+
+
+def test_what_checkpointing_calls_again_is_not_counted() -> None:
+    """Blocks get positions, integers of two dimensions as well."""
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(64, 64)
+
+        def forward(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+            return self.inner(x) + positions[..., None]
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tokens = nn.Embedding(100, 64)
+            self.blocks = nn.ModuleList(Block() for _ in range(4))
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            x, positions = self.tokens(ids), torch.arange(ids.shape[1], device=ids.device)[None]
+            for block in self.blocks:
+                x = checkpoint(block, x, positions, use_reentrant=False)
+            return x
+
+    def program() -> None:
+        model = Model().cuda()
+        optimizer = torch.optim.AdamW(model.parameters())
+        for _ in range(2):
+            model(torch.zeros(8, 32, dtype=torch.long, device="cuda")).sum().backward()
+            optimizer.step()
+
+    time = time_of(program)
+    assert time.tokens_per_second == pytest.approx(8 * 32 / time.seconds_per_step)
+    assert time.samples_per_second == pytest.approx(8 / time.seconds_per_step)
 
 
 def test_seconds_by_module_line_and_operator_add_up() -> None:

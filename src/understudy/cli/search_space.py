@@ -590,11 +590,12 @@ def _find_launcher_axes(request: SearchRequest) -> list[tuple[Axis, Setter]]:
     ):
         return []
     version = _make_launcher_setter("fsdp_version", request.launcher).start
+    values: tuple[Value, ...]
     if version in (2, "2"):
         name, values = "fsdp_reshard_after_forward", (True, False)
     else:
         mixed = ("HYBRID_SHARD",) if request.nodes > 1 else ()
-        name, values = "fsdp_sharding_strategy", ("FULL_SHARD", "SHARD_GRAD_OP", *mixed)  # type: ignore[assignment]
+        name, values = "fsdp_sharding_strategy", ("FULL_SHARD", "SHARD_GRAD_OP", *mixed)
     setter = _make_launcher_setter(name, request.launcher)
     if setter.start is not None and setter.start not in values:
         values = (setter.start, *values)

@@ -376,10 +376,12 @@ class Measurement(Listener):
             torch.Tensor, (*args, *(tuple(v.values()) if isinstance(v, dict) else v for v in args)), kwargs
         )
         tensors = [inner for inner in map(find_stand_in, given) if isinstance(inner, FakeTensor)]
-        if len(self.fed) < MOST_FED and next(module.parameters(), None) is not None:
+        # Checkpointing calls blocks again in the backward pass: these inputs are not the model's.
+        is_model = self.places.phase is not BACKWARD and next(module.parameters(), None) is not None
+        if is_model and len(self.fed) < MOST_FED:
             different = {id(tensor): tensor._spec for tensor in tensors}
             self.fed[tuple(different.values())] += 1
-        if self.places.phase is not EVALUATION and next(module.parameters(), None) is not None:
+        if is_model and self.places.phase is not EVALUATION:
             self._count_inputs(tensors)
         for tensor in tensors:
             record = self.record_of(tensor)
