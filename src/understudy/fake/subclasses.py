@@ -59,7 +59,9 @@ def derive_class(kind: Any) -> Any:
         return kind.to(made, *map(native_argument, args), **named)
 
     members = {
-        "__slots__": ("_stand_in",),  # not in `__dict__`, which classes with metadata copy from object to object
+        "__slots__": (
+            "_stand_in",
+        ),  # not in `__dict__`, which classes with metadata copy from object to object
         "__module__": kind.__module__,
         "__qualname__": kind.__qualname__,
         "__torch_dispatch__": classmethod(dispatch_to_stand_in),

@@ -389,7 +389,11 @@ class Measurement(Listener):
         shapes = [(tensor._spec.shape, tensor._spec.dtype) for tensor in tensors if tensor.dim()]
         if shapes:
             self.samples[step] += shapes[0][0][0]
-        texts = [shape for shape, dtype in shapes if shape[:1] == shapes[0][0][:1] and len(shape) == 2 and dtype in TOKEN_DTYPES]
+        texts = [
+            shape
+            for shape, dtype in shapes
+            if shape[:1] == shapes[0][0][:1] and len(shape) == 2 and dtype in TOKEN_DTYPES
+        ]
         if texts:
             self.tokens[step] += texts[0][0] * texts[0][1]
 
