@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
+import time
+import weakref
 from pathlib import Path
 
 import pytest
 
 from understudy.fake.mode import FakeTensorMode
+from understudy.simulation.interrupts import keep_interrupts
 from understudy.simulation.sandbox import NO_SANDBOX, Sandbox
 from understudy.simulation.scripts import Script, ScriptResult, run_script
 
@@ -20,6 +24,33 @@ def run(folder: Path, text: str, *arguments: str, steps: int | None = 2) -> Scri
     file.write_text(text)
     with FakeTensorMode(answers="plausible", allow_non_fake_inputs=True) as mode:
         return run_script(Script(str(file), arguments), mode=mode, steps=steps)
+
+
+def test_an_interrupt_in_a_callback_is_not_lost() -> None:
+    """Python ignores what is raised in the callback of a weak reference."""
+
+    class Thing:
+        pass
+
+    done = []
+
+    def callback(reference: object) -> None:
+        signal.raise_signal(signal.SIGINT)
+        done.append(reference)
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt), keep_interrupts(callback):
+            thing = Thing()
+            reference = weakref.ref(thing, callback)
+            del thing
+            assert done == [reference]
+            time.sleep(10)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        with pytest.raises(KeyboardInterrupt), keep_interrupts(callback):
+            signal.raise_signal(signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 ORDINARY = """

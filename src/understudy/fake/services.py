@@ -41,6 +41,7 @@ class ModeServices(_torch.TorchDispatchMode):
 
     if TYPE_CHECKING:
         shape_env: Any
+        answers: Any
         static_shapes: bool
         allow_fallback_kernels: bool
         allow_non_fake_inputs: bool

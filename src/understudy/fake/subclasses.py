@@ -23,10 +23,11 @@ def wrap_stand_in(fake: FakeTensor, kind: Any) -> Any:
     derived = kind if hasattr(kind, "_is_around_stand_in") else derive_class(kind)
     if derived is None or fake._node is not None or fake.spec.is_symbolic:
         return None
-    return _Wrapping.apply(fake, derived) if fake.requires_grad else _make_around(fake, derived)
+    wrap: Any = _Wrapping.apply if fake.requires_grad else _make_around
+    return wrap(fake, derived)
 
 
-def _make_around(fake: FakeTensor, derived: Any) -> Any:
+def _make_around(fake: Any, derived: Any) -> Any:
     made = _torch.make_wrapper(derived, *prepare(fake.spec))
     made._stand_in = fake
     return made

@@ -12,6 +12,7 @@
     shard_hints      the sharded module in which a program has failed over a size
     memory           listeners that allocate: simulated cards, and the memory of the machine
     scripts          a script as `python script.py` runs it, ended after some steps
+    interrupts       Ctrl-C, which callbacks must not lose
     parsers          the options that a script offers, read from its parser
     batches          batches of data loaders: the longest, and whether they are as large as asked for
     run_notes        what the report has to say of a run

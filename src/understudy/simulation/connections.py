@@ -61,8 +61,8 @@ def name_missing_file(original: Function) -> Function:
                 raise
             line = user_line().partition(": ")[0] or "the program"
             text = (
-                f"{filename} of {repo_id!r}, which {line} asks for, is not on this machine, and a rehearsal downloads nothing: "
-                f"download it first (hf download {repo_id} {filename}), {_list_remedies()}"
+                f"{filename} of {repo_id!r}, which {line} asks for, is not on this machine, and a rehearsal downloads "
+                f"nothing: download it first (hf download {repo_id} {filename}), {_list_remedies()}"
             )
             kind: Any = type(error)
             raise kind(text) from None

@@ -58,6 +58,7 @@ from understudy.lines import (
 )
 from understudy.patching import FILE_OVERLAY, REHEARSAL, active, patch_call
 from understudy.simulation.batches import BatchSizes, take_longest
+from understudy.simulation.interrupts import keep_interrupts
 from understudy.simulation.libraries import adapt_libraries
 from understudy.simulation.library_kernels import STAND_INS
 from understudy.simulation.library_kernels.modules import offer_stand_ins
@@ -70,6 +71,7 @@ from understudy.simulation.sandbox import NAMESPACES, NO_SANDBOX, PYTHON, Sandbo
 from understudy.simulation.shard_hints import describe_sharding
 from understudy.simulation.started_ranks import RanksWanted, run_waiting_processes
 from understudy.simulation.steps import EndOfScript, StepCounter
+from understudy.simulation.storages import ObservedMode
 from understudy.simulation.write_log import Write, WriteLog, active_log, follow_lines
 
 Function = Callable[..., Any]
@@ -295,6 +297,7 @@ def run_script(
     sandbox = sandbox or Sandbox(PYTHON)
     log = WriteLog(is_online)
     with ExitStack() as stack:
+        stack.enter_context(keep_interrupts(ObservedMode.forget_storage))
         stack.callback(os.chdir, os.getcwd())  # reports are written where the user is
         stack.enter_context(_protect_files(sandbox, log))
         stack.enter_context(_replace_main(script))

@@ -160,7 +160,7 @@ class ObservedMode(FakeTensorMode):
         """All that are alive, by the identity of the storage."""
         self.events = EventQueue()
         self.report_events = self.events.tell
-        self._on_death = self._remove
+        self._on_death = self.forget_storage
         self.finished: list[Any] = []
         """The label of each call."""
         self.on_event: Callable[[StreamEvent | CollectiveEvent | WaitEvent], None] | None = None
@@ -478,8 +478,8 @@ class ObservedMode(FakeTensorMode):
         is_sparse = tensor.layout is not torch.strided if spec is None else spec.sparse is not None
         return self.storages.get(id(tensor if is_sparse else native_storage(tensor)))
 
-    def _remove(self, record: Any) -> None:
-        """Called when a storage is gone."""
+    def forget_storage(self, record: Any) -> None:
+        """Called by the weak reference to a storage that is gone."""
         key, storages = record.key, self.storages
         is_known = storages.get(key) is record
         if not is_known:
