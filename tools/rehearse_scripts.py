@@ -301,7 +301,7 @@ def table(results: list[Result], repositories: Path, commits: dict[str, str]) ->
         yield ""
         yield (
             f"{earlier} rows, marked with *, were found by an earlier version and not run again. Those without seconds were "
-            'run in one process, under the Python overlay. A row "not rehearsed" counts as no verdict. Seconds were '
+            'run in one process, under the Python overlay. A row "not rehearsed yet" counts as no verdict. Seconds were '
             "measured on a machine that was busy."
         )
     for repository in sorted({result.script.repository for result in results}):
@@ -376,13 +376,13 @@ def find_row(script: Script, rows: dict[str, list[str]]) -> list[str] | None:
     return rows.get(f"{script.repository} {escape(write_name(script))}")
 
 
-def read_row(script: Script, rows: dict[str, list[str]]) -> Result | None:
+def read_row(script: Script, rows: dict[str, list[str]]) -> Result:
     """The result that a page has of a script, without what is added to the text."""
     if script.needs or script.broken:
         return rehearse(script, Path(), "")
     cells = find_row(script, rows)
     if cells is None:
-        return None
+        return Result(script, "failed", "not rehearsed yet", is_earlier=True)
     _, _, text, seconds, sanity, compared = (cell.replace("\\|", "|") for cell in cells)
     text = text.removesuffix(" *").removesuffix("".join(name_help(script)))
     outcome = next((verdict for verdict in VERDICTS if text.startswith(verdict)), "failed")
@@ -466,8 +466,7 @@ def main(argv: list[str] | None = None) -> int:
         for name in result.changed:
             print(f"    changed: {name}", file=sys.stderr)
     known |= read_results(options.results)
-    found = (known.get(repr(script)) or read_row(script, rows) for script in read_list())
-    results = [result for result in found if result is not None]
+    results = [known.get(repr(script)) or read_row(script, rows) for script in read_list()]
     page = "\n".join(table(results, options.repositories, commits)) + "\n"
     if options.write is None:
         print(page, end="")
