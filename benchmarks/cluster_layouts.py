@@ -74,8 +74,8 @@ def train(options: argparse.Namespace) -> None:
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             y = self.norm(x)
-            parts = (part(y).unflatten(-1, (-1, head)).transpose(1, 2) for part in (self.q, self.k, self.v))
-            mixed = F.scaled_dot_product_attention(*parts, is_causal=True, enable_gqa=True)
+            q, k, v = (part(y).unflatten(-1, (-1, head)).transpose(1, 2) for part in (self.q, self.k, self.v))
+            mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
             x = x + self.o(mixed.transpose(1, 2).flatten(2))
             y = self.second_norm(x)
             out: torch.Tensor = x + self.down(F.silu(self.gate(y)) * self.up(y))
@@ -135,11 +135,12 @@ def train(options: argparse.Namespace) -> None:
     )
     for _ in range(options.steps):
         x = torch.randint(0, 128256, (16, options.sequence), device=device)
-        shards = contextlib.nullcontext()
+        shards: Any = contextlib.nullcontext()
+        target: Any = {"target": x} if stage == options.pp - 1 else {}
         if options.cp > 1:
             shards = context_parallel(mesh["cp"], buffers=[x], buffer_seq_dims=[1], no_restore_buffers={x})
         with shards:
-            schedule.step(*[x] * (stage == 0), **({"target": x} if stage == options.pp - 1 else {}))
+            schedule.step(*[x] * (stage == 0), **target)
         optimizer.step()
         optimizer.zero_grad()
     dist.destroy_process_group()
