@@ -130,7 +130,7 @@ def test_what_a_network_holds_does_not_depend_on_the_class_of_its_inputs() -> No
             net(make_input(torch.randn(64, 256).cuda())).pow(2).sum().backward()
 
         found = rehearse(run, device="h100")
-        return found.peak.allocated_bytes, found.sanity.input_shapes
+        return found.peak.allocated_bytes, found.sanity.inputs
 
     measured = measure(lambda x: x.as_subclass(Tagged))
     assert measured == measure(lambda x: x)

@@ -6,24 +6,24 @@ from __future__ import annotations
 import _thread
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import sleep
-from types import FrameType, FunctionType
+from types import FrameType
 
 PAUSE = 0.01
 """Seconds after which the interrupt is sent again."""
 
 
 @contextmanager
-def keep_interrupts(*callbacks: FunctionType) -> Iterator[None]:
+def keep_interrupts(*callbacks: Callable[..., None]) -> Iterator[None]:
     """`callbacks` are called by weak references. Nothing changes where the user has a handler of his own, and in other
     threads, which have no signals."""
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield
         return
-    codes = {callback.__code__ for callback in callbacks}
+    codes = {getattr(callback, "__code__", None) for callback in callbacks}
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         where = frame
