@@ -193,6 +193,8 @@ def test_a_parameter_rebuilt_from_its_class() -> None:
         weight = torch.nn.Conv2d(3, 4, 1).weight
         moved = type(weight)(weight.to("cuda"), requires_grad=False, **vars(weight))
         plain = type(weight)(torch.ones(3), requires_grad=True)
+        weight.blocksize = 64  # as accelerate rebuilds the parameters of bitsandbytes
+        empty = type(weight)(weight.to("meta"), requires_grad=False, **vars(weight))
         ranged = torch.nn.Parameter(torch.rand(3))  # its range is known
         vars(ranged).update(vars(torch.rand(3)))
         again = type(ranged)(ranged.to("meta"), fake_device="cpu", requires_grad=True, **vars(ranged))
@@ -200,6 +202,7 @@ def test_a_parameter_rebuilt_from_its_class() -> None:
     assert isinstance(moved, torch.nn.Parameter) and moved.device == torch.device("cuda", 0)
     assert not moved.requires_grad and moved.fake_mode is mode and moved.shape == weight.shape
     assert plain.requires_grad and plain.device == torch.device("cpu")
+    assert empty.device.type == "meta" and vars(empty)["blocksize"] == 64
 
 
 def test_a_meta_tensor_with_symbolic_sizes() -> None:

@@ -133,16 +133,18 @@ class FakeTensor(torch.Tensor):
         _fake_device: Any = None, requires_grad: bool | None = None, _is_param: bool = False, **state: object,
     ) -> FakeTensor:  # fmt: skip
         """`FakeTensor(mode, elem, device)`, or from the attributes of another: `FakeTensor(elem, **vars(fake))`. A stand-in
-        as `elem` has a mode and a device already: `type(parameter)(stand_in, requires_grad=True)`."""
+        as `elem` has a mode and a device already, and other keywords are attributes that the program has given to its
+        parameter: `type(parameter)(stand_in, **vars(parameter))`."""
         if cls is not FakeTensor:
             raise NotProvidedError(
                 f"{cls.__name__}: FakeTensor can't be subclassed, because results of operators are plain FakeTensors. "
                 "Override FakeTensorMode.dispatch, or set attributes of stand-ins"
             )
         mode, elem = mode_and_tensor(fake_mode_or_elem, fake_mode, elem)
-        if unknown := sorted(
+        unknown = sorted(
             name for name in state if name not in STATE and name not in FakeTensor.__annotations__
-        ):
+        )
+        if unknown and type(fake_mode_or_elem) is not FakeTensor:
             raise TypeError(
                 f"FakeTensor: expected the keywords of torch's class, got an unexpected keyword argument {unknown[0]!r}"
             )
@@ -157,6 +159,7 @@ class FakeTensor(torch.Tensor):
             mode.remember_literal(fake, constant)
         given = {"real_tensor": real_tensor, "pytype": pytype, "dispatch_keys": dispatch_keys}
         vars(fake).update({name: value for name, value in given.items() if value is not None})
+        vars(fake).update({name: state[name] for name in unknown})
         if _is_param:
             fake._is_param = True
         return fake
