@@ -338,6 +338,7 @@ def test_parts_of_public_pipelines() -> None:
         "sample_size": 64,
         "cross_attention_dim": 768,
     }
+    assert find_part("stabilityai/sd-vae-ft-ema", None) == find_part("runwayml/stable-diffusion-v1-5", "vae")
     assert find_part("somebody/pipeline", "unet") is None
     diffusers = pytest.importorskip("diffusers")
     known = {
