@@ -298,6 +298,16 @@ def triangular_solve(
     return _columns(b, shape), _columns(a, (*shape[:-2], *a.shape[-2:]))
 
 
+@rule("cholesky_solve")
+def cholesky_solve(b: TensorSpec, a: TensorSpec, upper: bool = False) -> TensorSpec:
+    if a.ndim < 2 or b.ndim < 2:
+        raise ShapeMismatch(f"cholesky_solve: expected matrices, got {b} and {a}")
+    check_square("cholesky_solve", a)
+    _check_pair("cholesky_solve", a, b)
+    shape = _solved_shape("cholesky_solve", a, b, True)
+    return _columns(b, shape)
+
+
 @rule("linalg_lu_solve")
 def lu_solve(
     lu: TensorSpec, pivots: TensorSpec, b: TensorSpec, *, left: bool = True, adjoint: bool = False
@@ -309,6 +319,22 @@ def lu_solve(
     if not same_shape(pivots.shape, lu.shape[:-1]):
         raise ShapeMismatch(f"lu_solve: shape of pivots {pivots} does not match {lu}")
     return _solution(b, _solved_shape("lu_solve", lu, b, left), left)
+
+
+@rule("lu_unpack")
+def lu_unpack(
+    lu: TensorSpec, pivots: TensorSpec, unpack_data: bool = True, unpack_pivots: bool = True
+) -> tuple[TensorSpec, ...]:
+    if lu.ndim < 2:
+        raise ShapeMismatch(f"lu_unpack: expected a matrix or a batch of them, got {lu}")
+    if unpack_pivots and pivots.dtype is not torch.int32:
+        raise DtypeError(f"lu_unpack: expected int32 pivots, got {pivots}")
+    (*batch, rows, columns), least = lu.shape, _least(lu)
+    nothing = lu.like((0,))
+    permutation = lu.like((*batch, rows, rows)) if unpack_pivots else nothing
+    if not unpack_data:
+        return permutation, nothing, nothing
+    return permutation, lu.like((*batch, rows, least)), lu.like((*batch, least, columns))
 
 
 @rule("linalg_ldl_factor_ex")

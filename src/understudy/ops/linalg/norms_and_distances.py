@@ -1,4 +1,4 @@
-"""Ranks of matrices, least squares, distances between rows, cross products, renormalisation:
+"""Ranks and pseudo-inverses of matrices, least squares, distances between rows, cross products, renormalisation:
 rules, and decompositions for symbolic sizes.
 """
 
@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from understudy.errors import ArgumentError, DtypeError, ShapeMismatch
+from understudy.ops.linalg.decompositions import check_matrix, check_square
 from understudy.ops.registry import rule
 from understudy.ops.shared.decompositions import (
     decide_contiguity,
@@ -118,6 +119,31 @@ def _solution(
 
 
 # --- Pseudo-inverses: the result of a matrix product, so contiguous ------------------
+
+
+@rule("linalg_pinv.atol_rtol_tensor")
+def pinv(
+    a: TensorSpec, *, atol: TensorSpec | None = None, rtol: TensorSpec | None = None, hermitian: bool = False
+) -> TensorSpec:
+    check_matrix("pinv", a)
+    if hermitian:
+        _check_square_unless_empty(a)
+    for name, tolerance in (("atol", atol), ("rtol", rtol)):
+        if tolerance is not None and tolerance.is_complex:
+            raise ArgumentError(f"pinv: {name} must be real, got {tolerance}")
+    batch = a.shape[:-2]
+    tolerances = [each.shape for each in (atol, rtol) if each is not None and each.ndim > 0]
+    if tolerances and not a.is_empty:  # eager skips the other checks for empty matrices
+        batch = broadcast_shapes(batch, *tolerances)
+    return a.like((*batch, a.shape[-1], a.shape[-2]))
+
+
+def _check_square_unless_empty(a: TensorSpec) -> None:
+    """Eager accepts any empty matrices. Square or empty is one guard, unless all sizes are known to be positive."""
+    if all(is_provably_less(0, size) for size in a.shape):
+        check_square("pinv", a)
+    elif a.numel * (a.shape[-2] - a.shape[-1]) != 0:
+        raise ShapeMismatch(f"pinv: expected square matrices, got {a}")
 
 
 @rule("dist")

@@ -172,6 +172,15 @@ def mode(x: TensorSpec, dim: int = -1, keepdim: bool = False) -> tuple[TensorSpe
     return _with_indices(x, _extreme_dims("mode", x, [dim]), keepdim)
 
 
+@rule("kthvalue")
+def kthvalue(x: TensorSpec, k: Any, dim: int = -1, keepdim: bool = False) -> tuple[TensorSpec, TensorSpec]:
+    dims = _extreme_dims("kthvalue", x, [dim])
+    size = x.shape[dims[0]] if x.shape else 1
+    if k < 1 or k > size:
+        raise ArgumentError(f"kthvalue: expected k between 1 and {size} for {x}, got {k}")
+    return _with_indices(x, dims, keepdim)
+
+
 def _with_indices(x: TensorSpec, dims: list[int], keepdim: bool) -> tuple[TensorSpec, TensorSpec]:
     shape = reduced_shape(x.shape, dims, keepdim)
     return x.like(shape), x.like(shape, dtype=torch.int64)

@@ -192,6 +192,22 @@ def stack(tensors: Sequence[TensorSpec], dim: int = 0) -> TensorSpec:
     return along.like(split.shape, stride=split.stride)
 
 
+@rule("block_diag")
+def block_diag(tensors: Sequence[TensorSpec]) -> Any:
+    if not tensors:
+        return NotImplemented
+    rows: Any = 0
+    columns: Any = 0
+    for position, tensor in enumerate(tensors):
+        if tensor.ndim > 2:
+            raise ShapeMismatch(
+                f"block_diag: tensor {position} of the list has more than 2 dimensions: {tensor}"
+            )
+        height, width = (1,) * (2 - tensor.ndim) + tensor.shape
+        rows, columns = rows + height, columns + width
+    return tensors[0].like((rows, columns), dtype=result_type(*tensors))
+
+
 # --- Chunks of several tensors, concatenated chunk by chunk: used to gather sharded parameters ------
 
 
