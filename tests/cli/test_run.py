@@ -340,7 +340,10 @@ def test_a_script_that_fails_before_it_uses_the_card_says_so(
 
 def test_a_card_that_nothing_was_put_on(script: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "--quiet", "--device", "h100", script, "--device", "cpu"]) == 4
-    assert capsys.readouterr().out == "no verdict on H100: nothing ran on it\n"
+    assert (
+        capsys.readouterr().out
+        == "no verdict on H100: nothing ran on it; the first steps were on the CPU, and the run ended after 2 (--steps)\n"
+    )
 
 
 def test_a_card_on_which_the_script_fails_is_a_row(script: str, capfd: pytest.CaptureFixture[str]) -> None:

@@ -58,8 +58,6 @@ ONE_CELL = "trunc(x_2 * 0.6) >= 2 or trunc(x_3 * 0.6) >= 2"
 @pytest.mark.parametrize(
     ("program", "reals", "guards"),
     [
-        (gradients(lambda x: x.cumprod(0)), [leaf(3, 4)], []),
-        (gradients(lambda x: x.cumprod(1)), [leaf(3, 1)], ["x_1 == 1 or x_0*x_1 <= 1"]),
         (lambda x: F.interpolate(x, scale_factor=0.6, mode="area"), [torch.zeros(2, 3, 4, 4)], [ONE_CELL]),
         (
             lambda x: F.interpolate(x, scale_factor=0.6, mode="area"),
@@ -124,24 +122,6 @@ def test_the_gradient_of_a_running_product_has_the_steps_of_cpp(dtype: torch.dty
             gradients(lambda x: x.cumprod(dim))(mode.from_tensor(real))
         heard.append(listener.heard)
     assert heard[0] == heard[1]
-
-
-@pytest.mark.parametrize("dim", [0, 1])
-def test_the_gradient_of_a_running_product_is_the_same_to_the_bit(dim: int) -> None:
-    def gradient(x: Tensor) -> Tensor:
-        x = x.detach().requires_grad_()
-        (found,) = torch.autograd.grad(x.cumprod(dim).sum(), x)
-        return found
-
-    graphs = [make_fx(gradient, tracing_mode=mode)(torch.randn(3, 4)) for mode in ("fake", "symbolic")]
-    generator = torch.Generator().manual_seed(dim)
-    plain, symbolic = graphs
-    for _ in range(10):
-        x = torch.randn(3, 4, generator=generator).masked_fill(torch.rand(3, 4, generator=generator) < 0.3, 0)
-        assert torch.equal(symbolic(x), plain(x))
-    for shape in ((5, 7), (2, 9)):
-        x = torch.randn(shape, generator=generator)
-        torch.testing.assert_close(symbolic(x), gradient(x))
 
 
 def test_gradients_where_a_third_operand_expands_the_others() -> None:

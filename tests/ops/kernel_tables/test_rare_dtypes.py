@@ -64,7 +64,7 @@ def test_the_error_says_so_and_other_devices_decide_for_themselves() -> None:
         x = torch.zeros(2, dtype=torch.float8_e4m3fn)
         with pytest.raises(
             DtypeError,
-            match=r"add\.Tensor: the CPU kernel does not support \(float8_e4m3fn, float8_e4m3fn, int\(\)\)",
+            match=r"add\.Tensor: the CPU kernel does not support \(float8_e4m3fn, float8_e4m3fn\)",
         ):
             x + x
         assert (x.cuda() + x.cuda()).dtype is torch.float8_e4m3fn
