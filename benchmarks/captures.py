@@ -73,7 +73,7 @@ def show(console: Console, rows: dict[str, dict[str, float]]) -> None:
     for name, (one, other, most) in RATIOS.items():
         ratios = {model: row[one] / row[other] for model, row in rows.items()}
         worst = max(ratios, key=lambda model: ratios[model])
-        goal = "" if most is None else f" (at most {most:.0f})"
+        goal = "" if most is None else f" (at most {most:g})"
         console.print(
             f"{name}: {geometric_mean(list(ratios.values())):.2f}{goal}, most {ratios[worst]:.2f} {worst}"
         )

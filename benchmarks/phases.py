@@ -90,13 +90,13 @@ def nothing(subject: Subject) -> None:
 
 WARM, ON_DEVICE = "forward warm", "construction, torch.device"
 PHASES = (
-    PhaseKind("construction", "building the model, empty cache", 6.0, clear_cache, Subject.construct),
+    PhaseKind("construction", "building the model, empty cache", 4.5, clear_cache, Subject.construct),
     PhaseKind(
-        ON_DEVICE, "the same inside of torch.device(...)", 5.0, clear_cache, Subject.construct_on_device
+        ON_DEVICE, "the same inside of torch.device(...)", 4.5, clear_cache, Subject.construct_on_device
     ),
-    PhaseKind("forward cold", "no_grad, empty cache", 10.0, clear_cache, Subject.forward),
-    PhaseKind(WARM, "no_grad, cache filled", 9.0, nothing, Subject.forward),
-    PhaseKind("train step", "forward, backward, AdamW; cache filled", 9.0, nothing, Subject.train),
+    PhaseKind("forward cold", "no_grad, empty cache", 11.0, clear_cache, Subject.forward),
+    PhaseKind(WARM, "no_grad, cache filled", 10.0, nothing, Subject.forward),
+    PhaseKind("train step", "forward, backward, AdamW; cache filled", 10.0, nothing, Subject.train),
 )
 
 
