@@ -46,7 +46,7 @@ def strides_in_format(shape: Shape, memory_format: torch.memory_format | None) -
     if ndim is None:
         if memory_format is torch.preserve_format:
             raise ArgumentError(
-                "preserve_format needs a tensor to take the layout from; give another memory_format"
+                "memory_format=preserve_format requires an input tensor; choose another memory_format"
             )
         return contiguous_strides(shape)
     if len(shape) != ndim:

@@ -7,8 +7,8 @@ from typing import NoReturn
 from understudy.errors import DynamicOutputShapeException, UnsupportedFakeTensorException
 from understudy.ops.registry import Rule, rule
 
-NONZERO = "one row for each element that is not zero; torch.nonzero_static takes the number of rows as size="
-UNIQUE = "one element for each value that occurs"
+NONZERO = "one row per non-zero element; torch.nonzero_static takes the number of rows as size="
+UNIQUE = "one element per distinct value"
 
 # The size of the result, and what to use instead.
 DYNAMIC_SIZES = {
@@ -16,14 +16,14 @@ DYNAMIC_SIZES = {
     "nonzero_numpy": NONZERO,
     "where": NONZERO,
     "argwhere": NONZERO,
-    "masked_select": "one element for each true element of the mask; torch.where and masked_fill keep the shape",
+    "masked_select": "one element per true element of the mask; torch.where and masked_fill keep the shape",
     "_unique": UNIQUE,
     "_unique2": UNIQUE,
-    "unique_dim": "one slice for each slice that occurs",
-    "unique_consecutive": "one element for each run of equal values",
-    "unique_dim_consecutive": "one slice for each run of equal slices",
-    "_pack_padded_sequence": "one row for each step of each sequence; give lengths whose values are known",
-    "bincount": "one count for each number up to the largest one; torch.histc takes the number of bins",
+    "unique_dim": "one slice per distinct slice",
+    "unique_consecutive": "one element per run of equal values",
+    "unique_dim_consecutive": "one slice per run of equal slices",
+    "_pack_padded_sequence": "one row per step of each sequence; pass lengths with known values",
+    "bincount": "one count per integer up to the maximum; torch.histc takes the number of bins",
 }
 
 
@@ -50,15 +50,15 @@ QUANTISING = (
 
 
 NO_QUANTISER = (
-    "quantised tensors carry a quantiser that has no stand-in; torch.fake_quantize_per_tensor_affine and "
-    "torch.ops.quantized_decomposed compute with plain tensors"
+    "quantised tensors are not supported; use torch.fake_quantize_per_tensor_affine or "
+    "torch.ops.quantized_decomposed, which compute with plain tensors"
 )
 NESTING = (
     "_nested_tensor_from_tensor_list", "_nested_tensor_from_mask", "_nested_from_padded", "_nested_view_from_buffer",
     "_nested_view_from_buffer_copy", "_nested_from_padded_and_nested_example",
 )  # fmt: skip
 NO_RAGGED_SIZES = (
-    "nested tensors of strided layout have no stand-in: use layout=torch.jagged, or a padded tensor"
+    "nested tensors of strided layout are not supported: use layout=torch.jagged, or a padded tensor"
 )
 
 

@@ -440,7 +440,7 @@ def derives(
 rule, user_rule = OpFacts.rule, OpFacts.user_rule
 OpFacts.reads_value.register("whether the one element is zero", "is_nonzero")
 OpFacts.dynamic_shape.register(
-    "as many entries as there are values that are not zero",
+    "one entry per non-zero value",
     "_to_sparse", "_to_sparse_csr", "_to_sparse_csc", "_to_sparse_bsr", "_to_sparse_bsc", "to_sparse",
 )  # fmt: skip
 OpFacts.hidden_writes.register(

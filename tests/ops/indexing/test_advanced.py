@@ -137,8 +137,8 @@ def test_along_one_dimension() -> None:
 REFUSED = [
     (aten.nonzero.default, "nonzero_static"),
     (aten.argwhere.default, "nonzero_static"),
-    (aten._unique2.default, "each value that occurs"),
-    (aten._unique.default, "each value that occurs"),
+    (aten._unique2.default, "one element per distinct value"),
+    (aten._unique.default, "one element per distinct value"),
     (aten.unique_consecutive.default, "run of equal values"),
     (aten.bincount.default, "histc"),
     (aten.one_hot.default, "give num_classes="),

@@ -51,8 +51,8 @@ def index(spec: TensorSpec, indices: Indices) -> TensorSpec:
     for position, entry in enumerate(_check_indices(spec, indices)):
         if entry is not None and entry.dtype in MASKS:
             raise DynamicOutputShapeException(
-                f"index: index {position} of {spec} is the mask {entry}, and the size of the result is the number of "
-                f"its true elements; use torch.where or masked_fill to keep the shape"
+                f"index: the size of the result depends on data: index {position} of {spec} is the mask {entry}; "
+                f"use torch.where or masked_fill to keep the shape"
             )
     return index_spec(spec, indices)
 

@@ -103,7 +103,7 @@ def index_reduce(
     include_self: bool = True,
 ) -> TensorSpec:
     if reduce not in REDUCTIONS:
-        raise ArgumentError(f"index_reduce: reduce must be one of {', '.join(REDUCTIONS)}, not {reduce!r}")
+        raise ArgumentError(f"index_reduce: reduce must be one of {', '.join(REDUCTIONS)}, got {reduce!r}")
     dim = wrap_dim(dim, spec.ndim)
     check_vector("index_reduce", index)
     _check_source("index_reduce", spec, dim, index, source, exact=True)
@@ -232,7 +232,7 @@ def scatter_reduce_two(
 
 def _check_reduction(what: str, reduce: str, known: Sequence[str]) -> None:
     if reduce not in known:
-        raise ArgumentError(f"{what}: reduce must be one of {', '.join(known)}, not {reduce!r}")
+        raise ArgumentError(f"{what}: reduce must be one of {', '.join(known)}, got {reduce!r}")
 
 
 def _check_flat_index(what: str, spec: TensorSpec, index: TensorSpec) -> None:

@@ -56,7 +56,7 @@ class KernelRow:
             names = self._list_accepted(signature, [other is column for other in self.columns])
             if names and isinstance(symbol, torch.dtype):
                 return f"expected {' or '.join(names)} for argument {column.name}"
-        return "convert more than one of them"
+        return "convert more than one argument"
 
     def _list_accepted(self, signature: Signature, changes: list[bool]) -> list[str]:
         """The dtypes that are accepted instead of those where `changes` is True."""

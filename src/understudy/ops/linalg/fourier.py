@@ -162,7 +162,7 @@ def real_to_complex_out(
     """The half that is not computed is filled in where the result is."""
     result = real_to_complex(x, dim, normalization, onesided)
     if not onesided and out.dtype is torch.complex32 and x.device.type == "cpu":
-        raise DtypeError(f"_fft_r2c: no CPU kernel completes a transform in {out}")
+        raise DtypeError(f"_fft_r2c: not implemented on CPU for the result {out}")
     return result if result is NotImplemented else write_out("_fft_r2c.out", result, out, 1)
 
 
@@ -277,7 +277,10 @@ def _check(batch: Tensor, n_fft: int, hop_length: int, win_length: int, window: 
 def _warn(window: Tensor | None, return_complex: bool | None) -> None:
     """As C++ does."""
     if window is None:
-        warnings.warn("stft: without a window, the spectrum of one frequency leaks to others", stacklevel=4)
+        warnings.warn(
+            "stft: no window was given, so frequencies leak into each other; pass window=torch.hann_window(win_length)",
+            stacklevel=4,
+        )
     if return_complex is False:
         warnings.warn(
             "stft: return_complex=False is deprecated; use torch.view_as_real on the result", stacklevel=4
@@ -314,7 +317,9 @@ def decompose_istft(
     bins, frames = x.shape[-2:]
     onesided = bool(bins != n_fft) if onesided is None else onesided
     if bins != (n_fft // 2 + 1 if onesided else n_fft):
-        raise ShapeMismatch(f"istft: {bins} frequencies do not match n_fft {n_fft}")
+        raise ShapeMismatch(
+            f"istft: expected {n_fft // 2 + 1 if onesided else n_fft} frequencies for n_fft {n_fft}, got {bins}"
+        )
     if window is None:
         window = torch.ones([win_length], dtype=real_type(x.dtype), device=x.device)
     elif window.is_complex() and not return_complex:

@@ -152,7 +152,9 @@ def dist(spec: TensorSpec, other: TensorSpec, p: object = 2) -> TensorSpec:
     if torch.bool in (spec.dtype, other.dtype):
         raise DtypeError(f"dist: bool tensors are not supported, got {spec} and {other}")
     if isinstance(p, (int, float)) and (p < 0 or p == math.inf) and (spec.is_empty or other.is_empty):
-        raise ArgumentError(f"dist: {spec} and {other} without elements have no norm of order {p}")
+        raise ArgumentError(
+            f"dist: the norm of order {p} is undefined without elements, got {spec} and {other}"
+        )
     difference = spec.like((), dtype=result_type(spec, other), device=common_device((spec, other)))
     return difference.like(dtype=real_type(difference.dtype))
 

@@ -344,7 +344,7 @@ def grouped_mm(
     check_any_dtype("_grouped_mm", a, GROUPED_DTYPES)
     check_one_dtype("_grouped_mm", a, b)
     if out_dtype not in (None, a.dtype):
-        raise DtypeError(f"_grouped_mm: the result of {a} can't be in {out_dtype}")
+        raise DtypeError(f"_grouped_mm: expected out_dtype {a.dtype} for {a}, got {out_dtype}")
     return _group_product("_grouped_mm", a, b, offs, bias, a.dtype)
 
 

@@ -111,12 +111,12 @@ def _check_channels(x: TensorSpec, weight: TensorSpec, window: Window) -> None:
     groups = window.groups
     if weight.shape[0] < groups or weight.shape[0] % groups != 0:
         raise ShapeMismatch(
-            f"convolution: the first dimension of {weight} can't be divided into {groups} groups"
+            f"convolution: the first size of {weight} must be divisible by groups, got groups={groups}"
         )
     wanted = weight.shape[0] if window.transposed else weight.shape[1] * groups
     if x.shape[1] != wanted:
         raise ShapeMismatch(
-            f"convolution: expected {wanted} input channels for {weight} in {groups} groups, got {x.shape[1]} in {x}"
+            f"convolution: expected {wanted} input channels for {weight} and groups={groups}, got {x.shape[1]} in {x}"
         )
 
 
@@ -177,7 +177,9 @@ def _check_makes_elements(x: TensorSpec, weight: TensorSpec, window: Window, sha
     if any(size < 1 for size in shape[2:]):
         takes_no_size = x.is_empty or x.device.type != "cpu" or uses_onednn(x, weight, window)
         if not takes_no_size or any(size < 0 for size in shape[2:]):
-            raise ShapeMismatch(f"convolution: the result of {x} and {weight} would have shape {list(shape)}")
+            raise ShapeMismatch(
+                f"convolution: expected output sizes of at least 1, got {list(shape)} for {x} and {weight}"
+            )
     if weight.shape[1] == 0:
         raise ShapeMismatch(f"convolution: weight {weight} has zero output channels")
 

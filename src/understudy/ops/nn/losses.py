@@ -196,7 +196,9 @@ def _check_scores(what: str, x: TensorSpec, target: TensorSpec, weight: Maybe, c
 
 def _check_nll(x: TensorSpec, target: TensorSpec, weight: Maybe) -> None:
     if x.ndim not in (1, 2) or target.ndim > 1:
-        raise ShapeMismatch(f"nll_loss: expected scores for one or a batch of targets, got {x} and {target}")
+        raise ShapeMismatch(
+            f"nll_loss: expected scores of 1 or 2 dimensions and targets of at most 1, got {x} and {target}"
+        )
     if x.ndim == 2 and (target.ndim == 0 or x.shape[0] != target.shape[0]):
         raise ShapeMismatch(f"nll_loss: {x} and {target} differ in batch size")
     if x.ndim == 1 and target.ndim == 1 and target.shape[0] != 1:
@@ -343,7 +345,9 @@ def ctc_losses(
     `counts`: the numbers of input lengths and of target lengths. Input lengths may be missing if they are not determined.
     """
     if log_probs.ndim != 3 or log_probs.is_empty:
-        raise ShapeMismatch(f"ctc_loss: expected (time, batch, classes), and elements, got {log_probs}")
+        raise ShapeMismatch(
+            f"ctc_loss: expected non-empty log_probs of shape (time, batch, classes), got {log_probs}"
+        )
     time, batch, classes = log_probs.shape
     if any(count != batch for count in counts):
         raise ArgumentError(f"ctc_loss: expected {batch} input lengths and {batch} target lengths")

@@ -45,7 +45,7 @@ def _statistics_dtype(what: str, x: TensorSpec, *parameters: Maybe) -> torch.dty
     mixed = x.dtype in HALVES and first is not x.dtype and all(dtype is torch.float32 for dtype in given)
     if not mixed and x.device.type == "cpu":
         raise DtypeError(
-            f"{what}: expected parameters of dtype {x.dtype}, or float32 for 16-bit inputs, with {x}"
+            f"{what}: expected parameters of dtype {x.dtype}, or float32 for 16-bit inputs; the input is {x}"
         )
     return torch.float32
 
@@ -197,7 +197,9 @@ def _check_groups(
     *parameters: Maybe,
 ) -> None:
     if groups <= 0 or channels % groups != 0:
-        raise ArgumentError(f"group_norm: {channels} channels can't be divided into {groups} groups")
+        raise ArgumentError(
+            f"group_norm: channels must be divisible by num_groups, got {channels} and {groups}"
+        )
     if x.numel != batch * channels * size:
         raise ShapeMismatch(f"group_norm: expected {batch} * {channels} * {size} elements, got {x}")
     for parameter in parameters:
@@ -248,7 +250,7 @@ def _normalise(
         statistics = x.like((channels,), dtype=accumulation_dtype(x.dtype))
         return preserved_copy(x), statistics, statistics
     if training and x.is_empty:
-        raise ShapeMismatch(f"batch_norm: expected more than zero values for each channel, got {x}")
+        raise ShapeMismatch(f"batch_norm: expected at least one value per channel, got {x}")
     dtype = _parameter_dtype(x, weight, bias, mean, var)
     statistics = x.like((channels if training else 0,), dtype=dtype)
     return _in_format_of(x, weight, bias, mean, var), statistics, statistics
@@ -282,7 +284,7 @@ def _parameter_dtype(x: TensorSpec, *parameters: Maybe) -> torch.dtype:
         return x.dtype
     if x.dtype not in HALVES or given != {torch.float32}:
         raise DtypeError(
-            f"batch_norm: expected parameters of dtype {x.dtype}, or float32 for 16-bit inputs, with {x}"
+            f"batch_norm: expected parameters of dtype {x.dtype}, or float32 for 16-bit inputs; the input is {x}"
         )
     return torch.float32
 

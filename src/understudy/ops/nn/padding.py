@@ -164,7 +164,7 @@ def _blocks(
         count = (length + 2 * p - (d * (k - 1) + 1)) // s + 1
         if count < 1:
             raise ShapeMismatch(
-                f"blocks of {list(kernel)} with dilation {list(dilation)} do not fit into {list(size)}"
+                f"kernel {list(kernel)} with dilation {list(dilation)} is larger than the padded input {list(size)}"
             )
         counts.append(count)
     return kernel[0] * kernel[1], counts[0], counts[1]
@@ -203,7 +203,7 @@ def col2im(
     block, rows, columns = _blocks((height, width), kernel_size, dilation, padding, stride)
     if spec.shape[-2] % block != 0:
         raise ShapeMismatch(
-            f"col2im: size {spec.shape[-2]} of {spec} is not divisible by the {block} elements of a block"
+            f"col2im: size {spec.shape[-2]} of {spec} must be divisible by the number of elements of the kernel, {block}"
         )
     if spec.shape[-1] != product((rows, columns)):
         raise ShapeMismatch(

@@ -101,7 +101,7 @@ def _pooled_shape(
         for numbers in zip(x.shape[x.ndim - spatial :], kernel, stride, padding, dilation, strict=True)
     ]
     if any(count < 1 for count in counts):
-        raise ShapeMismatch(f"{what}: the result of {x} would have sizes {counts}")
+        raise ShapeMismatch(f"{what}: expected an output size of at least 1, got {counts} for {x}")
     return (*lead, *counts)
 
 
@@ -276,7 +276,9 @@ def _register_fractional(spatial: int) -> None:
         for size, made, width in zip(x.shape[x.ndim - spatial :], output_size, kernel, strict=True):
             # In three dimensions, eager requires one more.
             if made + width - 1 > (size if spatial == 2 else size - 1):
-                raise ShapeMismatch(f"{name}: {made} windows of {width} do not fit into {size} of {x}")
+                raise ShapeMismatch(
+                    f"{name}: output_size {made} and kernel size {width} are too large for size {size} of {x}"
+                )
         _check_random_samples(name, x, random_samples, spatial)
         return x.like(shape), x.like(shape, dtype=torch.int64)
 

@@ -183,13 +183,15 @@ def upsample_to_symbols(name: str, args: Any, kwargs: object) -> Any:
 
 def _scaled_sizes(name: str, lengths: Any, factors: Any) -> list[Any]:
     if len(lengths) != len(factors):
-        raise OperatorError(f"{name}: {len(factors)} factors for {len(lengths)} dimensions")
+        raise OperatorError(
+            f"{name}: expected as many scale factors as spatial dimensions, got {len(factors)} and {len(lengths)}"
+        )
     sizes = [
         torch.sym_int(torch.sym_float(length) * factor)
         for length, factor in zip(lengths, factors, strict=True)
     ]
     if any(hint_of(from_torch(size)) > MOST_INT64 for size in sizes if not has_unbacked(from_torch(size))):
-        raise OperatorError(f"{name}: sizes {list(lengths)} times {list(factors)} are beyond 64 bits")
+        raise OperatorError(f"{name}: sizes {list(lengths)} times {list(factors)} overflow 64-bit integers")
     return sizes
 
 

@@ -228,7 +228,9 @@ def foreach_norm(tensors: Specs, ord: Scalar = 2, dtype: torch.dtype | None = No
 
     def norm(a: TensorSpec) -> TensorSpec:
         if wants_elements and a.is_empty:
-            raise ArgumentError(f"_foreach_norm: {a} without elements has no norm of order {ord}")
+            raise ArgumentError(
+                f"_foreach_norm: the norm of order {ord} is undefined without elements, got {a}"
+            )
         check_dtype("_foreach_norm", a.dtype, "fc")
         if dtype is not None:
             check_dtype("_foreach_norm", dtype, "c" if a.is_complex else "f")

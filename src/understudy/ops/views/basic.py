@@ -64,7 +64,7 @@ def expand(spec: TensorSpec, size: Sequence[object], *, implicit: bool = False) 
 @rule("permute")
 def permute(spec: TensorSpec, dims: Sequence[int]) -> View:
     if len(dims) != spec.ndim:
-        raise ArgumentError(f"permute: {list(dims)} has {len(dims)} dimensions, {spec} has {spec.ndim}")
+        raise ArgumentError(f"permute: expected as many dims as {spec} has, got {list(dims)}")
     order = wrap_dims(dims, spec.ndim)
     return View(0, spec.as_view([spec.shape[d] for d in order], [spec.stride[d] for d in order]))
 
@@ -269,7 +269,7 @@ def diagonal_of(spec: TensorSpec, offset: int, dim1: int, dim2: int) -> TensorSp
 def restride_spec(spec: TensorSpec, size: Sizes, stride: Sizes, offset: Size | None) -> TensorSpec:
     if len(size) != len(stride):
         raise ArgumentError(
-            f"as_strided: {len(size)} sizes {list(size)} and {len(stride)} strides {list(stride)}"
+            f"as_strided: expected as many strides as sizes, got {list(size)} and {list(stride)}"
         )
     if any(s < 0 for s in stride):
         raise ArgumentError(

@@ -51,7 +51,7 @@ def repeat_interleave_tensor(
     at = wrap_dim(0 if dim is None else dim, flat.ndim)
     if repeats.ndim > 1 or (repeats.shape and repeats.shape[0] not in (1, flat.shape[at])):
         raise ShapeMismatch(
-            f"repeat_interleave: expected one number or one for each index of dimension {at} of {flat}, got {repeats}"
+            f"repeat_interleave: expected one repeat count, or one per index of dimension {at} of {flat}, got {repeats}"
         )
     if output_size is None:
         raise DynamicOutputShapeException(
@@ -175,7 +175,7 @@ def channel_shuffle(spec: TensorSpec, groups: Any) -> TensorSpec | View:
         raise ShapeMismatch(f"channel_shuffle: expected at least 3 dimensions, got {spec}")
     if groups <= 0 or spec.shape[1] % groups != 0:
         raise ShapeMismatch(
-            f"channel_shuffle: {spec.shape[1]} channels of {spec} are not divisible by {groups} groups"
+            f"channel_shuffle: channels must be divisible by groups, got {spec} and groups={groups}"
         )
     if spec.is_empty:
         return View(0, spec)
