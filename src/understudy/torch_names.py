@@ -144,7 +144,7 @@ _GROUPS: dict[str, dict[str, str]] = {
         "_should_save_eager_input_vals _HasMeta ORIGINAL_ATEN _AnyScriptObject",
         "Use make_fx(f)(*inputs), which flattens the inputs itself.": "_pytree_subclasses_that_lose_info",
         "Use tensor.detach(); the recorder handles it.": "fast_detach",
-        "torch's FunctionalTensor takes torch's own modes; use torch.func.functionalize.": "FunctionalTensor",
+        "torch's FunctionalTensor requires torch's own modes; use torch.func.functionalize.": "FunctionalTensor",
     },
     "symbolic_shapes": {
         EXPRESSIONS: "_nested_int_aware_sort _sympy_from_args _canonicalize_bool_expr_impl _reduce_to_lowest_terms "
@@ -434,7 +434,7 @@ BEHAVIOUR: dict[str, str] = {
     "`mode.avoid_device_init`": "always True: no device is initialised, also if there is one",
     "more is proved": "`statically_known_true` also follows chains of comparisons, and merges unbacked symbols that "
     "`torch._check` makes equal",
-    "`torch.export.export(strict=True)` inside a mode": "an error that says what to do: TorchDynamo knows only "
+    "`torch.export.export(strict=True)` inside a mode": "an error with a remedy: TorchDynamo supports only "
     "torch's own fakes",
     "`symbolic_trace`: values in the traced program": "stand-ins that carry their node, so that `isinstance(x, "
     "torch.Tensor)` holds; a tracer that overrides `proxy` or `create_proxy` gets `MetaProxy` objects",

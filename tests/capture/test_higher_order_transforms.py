@@ -218,7 +218,7 @@ def test_for_real_the_number_of_rounds_is_fixed_and_the_graph_says_so() -> None:
         torch.testing.assert_close(gm(x * factor, w), plain(x * factor, w))
     with pytest.raises(
         RuntimeError,
-        match=r"the loop goes round as often as it did when it was recorded \(1\): trace in fake",
+        match=r"the iteration count is that of the recording \(1\); trace in fake",
     ):
         gm(x * 0.3, w)
 

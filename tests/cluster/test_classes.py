@@ -185,7 +185,7 @@ def test_messages_of_ranks_that_are_not_run_are_those_of_the_first_column(
     peaks = [{rank: row.peak.allocated_bytes for rank, row in each.ranks.items()} for each in found.values()]
     assert peaks[0] == peaks[1] and not any(fault.is_error for fault in some.faults)
     assert (
-        "values from ranks that are not run are assumed to be those of ranks that are: recv at script.py:7"
+        "values from ranks that were not run are assumed equal to those of run ranks: recv at script.py:7"
         in some.assumptions
     )
 
@@ -211,8 +211,8 @@ def test_a_message_of_a_rank_that_is_not_run(
     assert main(words) == 4
     shown = capsys.readouterr().out
     expected = (
-        "no verdict: rank 2 was ended in recv at script.py:7: it waits for rank 0, which is not run; add it to --ranks, or use "
-        "--ranks classes"
+        "no verdict: rank 2 was ended in recv at script.py:7: it waits for rank 0, which is not rehearsed; add it to --ranks, or "
+        "use --ranks classes"
     )
     assert shown.splitlines()[0] == expected
     assert "8 ranks (4 nodes x 2), 1 run: rank 2; pp 4 x tp 2" in shown

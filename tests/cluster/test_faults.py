@@ -117,7 +117,7 @@ while rank < 2 and store.add("count", 0) < 1: pass
 if rank == 0: dist.send(x, 1); dist.send(x, 1)
 if rank == 1: dist.recv(x, 0)
 """,
-        "point-to-point: rank 0: send of 4,096 B to rank 1 at script.py:6; rank 1 receives nothing for it",
+        "point-to-point: rank 0: send of 4,096 B to rank 1 at script.py:6; rank 1 has no matching recv",
     ),
     "sizes of messages": (
         """
@@ -193,7 +193,7 @@ group = dist.new_group([0, 1]); dist.all_reduce(x, group=group)
         """
 mesh = dist.init_device_mesh("cuda", (2,), mesh_dim_names=("tp",))
 """,
-        "layout: the mesh tp 2 has 2 ranks, and rank 2 is in none: its sizes have to multiply to the world size",
+        "layout: the mesh tp 2 has 2 ranks, without rank 2: the product of its sizes must be the world size",
     ),
     "data that ends early, with Join": (
         """
@@ -266,8 +266,8 @@ attention(torch.ones(4, WIDTH, device="cuda"))
 @pytest.mark.parametrize(
     ("width", "why"),
     [
-        (256, ", and q.weight has 256 in dimension 0, which can't be divided evenly"),
-        (384 - 192, ": its numbers of heads, batch and vocabulary have to be divisible by that"),
+        (256, ", but q.weight has 256 in dimension 0, which can't be divided evenly"),
+        (384 - 192, ": heads, batch size and vocabulary size must be divisible by it"),
     ],
 )
 def test_sizes_that_ranks_cannot_divide(

@@ -53,7 +53,7 @@ WRONG = {
     "torchrun --nnodes 4:1 train.py": "torchrun --nnodes must be a positive integer, got '4:1'",
     "torchrun --nproc-per-node ² train.py": "torchrun --nproc-per-node must be a positive integer, got '²'",
     "torchrun --nproc-per-node 99999999 train.py": "expected at most 1,048,576 ranks, got 99,999,999",
-    "deepspeed --no_python train.sh": "deepspeed --no_python starts another program than Python, which can't be rehearsed",
+    "deepspeed --no_python train.sh": "deepspeed: expected a Python program, got --no_python; rehearse the Python command that it runs",
     "deepspeed --hostfile hosts train.py": "deepspeed: expected as many cards on each host, got 4, 4, 2",
     "deepspeed --hostfile hosts --num_nodes 9 train.py": "deepspeed --num_nodes 9: hosts has 3 hosts",
     "deepspeed --hostfile hosts --include worker-9 train.py":

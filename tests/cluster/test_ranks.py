@@ -388,7 +388,7 @@ WRONG = {
     ("--nproc-per-node", "-1", "train.py"): "--nproc-per-node must be a positive integer, got '-1'",
     ("--nproc-per-node", "abc", "train.py"): "--nproc-per-node must be a positive integer, got 'abc'",
     ("--nproc-per-node", "8", "--device", "4xh100", "train.py"): "8 processes per node, but --device 4xh100 has 4 cards",
-    ("--nproc-per-node", "8", "--ranks", "12", "train.py"): "--ranks names rank 12, and the 8 ranks are 0 to 7",
+    ("--nproc-per-node", "8", "--ranks", "12", "train.py"): "--ranks: expected ranks from 0 to 7, got 12",
     ("--nproc-per-node", "8", "--ranks", "", "train.py"): "--ranks must be all, classes or a list such as 0,8,16-19, got ''",
     ("--nproc-per-node", "8", "--ranks", "3-1", "train.py"): "--ranks must be all, classes or a list such as 0,8,16-19, got '3-1'",
     ("--nproc-per-node", "8", "--ranks", "classes,all", "train.py"):
@@ -402,11 +402,11 @@ WRONG = {
     ("--nnodes", "3", "torchrun", "--nnodes", "2", "--nproc-per-node", "4", "train.py"):
         "expected one number of nodes, got --nnodes 3 and 2 of the launcher",
     ("--nproc-per-node", "2", "--interconnect", "nvlink=0", "train.py"):
-        "--interconnect must be as in nvlink=450,network=50,latency=70 (GB/s, µs), got 'nvlink=0'",
+        "--interconnect: expected values as in nvlink=450,network=50,latency=70 (GB/s, µs), got 'nvlink=0'",
     ("--nproc-per-node", "2", "--interconnect", "", "train.py"):
-        "--interconnect must be as in nvlink=450,network=50,latency=70 (GB/s, µs), got ''",
+        "--interconnect: expected values as in nvlink=450,network=50,latency=70 (GB/s, µs), got ''",
     ("--nproc-per-node", "2", "--interconnect", "nvlink", "train.py"):
-        "--interconnect must be as in nvlink=450,network=50,latency=70 (GB/s, µs), got 'nvlink'",
+        "--interconnect: expected values as in nvlink=450,network=50,latency=70 (GB/s, µs), got 'nvlink'",
     ("torchrun", "--nproc-per-node", "2"): "torchrun: expected a script: torchrun [options] script.py [arguments]",
     ("torchrun", "--nproc-per-nodes", "2", "train.py"): "torchrun: unrecognized arguments: --nproc-per-nodes",
     ("torchrun", "--nproc-per-node"): "torchrun: argument --nproc-per-node/--nproc_per_node: expected one argument",

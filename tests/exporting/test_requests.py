@@ -297,7 +297,7 @@ def test_a_number_and_a_derived_size_that_the_program_fixes() -> None:
     [
         ({3: "rows"}, "an entry for dimension 3 of input, which has 1 dimensions"),
         ({-2: "rows"}, "an entry for dimension -2 of input"),
-        ({0: 7}, r"input.size\(0\) is 4 in the example, where dynamic_shapes says 7"),
+        ({0: 7}, r"expected input.size\(0\) to be 7, as in dynamic_shapes, got 4 in the example"),
     ],
 )
 def test_requests_that_the_example_contradicts(asked: Any, text: str) -> None:

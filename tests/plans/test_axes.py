@@ -33,8 +33,8 @@ def test_vary(text: str, name: str, values: tuple[object, ...], role: str) -> No
     ("text", "message"),
     [
         ("=1,2", "--vary: expected NAME=V1,V2 or NAME=LOW..HIGH, got '=1,2'"),
-        ("batch=", "--vary batch=: a value is empty"),
-        ("batch=1,,2", "--vary batch=1,,2: a value is empty"),
+        ("batch=", "--vary batch=: expected non-empty values"),
+        ("batch=1,,2", "--vary batch=1,,2: expected non-empty values"),
         ("batch=8..2", "--vary batch=8..2: expected LOW..HIGH with 1 <= LOW <= HIGH, got 8..2"),
         ("tp=none", "--vary tp: expected positive integers, got none"),
         ("batch=0,1", "--vary batch: expected positive integers, got 0"),

@@ -210,7 +210,7 @@ def test_a_module_with_a_configuration_file(
         (["--device", "h100"], "expected a script: understudy plan --device D [options] script.py [arguments]"),
         (["--device", "h100", "none.py"], "none.py: No such file or directory"),
         (["--device", "h101", "train.py"], "unknown device 'h101': did you mean h100 or v100-16?"),
-        (["--device", "h100", "--vary", "batch=", "train.py"], "--vary batch=: a value is empty"),
+        (["--device", "h100", "--vary", "batch=", "train.py"], "--vary batch=: expected non-empty values"),
         (["--device", "h100", "--vary", "b=1", "--vary", "b=2", "train.py"], "--vary b: given more than once; give all its values in one --vary"),
         (["--device", "h100", "--require", "f(1)=2", "train.py"],
          "--require f(1)=2: expected names, numbers, arithmetic and comparisons, got a call"),
@@ -365,7 +365,7 @@ def make_row(memory: int, seconds: float, place: int = 0, verdict: str = "fits",
 def make_answer(*rows: Row) -> TrainingPlan:
     return TrainingPlan(
         "NVIDIA H100", 8, "speed", True, [row for row in rows if row.place], list(rows), [SearchedAxis("batch", ["1"], "asked")],
-        40, 30, {"a smaller one does not fit": 20, "predicted to be behind": 5}, len(rows), 0, ["lr"], script="train.py",
+        40, 30, {"a smaller one does not fit": 20, "predicted to be slower": 5}, len(rows), 0, ["lr"], script="train.py",
     )  # fmt: skip
 
 

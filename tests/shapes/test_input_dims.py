@@ -132,8 +132,8 @@ def test_strides_follow_the_sizes(shape: tuple[int, ...]) -> None:
     [
         ({5: "n"}, "expected entries for 2 dimensions, got {5: 'n'}"),
         ({"n": 0}, "expected entries for 2 dimensions"),
-        (("n", 3), r"x.size\(1\): expected 3 by the symbolic context, got 8"),
-        ({1: 7}, r"x.size\(1\): expected 7 by the symbolic context, got 8"),
+        (("n", 3), r"x.size\(1\): expected 3, as in symbolic_context, got 8"),
+        ({1: 7}, r"x.size\(1\): expected 7, as in symbolic_context, got 8"),
     ],
 )
 def test_contexts_that_do_not_fit(context: Any, complaint: str) -> None:

@@ -84,7 +84,7 @@ def test_a_checkpoint_that_holds_options_is_needed(rehearse: Any) -> None:
     """`fairseq` and its like build the model from what the file holds."""
     code, _, err, _ = rehearse(DOWNLOAD + "torch.nn.Linear(state['cfg'].width, 4)\n")
     assert code == 1
-    assert "resnet18.pth is not on this machine, and the program reads 'width' of it" in err
+    assert "resnet18.pth is not on this machine, and the program reads 'width' from it" in err
     assert "--online" in err and not hasattr(AbsentWeights(), "width")
 
 
@@ -93,7 +93,7 @@ def test_a_download_that_is_refused_offers_what_is_left(rehearse: Any, options: 
     _, _, err, _ = rehearse(
         "import urllib.request\nurllib.request.urlopen('http://example.org/a.zip')\n", *options
     )
-    assert "train.py:2 asks for http://example.org/a.zip" in err and "--online" in err
+    assert "train.py:2 requests http://example.org/a.zip" in err and "--online" in err
     assert ("or let data be made up with --offline-data" in err) == (not options)
 
 
@@ -108,7 +108,7 @@ except LocalEntryNotFoundError:
 """
     code, _, err, _ = rehearse(text)
     assert code == 1 and "HF_HUB_OFFLINE" not in err
-    assert "config.json of 'someone/weights', which train.py:6 asks for, is not on this machine" in err
+    assert "train.py:6 requests config.json of 'someone/weights', which is not on this machine" in err
     assert "hf download someone/weights config.json" in err and "--online" in err
 
 
@@ -498,7 +498,7 @@ def test_the_error_of_a_download_names_the_file_the_line_and_three_ways_out(rehe
     )
     assert code == 1
     assert (
-        "a rehearsal is offline, and train.py:2 asks for https://example.org/data.zip: save it where the program looks "
+        "a rehearsal is offline, and train.py:2 requests https://example.org/data.zip: save it where the program looks "
         "for it first, allow the network with --online, or let data be made up with --offline-data" in err
     )
 

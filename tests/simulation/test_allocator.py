@@ -352,7 +352,7 @@ def test_settings_are_parsed() -> None:
         ),
         ("expandable_segments:yes", "expandable_segments: expected True or False, got 'yes'"),
         ("expandable_segment:True", "no option 'expandable_segment'; did you mean 'expandable_segments'?"),
-        ("xyz:1", "no option 'xyz'; it has expandable_segments, garbage_collection_threshold"),
+        ("xyz:1", "no option 'xyz' (choose from expandable_segments, garbage_collection_threshold"),
         ("expandable_segments", "expected name:value, separated by commas, got 'expandable_segments'"),
         ("roundup_power2_divisions:3", "roundup_power2_divisions: expected powers of two, got '3'"),
         ("roundup_power2_divisions:[256:4", "has no closing bracket"),

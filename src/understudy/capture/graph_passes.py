@@ -246,9 +246,7 @@ def promise_size(tracer: PythonKeyTracer, tensor: torch.Tensor, text: str) -> No
     size = tensor.shape[0]
     read = tracer.append_call(torch.ops.aten.sym_size.int, (tracer.node_of_tensor(tensor), 0), {}, "sym_size")
     is_same = tracer.append_call(operator.eq, (read, size), {}, "eq")
-    message = (
-        f"not true that {text} ({size}): trace in fake or symbolic mode for a graph that holds for any number"
-    )
+    message = f"this graph assumes that {text} ({size}); trace in fake or symbolic mode for a graph that holds for any"
     assertion = tracer.append_call(ASSERT, (is_same, message), {}, "_assert_scalar")
     read.meta["val"], is_same.meta["val"], assertion.meta["val"] = size, True, None
 

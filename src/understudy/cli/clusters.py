@@ -143,7 +143,7 @@ def parse_interconnect(text: str | None, card: Card | None) -> Interconnect | No
         is_number = re.fullmatch(r"[0-9]+\.?[0-9]*|\.[0-9]+", number)
         if name not in units or not equals or not is_number or (name != "latency" and not float(number)):
             raise LayoutError(
-                f"--interconnect must be as in nvlink=450,network=50,latency=70 (GB/s, µs), got {text!r}"
+                f"--interconnect: expected values as in nvlink=450,network=50,latency=70 (GB/s, µs), got {text!r}"
             )
         found[name] = float(number) * units[name]
     return Interconnect(found["nvlink"], found["network"], found["latency"])

@@ -34,7 +34,7 @@ def add_fit_arguments(parser: argparse.ArgumentParser) -> None:
         help="size: the largest that fits; speed: of these, the one with the most samples per second (default: size)",
     )
     parser.epilog = """\
-The number is an argument of the script, written as {batch}, or a number that the script calls by that name (BATCH = 8,
+The number is an argument of the script, written as {batch}, or a number of that name in the script (BATCH = 8,
 batch_size=8, an option's default). Rehearsals confirm that the answer fits, and that the next number does not.
 Exit code 0: something fits. 3: nothing does. 1: the script fails.
 
@@ -334,9 +334,7 @@ class FitAnswer:
             return "No formula for the peak: the runs differ in more than the sizes of their allocations, or are too few."
         worst = max(self.formula.deviations.values())
         others = len(self.formula.deviations)
-        checked = (
-            f"exact in {others} others" if worst == 0 else f"off by at most {worst:.2%} in {others} others"
-        )
+        checked = f"exact in {others} more" if worst == 0 else f"off by at most {worst:.2%} in {others} more"
         first = ", ".join(str(size) for size in self.formula.sizes)
         return (
             f"Requested at the peak: {self.formula.format(self.name)}\n"

@@ -86,7 +86,7 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
         "--passes",
         metavar="N",
         default=str(PASSES),
-        help="most passes per step; for more, two smaller numbers are rehearsed (6)",
+        help="most accumulation passes in a rehearsed step; more are extrapolated from two smaller numbers (6)",
     )
     add("--steps", metavar="N", default="2", help="optimizer steps of each rehearsal (2)")
     add("--no-changes", action="store_true", help="vary options only, not the text of the script")
@@ -407,7 +407,7 @@ def plan_script(options: argparse.Namespace) -> int:
         candidates = found.space.list_candidates()
         if not candidates:
             raise PlanOptionError(
-                f"none of {found.space.excluded:,} combinations is allowed by the ranks, --global-batch and --require"
+                f"--vary: the ranks, --global-batch and --require exclude all {found.space.excluded:,} combinations"
             )
         if not request.varied and not found.has_options:
             wishes.notes.append(
@@ -514,7 +514,7 @@ def _note_passes(rows: Iterable[Row]) -> list[str]:
     if not any(row.passes for row in rows):
         return []
     return [
-        "note: steps of many passes were rehearsed with two smaller numbers of them; their time is on the line through both"
+        "note: steps with many accumulation passes were extrapolated from rehearsals with two smaller numbers of passes"
     ]
 
 

@@ -69,7 +69,7 @@ def describe_deadlock(
 def describe_unset_key(blocked: Mapping[int, tuple[str, str, tuple[int, ...]]]) -> Fault:
     """Ranks wait for a key that one that is not run may set."""
     rank, (what, line, _) = next(entry for entry in blocked.items() if not entry[1][2])
-    text = f"rank {rank} was ended in {what}, at {shorten_line(line)}: no rank that is run sets it; use --ranks all"
+    text = f"rank {rank} was ended in {what}, at {shorten_line(line)}: no rehearsed rank sets it; use --ranks all"
     return Fault("missing", text, [rank], is_error=False)
 
 
@@ -77,8 +77,8 @@ def describe_absence(rank: int, kind: str, line: str, absent: Sequence[int]) -> 
     """A message with a rank that is not run, after which its partner is ended."""
     text = (
         f"rank {rank} was ended in {kind} at {shorten_line(line)}: it waits for {write_ranks(absent)}, which "
-        f"{'is' if len(absent) == 1 else 'are'} not run; add {'it' if len(absent) == 1 else 'them'} to --ranks, or use "
-        "--ranks classes"
+        f"{'is' if len(absent) == 1 else 'are'} not rehearsed; add {'it' if len(absent) == 1 else 'them'} to --ranks, or "
+        "use --ranks classes"
     )
     return Fault("missing", text, [rank], is_error=False)
 
@@ -209,8 +209,8 @@ def find_uncovered(histories: Sequence[History]) -> list[Fault]:
         if left and len(ranks) > len(left):
             sizes = " x ".join(f"{name} {size}" for name, size in zip(names, shape, strict=True))
             text = (
-                f"the mesh {sizes} has {len(ranks)} ranks, and {write_ranks(left)} "
-                f"{'is' if len(left) == 1 else 'are'} in none: its sizes have to multiply to the world size"
+                f"the mesh {sizes} has {len(ranks)} ranks, without {write_ranks(left)}: "
+                "the product of its sizes must be the world size"
             )
             return [Fault("layout", text, left, is_error=False)]
     return []
@@ -308,10 +308,10 @@ def _match_messages(
             left = (ours or theirs)[0][0]
             rank, other = (first, second) if ours else (second, first)
             way = "to" if left.kind == "send" else "from"
-            partner = "receives" if left.kind == "send" else "sends"
+            partner = "recv" if left.kind == "send" else "send"
             return (
                 f"rank {rank}: {left.kind} of {left.nbytes:,} B {way} rank {other} at {shorten_line(left.line)}; "
-                f"rank {other} {partner} nothing for it"
+                f"rank {other} has no matching {partner}"
             )
         pairs = [(a, b) for a in ours[0] for b in theirs[0] if {a.kind, b.kind} == {"send", "recv"}]
         if not pairs:

@@ -145,7 +145,9 @@ def _parse_deepspeed(name: str, words: list[str], default_per_node: int) -> Laun
     parser.add_argument("program", nargs=argparse.REMAINDER)
     given = parser.parse_args(words)
     if given.no_python:
-        raise LayoutError(f"{name} --no_python starts another program than Python, which can't be rehearsed")
+        raise LayoutError(
+            f"{name}: expected a Python program, got --no_python; rehearse the Python command that it runs"
+        )
     program = _program_of(name, given.program, given.module)
     hosts, has_hosts = {"localhost": default_per_node}, False
     notes: tuple[str, ...] = ()

@@ -116,8 +116,6 @@ def parse_ranks(text: str | None, world_size: int) -> tuple[int, ...] | str:
         if first > last:
             raise LayoutError(f"--ranks must be {ALL}, {CLASSES} or a list such as 0,8,16-19, got {text!r}")
         if last >= world_size:
-            raise LayoutError(
-                f"--ranks names rank {last}, and the {world_size} ranks are 0 to {world_size - 1}"
-            )
+            raise LayoutError(f"--ranks: expected ranks from 0 to {world_size - 1}, got {last}")
         ranks += range(first, last + 1)
     return tuple(sorted(set(ranks)))

@@ -225,7 +225,7 @@ def functionalise(module: GraphModule) -> dict[Node, Node]:
             if written:
                 target, value = next(iter(written.items()))
                 raise make_refusal(
-                    value, f"a branch or the body of a loop writes to {target}, which is made outside",
+                    value, f"a branch or loop body writes to {target}, a tensor from outside",
                     "write to a copy, and return it: x.clone()",
                 )  # fmt: skip
             inner.recompile()
@@ -391,7 +391,7 @@ class _Functionalisation:
             names = " and ".join(map(str, sharing))
             raise make_refusal(
                 write, f"a write to the shared memory of {names}, where the base tensor is unknown",
-                "give each of them memory of its own: x.clone()",
+                "copy one of them first: x.clone()",
             )  # fmt: skip
         new = {view: value}
         while view is not memory.base:

@@ -106,7 +106,7 @@ def _read_requests(
         ]
         if len(inner) == 1 and set(dynamic_shapes) & set(arguments[inner[0]]):
             raise ValueError(
-                f"dynamic_shapes names arguments inside of {inner[0]!r}: write {{{inner[0]!r}: {{…}}}}"
+                f"dynamic_shapes: expected a nested entry for the arguments in {inner[0]!r}; write {{{inner[0]!r}: {{…}}}}"
             )
     dynamic_shapes = _to_torch_dims(dynamic_shapes, {})
     _torch.check_dynamic_shapes(arguments, dynamic_shapes)
@@ -144,7 +144,7 @@ def _request_for(leaf: object, asked: Any, name: str) -> Any:
     for dim, entry in by_dim.items():
         if isinstance(entry, int) and entry != leaf.shape[dim]:
             raise ConstraintViolationError(
-                f"{name}.size({dim}) is {leaf.shape[dim]} in the example, where dynamic_shapes says {entry}"
+                f"expected {name}.size({dim}) to be {entry}, as in dynamic_shapes, got {leaf.shape[dim]} in the example"
             )
     return {dim: entry for dim, entry in by_dim.items() if not isinstance(entry, int)} or None
 
@@ -303,7 +303,7 @@ def _describe_fixed(env: ShapeEnv, place: Any, asked: object, number: int) -> st
         f"    condition:  {condition}\n"
         + (f"    because:    {line}\n" if line else "")
         + f"    ways out:   leave {name} out of dynamic_shapes (or Dim.STATIC), "
-        f"or write that line so that it holds for every {'number' if is_number else 'size'}"
+        f"or change that line to hold for every {'number' if is_number else 'size'}"
     )
 
 
@@ -316,5 +316,5 @@ def _equal(env: ShapeEnv, place: Any, name: str, other: str) -> str:
         f"  {place.text}, requested as dynamic ({name}), is always equal to {other}\n"
         + (f"    condition:  {guard.text}\n" if guard else "")
         + (f"    because:    {guard.line}\n" if guard and guard.line else "")
-        + f"    ways out:   use one name for both, or write that line so that it holds where {name} and {other} differ"
+        + f"    ways out:   use one name for both, or change that line to hold where {name} and {other} differ"
     )

@@ -89,7 +89,7 @@ def _check_arguments(model: object, args: object, strict: bool) -> None:
         )
     if isinstance(model, torch.jit.ScriptModule):
         raise ValueError(
-            "export: a ScriptModule has no Python code to follow; export the module that it was made of"
+            "export: expected a module with Python code, got a ScriptModule; export the original module"
         )
     if not isinstance(args, tuple):
         raise ValueError(f"export: expected args as a tuple of example inputs, got {type(args).__name__}")

@@ -50,7 +50,7 @@ def show(
         console.print(_table(title, rows_of(module), limit))
     guards = getattr(getattr(graph_module, "shape_env", None), "guards", None)
     if guards:
-        console.print(f"holds where ({len(guards)} guards):", style="bold", highlight=False)
+        console.print(f"guards ({len(guards)}):", style="bold", highlight=False)
         for guard in guards:
             console.print(f"  {guard}", highlight=False, markup=False)
 

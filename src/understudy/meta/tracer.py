@@ -270,7 +270,9 @@ class MetaTracer(torch.fx.Tracer):
         for buffer, value in assigned:
             if type(value) is FakeTensor and not has_same_form(buffer, value):
                 form = getattr(buffer, "_spec", None)
-                raise self.make_refusal(f"a value of another form is assigned to the buffer {form}", value)
+                raise self.make_refusal(
+                    f"expected a value with the metadata of the buffer, {form}, got another one", value
+                )
         if assigned:
             write_assigned(assigned)
 

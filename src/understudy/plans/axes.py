@@ -130,7 +130,7 @@ def _parse_values(part: str, text: str) -> list[Value]:
             raise UnderstudyError(f"--vary {text}: expected LOW..HIGH with 1 <= LOW <= HIGH, got {part}")
         return [*double(low, high)]
     if not part:
-        raise UnderstudyError(f"--vary {text}: a value is empty")
+        raise UnderstudyError(f"--vary {text}: expected non-empty values")
     return [parse_value(part)]
 
 

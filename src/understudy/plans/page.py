@@ -33,11 +33,9 @@ def make_page(plan: TrainingPlan) -> str:
 
 def find_unit(plan: TrainingPlan) -> str:
     if any(row.tokens_per_second for row in plan.rehearsals):
-        return "seconds for a thousand tokens"
+        return "seconds per 1,000 tokens"
     return (
-        "seconds for a sample"
-        if any(row.samples_per_second for row in plan.rehearsals)
-        else "seconds of a step"
+        "seconds per sample" if any(row.samples_per_second for row in plan.rehearsals) else "seconds per step"
     )
 
 

@@ -26,9 +26,9 @@ GOALS = (SPEED, MEMORY, COST)
 BY_BYTES, BY_MONOTONY, BY_TIME = (
     "too large: parameters and state alone",
     "a smaller one does not fit",
-    "slower at any rate",
+    "slower by its lower bound",
 )
-BY_PREDICTED_BYTES, BY_PREDICTION = "predicted not to fit", "predicted to be behind"
+BY_PREDICTED_BYTES, BY_PREDICTION = "predicted not to fit", "predicted to be slower"
 BY_FAILURE = "has a value with which all others failed"
 NOT_REACHED = "not reached"
 GIVE_UP = 3

@@ -41,7 +41,10 @@ def _write_head(plan: TrainingPlan) -> str:
         least = min(
             (row for row in plan.rehearsals if row.reserved_bytes), key=lambda row: row.reserved_bytes
         )
-        return f"Nothing fits on {where}: the least is {least.reserved_bytes / GiB:.1f} GiB, with {_write_values(least)}."
+        return (
+            f"Nothing fits on {where}: the smallest needs {least.reserved_bytes / GiB:.1f} GiB, "
+            f"with {_write_values(least)}."
+        )
     words = {"speed": "Fastest", "memory": "Least memory", "cost": "Cheapest"}
     state = "" if plan.is_complete else " so far; the search did not end"
     return f"{words[plan.goal]} on {where}{state}: {_write_values(plan.choices[0])}"
@@ -109,12 +112,12 @@ def _write_search(plan: TrainingPlan) -> str:
         for reason, number in sorted(plan.ruled_out.items(), key=lambda item: -item[1])
     ]
     errors = [
-        f"{what} by at most {error:.0%}"
+        f"{what} at most {error:.0%}"
         for what, error in (("time", plan.time_error), ("memory", plan.memory_error))
         if error is not None
     ]
     if errors:
-        lines.append(f"Predictions were wrong in {', '.join(errors)}, by the rehearsals that followed them")
+        lines.append(f"Errors of predictions, measured by later rehearsals: {', '.join(errors)}")
     if plan.not_searched:
         names = ", ".join(plan.not_searched[:MOST_NAMES])
         more = (

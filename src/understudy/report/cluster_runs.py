@@ -230,7 +230,7 @@ def _describe_borrowed(borrowed: Iterable[tuple[str, str]]) -> str:
     places = [f"{kind} at {line}" if line else kind for kind, line in borrowed]
     more = f" and {len(places) - MOST_LINES} more" if len(places) > MOST_LINES else ""
     return (
-        "values from ranks that are not run are assumed to be those of ranks that are: "
+        "values from ranks that were not run are assumed equal to those of run ranks: "
         f"{', '.join(places[:MOST_LINES])}{more}"
     )
 

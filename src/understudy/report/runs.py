@@ -162,7 +162,7 @@ def _describe_unknowns(machine: Machine) -> Iterator[str]:
         name, bound = max(machine.scratch.unknown.items(), key=lambda item: item[1])
         yield (
             f"workspaces that cuDNN chooses for {', '.join(sorted(machine.scratch.unknown))} are not counted: at "
-            f"most about {bound / (1 << 20):.0f} MiB for the time of one call ({name})"
+            f"most about {bound / (1 << 20):.0f} MiB during one call ({name})"
         )
     if machine.scratch.estimated:
         yield f"scratch memory is estimated for {', '.join(sorted(machine.scratch.estimated))}"

@@ -68,7 +68,7 @@ def find_missing_work(measurement: Measurement, totals: DeviceTotals, facts: Run
         )
     if has_computed:
         return ""
-    who = f"; {' and '.join(facts.optimizers)} made no step" if facts.optimizers else ""
+    who = f"; {' and '.join(facts.optimizers)} took no step" if facts.optimizers else ""
     return f"no computation on it, only initialised memory{who}{_name_programs(facts)}"
 
 

@@ -594,7 +594,7 @@ GOES_ON = "after the first out-of-memory error the run continued without a limit
 
 def _list_assumptions(device: Device, margin: float, facts: RunFacts, goes_on: bool) -> list[str]:
     if device.kind == "cpu":
-        on_cpu = "memory of CPU tensors, without rounding or cache, Python and libraries"
+        on_cpu = "memory of CPU tensors; rounding, caches, Python and libraries are not counted"
         return [on_cpu, *facts.margins]
     return [
         f"memory outside of the allocator (context, kernels, libraries): {device.context_bytes / GiB:.2f} GiB",

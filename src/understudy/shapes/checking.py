@@ -414,10 +414,10 @@ from math import {functions}
 
 
 def {name}({arguments}):
-    """Raises ValueError with the guards of the run that these inputs break."""
+    """Raises ValueError with the guards of the run that these inputs violate."""
     for what, tensor, rank in ({ranks}):
         if tensor.dim() != rank:
-            raise ValueError(f"{{what}} has {{tensor.dim()}} dimensions, where the run had {{rank}}")
+            raise ValueError(f"{{what}}: expected {{rank}} dimensions as in the run, got {{tensor.dim()}}")
 {bindings}
     guards = [
 {guards}
@@ -433,7 +433,7 @@ def {name}({arguments}):
     if broken:
         sizes = [f"{{what}} = {{size}}" for what, size in ({symbols})]
         sizes += [f"{{what}}: {{shape}}" for what, shape in ({shapes})]
-        raise ValueError("\\n  ".join(["these inputs break what the run assumed:", *broken, "with " + ", ".join(sizes)]))
+        raise ValueError("\\n  ".join(["these inputs violate guards of the run:", *broken, "with " + ", ".join(sizes)]))
 '''
 
 

@@ -31,7 +31,8 @@ class Dim:
     def __post_init__(self) -> None:
         if not self.name.isidentifier() or keyword.iskeyword(self.name) or self.name in OPERATIONS:
             raise ValueError(
-                f"dimension name must be a Python identifier, other than keywords and functions of guards, got {self.name!r}"
+                f"dimension name must be a Python identifier, and neither a keyword nor a function of guards, "
+                f"got {self.name!r}"
             )
         if self.min is not None and self.max is not None and self.min > self.max:
             raise ValueError(
@@ -175,7 +176,7 @@ def size_of(env: ShapeEnv, policy: Policy, example: int, source: object) -> Size
     """The size of a dimension: a number, or a node of the environment."""
     if policy.kind == STATIC:
         if policy.low is not None and policy.low == policy.high != example:
-            raise ValueError(f"{source}: expected {policy.low} by the symbolic context, got {example}")
+            raise ValueError(f"{source}: expected {policy.low}, as in symbolic_context, got {example}")
         return example
     if policy.kind == UNBACKED:
         return _unbacked_size(env, policy, source)

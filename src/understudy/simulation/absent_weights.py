@@ -36,7 +36,7 @@ class AbsentWeights(OrderedDict[str, Any]):
     def __getattr__(self, name: str) -> Any:
         """A part that holds options, from which the program would build its model, can't be left out."""
         raise AttributeError(
-            f"{self.file} is not on this machine, and the program reads {name!r} of it, which are not weights: save the "
+            f"{self.file} is not on this machine, and the program reads {name!r} from it, which is not a weight: save the "
             "file where the program looks for it first, or allow the network with --online"
         )
 

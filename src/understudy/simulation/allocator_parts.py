@@ -117,7 +117,7 @@ def _options(text: str) -> list[tuple[str, str]]:
 
 def _similar(name: str) -> str:
     near = difflib.get_close_matches(name, [*_READERS, *_IGNORED], n=1)
-    return f"; did you mean {near[0]!r}?" if near else f"; it has {', '.join(sorted(_READERS))}"
+    return f"; did you mean {near[0]!r}?" if near else f" (choose from {', '.join(sorted(_READERS))})"
 
 
 def _read_megabytes(name: str, value: str) -> int:

@@ -111,7 +111,8 @@ class BatchSizes:
         for wanted, rows in self.drawn.items():
             if rows < wanted:
                 add_warning(
-                    f"a data loader gave batches of {rows} rows at most, less than its batch_size {wanted}: too few rows"
+                    f"a data loader returned at most {rows} rows per batch, less than its batch_size {wanted}: "
+                    "the data set has too few rows"
                 )
 
 

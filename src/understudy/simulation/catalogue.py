@@ -313,7 +313,7 @@ def _check_fields(table: object, place: str) -> None:
     for name, value in table.items():
         if name not in _FIELDS:
             near = difflib.get_close_matches(name, _FIELDS, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(_FIELDS)}"
+            hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(_FIELDS)}"
             raise CatalogueError(f"unknown field {name!r}: {hint}", place)
         if not isinstance(value, _FIELDS[name]) or isinstance(value, bool):
             raise CatalogueError(f"{name}: invalid value {value!r}", place)

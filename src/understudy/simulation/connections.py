@@ -61,7 +61,7 @@ def name_missing_file(original: Function) -> Function:
                 raise
             line = user_line().partition(": ")[0] or "the program"
             text = (
-                f"{filename} of {repo_id!r}, which {line} asks for, is not on this machine, and a rehearsal downloads "
+                f"{line} requests {filename} of {repo_id!r}, which is not on this machine, and a rehearsal downloads "
                 f"nothing: download it first (hf download {repo_id} {filename}), {_list_remedies()}"
             )
             kind: Any = type(error)
@@ -72,14 +72,14 @@ def name_missing_file(original: Function) -> Function:
 
 def _list_remedies() -> str:
     if is_made_up():
-        return "or allow the network with --online (--offline-data has nothing for it)"
+        return "or allow the network with --online (--offline-data does not include it)"
     return "allow the network with --online, or let data be made up with --offline-data"
 
 
 def _explain(machine: str) -> str:
     line = user_line().partition(": ")[0] or "the program"
     return (
-        f"a rehearsal is offline, and {line} asks for {_address.get() or machine}: save it where the program looks "
+        f"a rehearsal is offline, and {line} requests {_address.get() or machine}: save it where the program looks "
         f"for it first, {_list_remedies()}"
     )
 

@@ -642,8 +642,8 @@ def _compare_with_weights(model: Any, name: object, ignores_shapes: bool) -> dic
             f"{expected} ({len(wrong)} in all); correct config.json, or pass ignore_mismatched_sizes=True"
         )
     if missing or unexpected:
-        add_note(f"from_pretrained({str(name)!r}): {len(missing)} tensors of the model are not in its weights, which have "
-                 f"{len(unexpected)} others")  # fmt: skip
+        add_note(f"from_pretrained({str(name)!r}): tensors missing in the weights: {len(missing)}, "
+                 f"unexpected: {len(unexpected)}")  # fmt: skip
     return {
         "missing_keys": missing,
         "unexpected_keys": unexpected,

@@ -125,7 +125,7 @@ def step_without_overflow(
     fakes = [found for found in optimizer_state["found_inf_per_device"].values() if type(found) is FakeTensor]
     if not fakes:
         return original(self, optimizer, optimizer_state, *args, **kwargs)
-    machine().note("GradScaler: no gradient overflows, every step is made")
+    machine().note("GradScaler: assuming that no gradient overflows, so no step is skipped")
     if (answers := machine().mode.answers) is not None:
         answers.record("overflow of gradients", fakes[0].spec, False)
         return original(self, optimizer, optimizer_state, *args, **kwargs)

@@ -85,7 +85,7 @@ def _quantise_layer(layer: Any, device: Any, dtype: torch.dtype | None) -> None:
         packed, scales, _ = functional.int8_vectorwise_quant(whole)
         new = {"CB": packed, "SCB": scales}
         layer.state.threshold = 0.0
-        add_note("8-bit layers: which columns of an input are outliers is in its data; there are none")
+        add_note("8-bit layers: assuming inputs without outlier columns, which depend on data")
     del whole
     layer.weight = torch.nn.Parameter(packed, requires_grad=False)
     names = next(names for names in ATTRIBUTES.values() if new.keys() <= names.keys())

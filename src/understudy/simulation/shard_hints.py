@@ -67,5 +67,5 @@ def _describe(module: nn.Module, place: str, dtensor: Any) -> str:
     over = " x ".join(f"{name} ({ways})" for name, ways in dims.items())
     if uneven:
         shown = ", ".join(uneven[:MOST_NAMES])
-        return f"{place} is sharded over {over}, and {shown}, which can't be divided evenly"
-    return f"{place} is sharded over {over}: its numbers of heads, batch and vocabulary have to be divisible by that"
+        return f"{place} is sharded over {over}, but {shown}, which can't be divided evenly"
+    return f"{place} is sharded over {over}: heads, batch size and vocabulary size must be divisible by it"

@@ -130,7 +130,7 @@ def with_context(error: Exception, call: Call, assumed: Sequence[str] = ()) -> U
 
 
 ASSUMED_SIZES = (
-    "integers that were made up for missing data may not fit each other ({}); if so, real tensors do not fail. Try "
+    "integers made up for missing data may contradict each other ({}); real tensors may not fail here. Try "
     "answers='worst' (--answers worst), or a policy of your own"
 )
 
@@ -164,7 +164,7 @@ def make_unsized_sparse_error(what: str, inputs: object) -> UnderstudyError:
 
 
 MODE_ORDER_HINT = (
-    "modes of one thread are left in the opposite order. Tasks of asyncio and generators share a thread: keep `await` and "
+    "leave the modes of a thread in reverse order. Tasks of asyncio and generators share a thread: keep `await` and "
     "`yield` out of the `with` block, or run each task in a thread of its own (asyncio.to_thread)"
 )
 

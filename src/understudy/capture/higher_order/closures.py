@@ -264,8 +264,8 @@ class Branch:
             if before != now:
                 name = getattr(func, "__name__", str(func))
                 raise UnsupportedMutationAliasingException(
-                    f"{self.__name__} is called again for its gradient, but calls {name} with other numbers or tensors from "
-                    f"outside than before: {_first_difference(before, now)}",
+                    f"{self.__name__} is called again for its gradient, but passes {name} different numbers or tensors from "
+                    f"outside: {_first_difference(before, now)}",
                     context=Context(
                         line=user_line(),
                         hint="it reads a value that has changed, such as an attribute or the items of a list: pass it "
@@ -288,7 +288,7 @@ class Branch:
             if id(source) in outside:
                 shown = describe_value(outside[id(source)])
                 raise UnsupportedMutationAliasingException(
-                    f"{self.__name__} gives {shown}, which comes from outside, to an autograd.Function: its gradient "
+                    f"{self.__name__} passes {shown}, a tensor from outside, to an autograd.Function: its gradient "
                     "would be lost",
                     context=Context(
                         line=user_line(), hint="pass it to the higher-order operator as an operand"

@@ -224,7 +224,7 @@ def record(recorder: ProxyTorchDispatchMode, op: Any, args: Any, kwargs: Any, kn
     node = tracer.append_call(op, node_args, node_kwargs, op.name())
     recorder.track(result, node)
     if op.name() == "while_loop_stack_output" and _torch.active_fake_mode() is None:
-        promise_size(tracer, result[0], "the loop goes round as often as it did when it was recorded")
+        promise_size(tracer, result[0], "the iteration count is that of the recording")
     return result
 
 

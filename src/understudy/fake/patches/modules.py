@@ -112,7 +112,7 @@ def draw_for_real() -> Iterator[None]:
 
 
 DRAWN_FOR_REAL = (
-    "Which examples are taken, and in which order, is drawn and read: in a fake mode as in a run without it."
+    "Samplers draw real indices in a fake mode, too: the order and choice of examples is that of a real run."
 )
 
 

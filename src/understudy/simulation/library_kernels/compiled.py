@@ -151,6 +151,6 @@ def do_without_library(original: Callable[..., object], self: object, path: Any)
             raise
         define_operators(library.package)
         add_note(
-            f"the compiled library of {library.package} does not load with this torch: its operators ran by their shapes"
+            f"the compiled library of {library.package} does not load with this torch: its operators only computed shapes"
         )
         return None

@@ -28,7 +28,7 @@ class Extension(ModuleType):
 
 def _refuse(name: str, *args: object, **kwargs: object) -> NoReturn:
     raise NoStandInError(
-        f"{name} is compiled CUDA code, and what it allocates is not known. Make it a custom operator with a fake "
+        f"{name} is compiled CUDA code, and its allocations are unknown. Make it a custom operator with a fake "
         "implementation (torch.library.custom_op, register_fake), or run the program without this extension"
     )
 
@@ -41,5 +41,5 @@ def leave_out_compilation(
     files = [sources] if isinstance(sources, (str, Path)) else list(sources)
     if not any(str(file).endswith((".cu", ".cuh")) for file in files):
         return original(name, sources, *args, **kwargs)
-    add_note(f"the CUDA extension {name!r} was not built: its functions have no stand-ins")
+    add_note(f"the CUDA extension {name!r} was not built: its functions raise when they are called")
     return Extension(name)

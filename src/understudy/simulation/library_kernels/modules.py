@@ -50,7 +50,8 @@ def refuse(name: str) -> Any:
 
     def __init__(self: object, *args: object, **kwargs: object) -> None:
         raise NoStandInError(
-            f"{name} has no stand-in; {package} is not installed here. Install {package}, or rehearse without {name}"
+            f"{name} is not supported without {package}, which is not installed. Install {package}, "
+            f"or rehearse without {name}"
         )
 
     return type(name.rpartition(".")[2], (), {"__init__": __init__, "__module__": package})

@@ -62,7 +62,7 @@ def find_missing_part(original: Function) -> Any:
                 raise MissingFileError(
                     f"{cls.__name__}.from_pretrained({str(name)!r}): its {where} is not on this machine, and a rehearsal "
                     f"downloads nothing; fetch that one small file with `hf download {name} {where}`, or allow the network "
-                    "with --online; --offline-data has the parts of Stable Diffusion only"
+                    "with --online; --offline-data supports Stable Diffusion only"
                 ) from error
             add_note(
                 f"{str(name)!r}: its {cls.config_name} is not on this machine; shapes are those of understudy's table"
