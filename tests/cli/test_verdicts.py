@@ -150,7 +150,7 @@ def test_optimizers_of_a_function_that_has_ended_are_named(rehearse: Any) -> Non
 
 def test_batches_that_are_smaller_than_asked_for(rehearse: Any) -> None:
     _, lines, found = rehearse(MODEL + OPTIMIZER + LOOP.format(size=8))
-    warning = "a data loader returned at most 5 rows per batch, less than its batch_size 8: the data set has too few rows"
+    warning = "a data loader returned at most 5 rows per batch, less than its batch_size 8: too few rows"
     assert found["sanity"]["warnings"] == [warning]
     assert f"warning: {warning}" in lines
 

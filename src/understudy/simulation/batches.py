@@ -112,7 +112,7 @@ class BatchSizes:
             if rows < wanted:
                 add_warning(
                     f"a data loader returned at most {rows} rows per batch, less than its batch_size {wanted}: "
-                    "the data set has too few rows"
+                    "too few rows"
                 )
 
 
@@ -132,7 +132,7 @@ def count_rows(original: Function, self: Any) -> Any:
 
 @when_imported("transformers.tokenization_utils_base", "PreTrainedTokenizerBase.__call__")
 def note_length(original: Function) -> Function:
-    """Texts that are shorter than what they are cut to need less memory than those of the real run may."""
+    """Texts shorter than the truncation length may need less memory than those of the real run."""
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         length = kwargs.get("max_length")

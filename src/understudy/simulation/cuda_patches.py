@@ -145,7 +145,7 @@ def exchange_device(index: int) -> int:
 
 @driver("_cuda_getArchFlags")
 def get_architectures() -> str:
-    """Those of torch's default build for CUDA."""
+    """The architectures of torch's default build for CUDA."""
     return ARCHITECTURES
 
 
@@ -287,7 +287,7 @@ def record_stream(tensor: torch.Tensor, stream: Any) -> None:
         machine().device(record.device.index).record_stream(record, stream.stream_id)
 
 
-BY_NUMBERS = "torch's class asks the driver; this one is a number."
+BY_NUMBERS = "torch's class asks the driver, which a simulated device does not have."
 substitute("torch.Stream", "torch.cuda.Stream", value=objects.Stream, reason=BY_NUMBERS)
 substitute("torch.Event", value=objects.Event, reason=BY_NUMBERS)
 substitute("torch.cuda.Event", value=objects.CudaEvent, reason=BY_NUMBERS)
@@ -351,7 +351,7 @@ def cudnn_version() -> int:
 
 @answer("torch.backends.cudnn.is_available", "torch.backends.cuda.is_built")
 def is_built() -> bool:
-    """The simulated software has them."""
+    """The simulated software has CUDA and cuDNN."""
     return True
 
 

@@ -202,7 +202,7 @@ def read_stand_in(original: Function) -> Function:
 @when_imported("torch.utils.tensorboard.writer", "SummaryWriter.add_graph")
 @when_imported("tensorboardX.writer", "SummaryWriter.add_graph")
 def leave_out_graph(original: Function) -> Function:
-    """The picture of a model is drawn by torch.jit.trace, which needs values."""
+    """The graph of a model is drawn by torch.jit.trace, which needs values."""
 
     def add_graph(self: object, *args: object, **kwargs: object) -> None:
         if _torch.active_fake_mode() is None:
@@ -238,7 +238,7 @@ def refuse_pushes(original: Function) -> Function:
 
 @when_imported("numpy.lib._datasource", "DataSource.open", applies=WHEN_REDIRECTED)
 def open_text_in_overlay(original: Function) -> Function:
-    """`numpy.savetxt` and its like have `open` from before a rehearsal."""
+    """`numpy.savetxt` and similar functions keep the `open` from before a rehearsal."""
 
     def open_in_place(self: object, path: Any, mode: str = "r", *args: object, **kwargs: object) -> Any:
         overlay = active_overlay()

@@ -109,6 +109,6 @@ def ask_simulated_cards_by_line(original: Function, command: Any) -> int:
 
 @patch_call("shutil.which", during=REHEARSAL)
 def find_nvidia_smi(original: Function, cmd: Any, *args: Any, **kwargs: Any) -> Any:
-    """Programs look for it before they ask it."""
+    """Programs look for nvidia-smi before they run it."""
     found = original(cmd, *args, **kwargs)
     return found or (f"/usr/bin/{NAME}" if cmd == NAME and _has_cards() else None)

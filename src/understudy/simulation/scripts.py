@@ -348,7 +348,7 @@ _processes: list[int] = []
 
 @patch_call("os._exit", during=REHEARSAL)
 def leave_as_by_exit(original: Callable[[int], Any], status: int) -> Any:
-    """The process is that of the report, too."""
+    """Ending the process would lose the report."""
     is_own = _processes[-1:] == [os.getpid()] and threading.current_thread() is threading.main_thread()
     if is_own:
         raise SystemExit(status)

@@ -163,7 +163,7 @@ def start_training_process(original: Function, self: Any) -> None:
 
 @patch_call("multiprocessing.queues.Queue.get", during=REHEARSAL)
 def get_from_processes(original: Function, self: object, *args: object, **kwargs: object) -> Any:
-    """What waits for results of processes that train."""
+    """Programs wait here for results of processes that train: these are run first."""
     run_waiting_processes()
     return original(self, *args, **kwargs)
 

@@ -37,7 +37,7 @@ def _refuse(name: str, *args: object, **kwargs: object) -> NoReturn:
 def leave_out_compilation(
     original: Callable[..., Any], name: str, sources: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """What `load` and `load_inline` end in. Extensions for CPUs are built."""
+    """`load` and `load_inline` call this. Extensions for CPUs are built."""
     files = [sources] if isinstance(sources, (str, Path)) else list(sources)
     if not any(str(file).endswith((".cu", ".cuh")) for file in files):
         return original(name, sources, *args, **kwargs)

@@ -177,7 +177,7 @@ def decode_made_up_sound(original: Function) -> Function:
 
 @when_imported("datasets.features.audio", "Audio.encode_example")
 def encode_made_up_sound(original: Function) -> Function:
-    """Samples that a program has made of it are as long a silence."""
+    """Encoded made-up audio is silence of the same length."""
 
     def encode_example(self: Any, value: Any, *args: object, **kwargs: object) -> Any:
         if not is_made_up() or not isinstance(value, dict) or "array" not in value:

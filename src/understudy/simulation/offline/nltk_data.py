@@ -15,7 +15,7 @@ Function = Callable[..., Any]
 @when_imported("nltk.data", "find")
 @when_imported("nltk", "download")
 def find_missing_words(original: Function) -> Function:
-    """With `--offline-data`, whether data is here is not asked for."""
+    """With `--offline-data`, missing data is no error: it is made up."""
 
     def find(resource_name: Any, *args: Any, **kwargs: Any) -> Any:
         if not is_made_up():

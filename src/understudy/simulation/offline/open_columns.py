@@ -95,7 +95,7 @@ def list_names(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
     "Dataset.rename_column", "Dataset.rename_columns",
 )  # fmt: skip
 def add_named_columns(original: Function) -> Function:
-    """A method that names a column finds it."""
+    """A missing column is generated when a method names it."""
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         if is_made_up() and is_marked(self):
@@ -107,7 +107,7 @@ def add_named_columns(original: Function) -> Function:
 
 @when_imported("datasets.arrow_dataset", "Dataset.set_format", "Dataset.with_format")
 def add_formatted_columns(original: Function) -> Function:
-    """The first argument of these is a format."""
+    """Columns are named after the first argument, a format."""
 
     def method(self: Any, type: Any = None, *args: Any, **kwargs: Any) -> Any:
         if is_made_up() and is_marked(self):
@@ -119,7 +119,7 @@ def add_formatted_columns(original: Function) -> Function:
 
 @when_imported("datasets.arrow_dataset", "Dataset.features")
 def add_described_columns(original: Any) -> Any:
-    """`features[name]` finds a column, too."""
+    """`features[name]` also generates a missing column."""
 
     def features(self: Any) -> Any:
         found = original.fget(self)
@@ -187,7 +187,7 @@ def open_arguments(function: Function, is_batched: bool) -> Function:
 
 @when_imported("datasets.iterable_dataset", "IterableDataset.map", "IterableDataset.filter")
 def open_streamed_arguments(original: Function) -> Function:
-    """Functions of streamed rows find each column."""
+    """Functions called with streamed rows can read each column."""
 
     def method(self: Any, function: Any = None, *args: Any, **kwargs: Any) -> Any:
         if function is not None and is_made_up() and is_marked(self):
@@ -199,7 +199,7 @@ def open_streamed_arguments(original: Function) -> Function:
 
 @when_imported("datasets.iterable_dataset", "IterableDataset.__iter__")
 def open_streamed_rows(original: Function) -> Function:
-    """So do programs that read the stream."""
+    """Programs that read the stream can read each column."""
 
     def iterate(self: Any) -> Any:
         is_open = is_made_up() and is_marked(self)
@@ -226,7 +226,7 @@ def open_rows(original: Function) -> Function:
 
 @when_imported("datasets.formatting.formatting", "LazyDict.__getitem__")
 def open_mapped_rows(original: Function) -> Function:
-    """So have rows and batches in the function of a `map`, whose result they do not become a part of."""
+    """Rows and batches passed to the function of a `map` have each requested column; its result does not contain them."""
 
     def read(self: Any, key: Any) -> Any:
         if key in self.data or not has_made_up_rows():

@@ -251,5 +251,5 @@ def read_made_up_picture(original: Function) -> Function:
 
 @when_imported("torchvision.datasets", *(f"{name}.__len__" for name in NAMES))
 def count_made_up_pictures(original: Function) -> Function:
-    """As many as were made up."""
+    """The number of made-up pictures."""
     return lambda self: self.made_up_rows if "made_up" in vars(self) else original(self)
