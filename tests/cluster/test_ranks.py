@@ -387,7 +387,7 @@ WRONG = {
     ("--nproc-per-node", "0", "train.py"): "--nproc-per-node must be a positive integer, got '0'",
     ("--nproc-per-node", "-1", "train.py"): "--nproc-per-node must be a positive integer, got '-1'",
     ("--nproc-per-node", "abc", "train.py"): "--nproc-per-node must be a positive integer, got 'abc'",
-    ("--nproc-per-node", "8", "--device", "4xh100", "train.py"): "8 processes per node, but --device 4xh100 has 4 cards",
+    ("--nproc-per-node", "8", "--device", "4xh100", "train.py"): "expected one card per process of a node, got 8 processes and --device 4xh100",
     ("--nproc-per-node", "8", "--ranks", "12", "train.py"): "--ranks: expected ranks from 0 to 7, got 12",
     ("--nproc-per-node", "8", "--ranks", "", "train.py"): "--ranks must be all, classes or a list such as 0,8,16-19, got ''",
     ("--nproc-per-node", "8", "--ranks", "3-1", "train.py"): "--ranks must be all, classes or a list such as 0,8,16-19, got '3-1'",

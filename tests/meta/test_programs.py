@@ -312,7 +312,7 @@ def test_sizes_of_what_is_no_example() -> None:
 
 def test_a_generator_does_not_leave_the_program() -> None:
     with pytest.raises(
-        TypeError, match=r"a generator with unknown items leaves the traced program; convert it to a list"
+        TypeError, match=r"expected a result with known items, got a generator; convert it to a list"
     ):
         symbolic_trace(lambda x: (row for row in x), {"x": x34})
 

@@ -221,7 +221,7 @@ def test_a_module_with_a_configuration_file(
         (["--device", "h100", "--html", "no/where.html", "train.py"],
          "--html 'no/where.html': expected a file in a folder that exists"),
         (["--device", "2xh100", "torchrun", "--nproc-per-node", "8", "train.py"],
-         "8 processes per node, and --device 2xh100 has 2 cards"),
+         "expected one card per process of a node, got 8 processes and --device 2xh100"),
     ],
 )  # fmt: skip
 def test_wrong_words(words: list[str], message: str, script: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -130,8 +130,8 @@ def test_strides_follow_the_sizes(shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize(
     ("context", "complaint"),
     [
-        ({5: "n"}, "expected entries for 2 dimensions, got {5: 'n'}"),
-        ({"n": 0}, "expected entries for 2 dimensions"),
+        ({5: "n"}, "expected entries for dimensions below 2, got {5: 'n'}"),
+        ({"n": 0}, "expected entries for dimensions below 2"),
         (("n", 3), r"x.size\(1\): expected 3, as in symbolic_context, got 8"),
         ({1: 7}, r"x.size\(1\): expected 7, as in symbolic_context, got 8"),
     ],

@@ -99,7 +99,7 @@ def test_constraints_are_ranges() -> None:
     x = mode.from_tensor(torch.randn(8, 8), symbolic_context=context)
     assert statically_known_true(x.shape[0] >= 4) and statically_known_true(x.shape[0] <= 16)
     assert not statically_known_true(x.shape[1] >= 4) and x.shape[0].node is not x.shape[1].node
-    with pytest.raises(ValueError, match="2 entries for 1 dimensions"):
+    with pytest.raises(ValueError, match=r"expected one entry per dimension \(1\), got 2"):
         StatelessSymbolicContext(dynamic_sizes=[DYNAMIC], constraint_sizes=[None, None])
 
 

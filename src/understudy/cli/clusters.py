@@ -110,7 +110,7 @@ def note_unused_options(options: argparse.Namespace) -> None:
 def _check_layout(options: argparse.Namespace, layout: Layout, count: int) -> None:
     if count > 1 and layout.per_node > count:
         raise LayoutError(
-            f"{layout.per_node} processes per node, but --device {options.device} has {count} cards"
+            f"expected one card per process of a node, got {layout.per_node} processes and --device {options.device}"
         )
     given = os.environ.get("WORLD_SIZE")
     if given and given != str(layout.world_size):

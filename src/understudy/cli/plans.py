@@ -186,7 +186,7 @@ def check_words(options: argparse.Namespace) -> Wishes:
             nodes = 1
     if per_node > count:
         raise PlanOptionError(
-            f"{per_node} processes per node, and --device {options.device} has {count} cards"
+            f"expected one card per process of a node, got {per_node} processes and --device {options.device}"
         )
     if launcher and os.path.basename(launcher[0]) != "accelerate":
         launcher = ()  # ranks are options of ours

@@ -270,7 +270,9 @@ def _ask_accelerate(name: str, words: list[str], default_per_node: int) -> Launc
     nodes = int(given.num_machines or 1)
     count = int(given.num_processes or default_per_node * nodes)
     if count % nodes:
-        raise LayoutError(f"{name}: {count} processes can't be divided by {nodes} machines")
+        raise LayoutError(
+            f"{name}: expected num_processes divisible by num_machines, got {count} and {nodes}"
+        )
     given.num_processes = count
     given.nproc_per_node, given.nnodes = str(count // nodes), str(nodes)
     if given.use_deepspeed:

@@ -138,7 +138,7 @@ def _request_for(leaf: object, asked: Any, name: str) -> Any:
     wrong = [dim for dim in entries if not -leaf.ndim <= dim < leaf.ndim]
     if wrong:
         raise ValueError(
-            f"dynamic_shapes has an entry for dimension {wrong[0]} of {name}, which has {leaf.ndim} dimensions"
+            f"dynamic_shapes: expected a dimension of {name} from {-leaf.ndim} to {leaf.ndim - 1}, got {wrong[0]}"
         )
     by_dim = {dim % leaf.ndim: entry for dim, entry in entries.items() if entry is not None}
     for dim, entry in by_dim.items():

@@ -206,7 +206,7 @@ class NodeArguments:
             return self._tracer.node_in_graph(node)
         if isinstance(value, (Iterator, Coroutine)):
             raise TypeError(
-                f"a {type(value).__name__} with unknown items leaves the traced program; convert it to a list"
+                f"expected a result with known items, got a {type(value).__name__}; convert it to a list"
             )
         if isinstance(value, type) or not holds(value, _is_traced_value):
             return self.read_constant(value, "_constant")

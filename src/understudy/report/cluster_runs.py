@@ -94,7 +94,9 @@ def rehearse_cluster(
     """
     card, count = (None, 1) if device is None else find_device(device)
     if per_node is not None and 1 < count < per_node:
-        raise LayoutError(f"{per_node} processes per node, and the device has {count} cards")
+        raise LayoutError(
+            f"expected one card per process of a node, got {per_node} processes and {count} cards"
+        )
     layout = Layout(nodes, per_node or count)
     options = replace(options or ClusterOptions(), **settings)
     if callable(program):

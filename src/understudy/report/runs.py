@@ -217,7 +217,7 @@ class IsolationError(UnderstudyError, RuntimeError):
 def _rehearse_isolated(rehearse_here: Callable[[], Rehearsal]) -> Rehearsal:
     others = threading.active_count() - 1
     if others or sys.platform != "linux":
-        why = f"the process has {others} other threads" if others else f"{sys.platform} has no namespaces"
+        why = f"the process has other threads ({others})" if others else f"{sys.platform} has no namespaces"
         raise IsolationError(f"rehearse(isolated=True) can't fork this process safely: {why}")
 
     def run(sandbox: Sandbox) -> bytes:

@@ -106,7 +106,9 @@ def _policies_of_context(context: tuple[object, ...] | None, ndim: int) -> list[
         return list(given)
     if isinstance(context, dict):  # as in torch.export: by dimension; the others are static
         if not all(isinstance(dim, int) and -ndim <= dim < ndim for dim in context):
-            raise ValueError(f"symbolic_context: expected entries for {ndim} dimensions, got {context!r}")
+            raise ValueError(
+                f"symbolic_context: expected entries for dimensions below {ndim}, got {context!r}"
+            )
         return [_policy(context.get(dim, context.get(dim - ndim, STATIC))) for dim in range(ndim)]
     if isinstance(context, Sequence) and not isinstance(context, str) and len(context) == ndim:
         return [_policy(entry) for entry in context]

@@ -204,9 +204,7 @@ def note_call_of_outsider(original: Function, op_name: str) -> None:
     if network is not None:
         network.outsiders.append((op_name, user_line()))
         if network.peers is None:
-            network.note(
-                f"{user_line()}: {op_name} on a group that rank {network.rank} is not in does nothing"
-            )
+            network.note(f"{user_line()}: {op_name} does nothing: rank {network.rank} is not in its group")
     original(op_name)
 
 

@@ -28,7 +28,7 @@ def wrap_dim(dim: int, ndim: int) -> int:
     count = ndim or 1
     if -count <= dim < count:
         return dim if dim >= 0 else dim + count
-    raise DimensionError(f"dimension {dim} is out of range for a tensor of {ndim} dimensions")
+    raise DimensionError(f"dimension out of range: expected {-count} to {count - 1}, got {dim}")
 
 
 def wrap_dims(dims: Sequence[int], ndim: int) -> list[int]:

@@ -95,7 +95,7 @@ class StatelessSymbolicContext(SymbolicContext):
             if given is None:
                 object.__setattr__(self, name, [default] * rank)
             elif len(given) != rank:
-                raise ValueError(f"{name} has {len(given)} entries for {rank} dimensions")
+                raise ValueError(f"{name}: expected one entry per dimension ({rank}), got {len(given)}")
 
 
 @dataclass(frozen=True, kw_only=True)
