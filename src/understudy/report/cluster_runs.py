@@ -36,7 +36,7 @@ from understudy.cluster.classes import (
     place_ranks,
     split,
 )
-from understudy.cluster.communication import coordinates_of, find_schedule, make_rows, name_group
+from understudy.cluster.communication import coordinates_of, find_schedule, make_rows, name_groups
 from understudy.cluster.faults import Fault, History, find_faults, find_uncovered, shorten_line, write_ranks
 from understudy.cluster.layout import CLASSES, Interconnect, Layout, LayoutError, parse_ranks
 from understudy.cluster.nccl import Communicator, NcclSettings, find_communicators
@@ -52,7 +52,7 @@ from understudy.report.summary import write_line
 from understudy.report.text import format_range, format_size
 from understudy.simulation.catalogue import Card
 from understudy.simulation.machine import list_visible
-from understudy.simulation.network import MeshRecord
+from understudy.simulation.network import Group, MeshRecord
 from understudy.simulation.overlay import Overlay
 from understudy.simulation.sandbox import LANDLOCK, PYTHON, Sandbox
 from understudy.simulation.scripts import Script, ScriptResult, format_error, run_script
@@ -383,14 +383,16 @@ def _summarise(
     meshes = _merge_meshes(outcomes, layout.world_size)
     results = {rank: outcome.result for rank, outcome in outcomes.items() if outcome.result is not None}
     histories = [_make_history(rank, result) for rank, result in results.items()]
+    groups = (group for result in results.values() for group in result["groups"].values())
+    name_group = name_groups(groups, meshes).__getitem__
     if len(results) == len(outcomes) and not any(outcome.has_failed for outcome in outcomes.values()):
-        faults = [*faults, *find_faults(histories, lambda group: name_group(group, meshes))]
+        faults = [*faults, *find_faults(histories, name_group)]
     else:
         faults = [*faults, *_find_layout_faults(histories, results)]
     stands_for = {
         run: [rank for rank in ranks if rank not in outcomes] for run, ranks in (classes or {}).items()
     }
-    communicators = [] if card is None else _find_communicators(layout, results, meshes, card)
+    communicators = [] if card is None else _find_communicators(layout, results, name_group, card)
     rows = [
         add_nccl(
             replace(_make_row(layout, outcome, meshes), stands_for=stands_for.get(rank, [])),
@@ -407,7 +409,7 @@ def _summarise(
             outcome.rank,
             outcome.result["log"],
             outcome.result["groups"],
-            meshes,
+            name_group,
             layout,
             options.interconnect,
         )
@@ -439,7 +441,7 @@ def _find_layout_faults(histories: Sequence[History], results: dict[int, dict[st
 
 
 def _find_communicators(
-    layout: Layout, results: dict[int, dict[str, Any]], meshes: Sequence[MeshRecord], card: Card
+    layout: Layout, results: dict[int, dict[str, Any]], name_group: Callable[[Group], str], card: Card
 ) -> list[Communicator]:
     found = []
     for rank, result in results.items():
@@ -448,7 +450,7 @@ def _find_communicators(
             rank, result["log"], result["groups"], layout, card, settings, result["has_bound_device"]
         ):
             name, _, pair = made.group.partition(" ")
-            shown = name_group(result["groups"][name], meshes)
+            shown = name_group(result["groups"][name])
             found.append(replace(made, group=f"{shown}, ranks {pair}" if pair else shown))
     return found
 
