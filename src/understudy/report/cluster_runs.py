@@ -208,22 +208,40 @@ def _find_differing(
 
 
 def _describe_check(cluster: ClusterRehearsal, chosen: dict[int, list[int]], differing: Sequence[int]) -> str:
-    reserved = {row.rank: row.peak.reserved_bytes for row in cluster.rows}
     if differing:
-        most, least = max(reserved.values()), min(reserved.values())
         are = (
             "differs from the rank that represents it"
             if len(differing) == 1
             else "differ from those that represent them"
         )
-        return (
-            f"{write_ranks(differing)} {are}: reserved memory of the ranks that were run is {least / GiB:.2f} to "
-            f"{most / GiB:.2f} GiB; rehearse with --ranks all"
-        )
-    compared = sorted({*reserved} & {*list_represented(chosen)})
+        what = _describe_differences(cluster.rows)
+        return f"{write_ranks(differing)} {are}: {what}; rehearse with --ranks all"
+    compared = sorted({row.rank for row in cluster.rows} & {*list_represented(chosen)})
     if not compared:
         return "every rank was run"
+    if len(compared) == 1:
+        return f"{write_ranks(compared)} was run and compared with the rank that represents it: equal"
     return f"{write_ranks(compared)} were run and compared with the ranks that represent them: equal"
+
+
+def _describe_differences(rows: Sequence[RankRow]) -> str:
+    """Of ranks that were run: memory, or else communication."""
+    sizes = {
+        "reserved memory": [row.peak.reserved_bytes for row in rows],
+        "allocated memory": [row.peak.allocated_bytes for row in rows],
+        "NCCL's memory": [row.nccl_high_bytes for row in rows],
+    }
+    parts = []
+    for name, found in sizes.items():
+        least, most = min(found), max(found)
+        low, high = format_size(least), format_size(most)
+        if low != high:
+            parts.append(f"{name} is {low} to {high}")
+        elif least != most:
+            parts.append(f"{name} differs by {format_size(most - least)}")
+    if not parts:
+        return "the ranks that were run have equal memory, and other communication"
+    return f"of the ranks that were run, {' and '.join(parts)}"
 
 
 def _describe_borrowed(borrowed: Iterable[tuple[str, str]]) -> str:
