@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch.distributed as dist
@@ -18,13 +20,17 @@ from understudy.cluster.classes import (
     split,
 )
 from understudy.cluster.communication import Schedule, find_schedule
-from understudy.report.cluster_rehearsal import ClusterRehearsal
+from understudy.report.cluster_rehearsal import ClusterRehearsal, RankRow
+from understudy.report.cluster_runs import _describe_differences
+from understudy.report.rehearsal import Peak
 from understudy.simulation.network import CollectiveRecord, Group, MeshRecord
 
 pytestmark = pytest.mark.skipif(
     not dist.is_available() or not hasattr(os, "fork"),
     reason="ranks are forked processes of torch.distributed",
 )
+
+MiB, GiB = 1 << 20, 1 << 30
 
 SHARDED = """
 import torch, torch.nn as nn, torch.distributed as dist
@@ -154,6 +160,27 @@ def test_ranks_that_differ_inside_of_a_class_are_found(
     found = {rank: row.peak.allocated_bytes for rank, row in some.ranks.items()}
     assert found == {row.rank: row.peak.allocated_bytes for row in whole.rows}
     assert len(some.rows) < 10
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({}, "the ranks that were run have equal memory, and other communication"),
+        (
+            {"peak": Peak(allocated_bytes=GiB, reserved_bytes=3 * GiB), "nccl_high_bytes": 5 * MiB},
+            "of the ranks that were run, reserved memory is 2.00 GiB to 3.00 GiB and NCCL's memory is 2.00 MiB to 5.00 MiB",
+        ),
+        (
+            {"peak": Peak(allocated_bytes=GiB + MiB, reserved_bytes=2 * GiB)},
+            "of the ranks that were run, allocated memory differs by 1.00 MiB",
+        ),
+    ],
+)
+def test_the_note_says_what_differs(change: dict[str, Any], what: str) -> None:
+    row = RankRow(
+        0, 0, 0, "fits", 2, Peak(allocated_bytes=GiB, reserved_bytes=2 * GiB), nccl_high_bytes=2 * MiB
+    )
+    assert _describe_differences([row, replace(row, rank=1, **change)]) == what
 
 
 COLUMNS = """

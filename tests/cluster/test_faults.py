@@ -12,10 +12,11 @@ import torch.distributed as dist
 
 from understudy.cli import main
 from understudy.cluster.broker import Broker
+from understudy.cluster.communication import name_groups
 from understudy.cluster.faults import History, find_faults, write_ranks
 from understudy.cluster.layout import LayoutError
 from understudy.report.cluster_rehearsal import ClusterRehearsal
-from understudy.simulation.network import CollectiveRecord, Group
+from understudy.simulation.network import CollectiveRecord, Group, MeshRecord
 
 pytestmark = pytest.mark.skipif(
     not dist.is_available() or not hasattr(os, "fork"),
@@ -142,6 +143,14 @@ if rank < 2:
 """,
         "deadlock: rank 0 in all_reduce of group first at script.py:8, waiting for rank 1; rank 1 in all_reduce of group second "
         "at script.py:8, waiting for rank 0: ranks call the collectives of these groups in different orders",
+    ),
+    "order of groups of a mesh's ranks": (
+        """
+mesh = dist.init_device_mesh("cuda", (3,), mesh_dim_names=("dp",)); other = dist.new_group()
+for group in (mesh.get_group(), other)[::-1 if rank else 1]: dist.all_reduce(x, group=group)
+""",
+        "deadlock: rank 0 in all_reduce of group dp at script.py:7, waiting for ranks 1-2; ranks 1-2 in all_reduce of group 2 of "
+        "ranks 0-2 at script.py:7, waiting for rank 0: ranks call the collectives of these groups in different orders",
     ),
     "groups": (
         """
@@ -339,6 +348,21 @@ def test_more_ranks_than_memory_holds(monkeypatch: pytest.MonkeyPatch) -> None:
         match="1 ranks are alive at once with 3,072 MiB each, and 5,120 MiB are left for 7 more; rehearse with --ranks classes",
     ):
         Broker(range(8), 2, start).run()  # type: ignore[arg-type]
+
+
+def test_groups_of_the_same_ranks_have_names_of_their_own() -> None:
+    pair, made = (0, 1), {}
+    for name, ranks, description in [
+        ("0", (0, 1, 2, 3), "default_pg"), ("1", pair, "undefined"), ("2", pair, "mesh_tp"), ("3", pair, "experts"),
+        ("4", pair, "experts"), ("5", pair, "mesh_tp"), ("6", (0, 1, 2, 3), ""), ("7", (0, 2), ""),
+    ]:  # fmt: skip
+        made[name] = Group(name, ranks, "nccl", description)
+    named = name_groups(made.values(), [MeshRecord(("dp", "tp"), (2, 2), (0, 1, 2, 3))])
+    assert [named[group] for group in made.values()] == [
+        "world", "1 of ranks 0-1", "tp", "experts", "4 of ranks 0-1", "5 of ranks 0-1", "2 of ranks 0-3", "dp",
+    ]  # fmt: skip
+    unnamed = name_groups([made["7"]], [])
+    assert list(unnamed.values()) == ["ranks 0,2"]
 
 
 def test_names_of_ranks() -> None:

@@ -356,6 +356,17 @@ def children_of(group: int) -> list[int]:
     return [int(line.split()[0]) for line in listed.splitlines() if int(line.split()[1]) == group]
 
 
+def test_remote_calls_are_refused(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (folder / "remote.py").write_text(
+        "import os\nfrom torch.distributed import rpc\nrank = int(os.environ['RANK'])\n"
+        "rpc.init_rpc(f'worker{rank}', rank=rank, world_size=2)\n"
+    )
+    assert main(["run", "--device", "h100", "--nproc-per-node", "2", "remote.py"]) == 1
+    captured = capfd.readouterr()
+    assert "torch.distributed.rpc is not supported in a rehearsal; use torch" in captured.out.splitlines()[0]
+    assert 'File "remote.py", line 4' in captured.err.replace(f"{folder}/", "")
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the list of processes")
 @pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGKILL])
 def test_nothing_is_left_after_an_interrupt(folder: Path, kind: signal.Signals) -> None:

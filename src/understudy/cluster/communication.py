@@ -6,10 +6,11 @@ reduce-scatter and all-to-all. Message sizes: the larger of what one rank gives 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from understudy.cluster.faults import write_ranks
 from understudy.cluster.layout import Interconnect, Layout
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ def wire_bytes(kind: str, nbytes: int, size: int) -> int:
 
 
 def make_rows(
-    rank: int, log: Iterable[CollectiveRecord], groups: Mapping[str, Group], meshes: Sequence[MeshRecord],
+    rank: int, log: Iterable[CollectiveRecord], groups: Mapping[str, Group], name_group: Callable[[Group], str],
     layout: Layout, interconnect: Interconnect | None = None,
 ) -> list[CommunicationRow]:  # fmt: skip
     """Largest first; set-up before steps."""
@@ -111,7 +112,7 @@ def make_rows(
                 rank,
                 when,
                 kind,
-                name_group(group, meshes),
+                name_group(group),
                 group.size,
                 dtype,
                 calls,
@@ -125,16 +126,41 @@ def make_rows(
     return sorted(rows, key=lambda row: (row.when != SETUP, -row.wire_bytes, -row.bytes, row.line))
 
 
-def name_group(group: Group, meshes: Sequence[MeshRecord]) -> str:
-    """The dimension of a mesh whose ranks these are, "world", or the name that the program or torch gave."""
+def name_groups(groups: Iterable[Group], meshes: Sequence[MeshRecord]) -> dict[Group, str]:
+    """Each group by a name of its own among those of the same ranks: the dimension of a mesh, "world", or the name that the
+    program or torch gave; else its number among them, in the order in which they were made: "2 of ranks 0-3"."""
+    dimensions: dict[tuple[int, ...], str] = {}
     for mesh in meshes:
         for name, ranks in slices_of(mesh):
-            if ranks == group.ranks:
-                return name
-    if group.description == "default_pg":
-        return "world"
-    described = group.description if group.description not in ("", "undefined") else ""
-    return described or f"ranks {','.join(map(str, group.ranks[:4]))}{',…' * (group.size > 4)}"
+            dimensions.setdefault(ranks, name)
+    alike: dict[tuple[int, ...], list[Group]] = {}
+    for group in dict.fromkeys(groups):
+        alike.setdefault(group.ranks, []).append(group)
+    return {
+        group: name
+        for ranks, made in alike.items()
+        for group, name in _name_alike(ranks, made, dimensions.get(ranks, "")).items()
+    }
+
+
+def _name_alike(ranks: tuple[int, ...], made: Sequence[Group], dimension: str) -> dict[Group, str]:
+    """`dimension`: of a mesh, along these ranks; the group that the mesh has made is called so, or else the first."""
+    found: dict[Group, str] = {}
+    if dimension:
+        of_mesh = (group for group in made if group.description == f"mesh_{dimension}")
+        found[next(of_mesh, made[0])] = dimension
+    for number, group in enumerate(made, 1):
+        described = "world" if group.description == "default_pg" else group.description
+        if group in found:
+            continue
+        is_taken = described.removeprefix("mesh_") in found.values() or described in found.values()
+        if described not in ("", "undefined") and not is_taken:
+            found[group] = described
+        elif len(made) > 1:
+            found[group] = f"{number} of {write_ranks(ranks)}"
+        else:
+            found[group] = f"ranks {','.join(map(str, ranks[:4]))}{',…' * (len(ranks) > 4)}"
+    return found
 
 
 def slices_of(mesh: MeshRecord) -> list[tuple[str, tuple[int, ...]]]:

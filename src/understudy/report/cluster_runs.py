@@ -36,7 +36,7 @@ from understudy.cluster.classes import (
     place_ranks,
     split,
 )
-from understudy.cluster.communication import coordinates_of, find_schedule, make_rows, name_group
+from understudy.cluster.communication import coordinates_of, find_schedule, make_rows, name_groups
 from understudy.cluster.faults import Fault, History, find_faults, find_uncovered, shorten_line, write_ranks
 from understudy.cluster.layout import CLASSES, Interconnect, Layout, LayoutError, parse_ranks
 from understudy.cluster.nccl import Communicator, NcclSettings, find_communicators
@@ -52,7 +52,7 @@ from understudy.report.summary import write_line
 from understudy.report.text import format_range, format_size
 from understudy.simulation.catalogue import Card
 from understudy.simulation.machine import list_visible
-from understudy.simulation.network import MeshRecord
+from understudy.simulation.network import Group, MeshRecord
 from understudy.simulation.overlay import Overlay
 from understudy.simulation.sandbox import LANDLOCK, PYTHON, Sandbox
 from understudy.simulation.scripts import Script, ScriptResult, format_error, run_script
@@ -210,22 +210,40 @@ def _find_differing(
 
 
 def _describe_check(cluster: ClusterRehearsal, chosen: dict[int, list[int]], differing: Sequence[int]) -> str:
-    reserved = {row.rank: row.peak.reserved_bytes for row in cluster.rows}
     if differing:
-        most, least = max(reserved.values()), min(reserved.values())
         are = (
             "differs from the rank that represents it"
             if len(differing) == 1
             else "differ from those that represent them"
         )
-        return (
-            f"{write_ranks(differing)} {are}: reserved memory of the ranks that were run is {least / GiB:.2f} to "
-            f"{most / GiB:.2f} GiB; rehearse with --ranks all"
-        )
-    compared = sorted({*reserved} & {*list_represented(chosen)})
+        what = _describe_differences(cluster.rows)
+        return f"{write_ranks(differing)} {are}: {what}; rehearse with --ranks all"
+    compared = sorted({row.rank for row in cluster.rows} & {*list_represented(chosen)})
     if not compared:
         return "every rank was run"
+    if len(compared) == 1:
+        return f"{write_ranks(compared)} was run and compared with the rank that represents it: equal"
     return f"{write_ranks(compared)} were run and compared with the ranks that represent them: equal"
+
+
+def _describe_differences(rows: Sequence[RankRow]) -> str:
+    """Of ranks that were run: memory, or else communication."""
+    sizes = {
+        "reserved memory": [row.peak.reserved_bytes for row in rows],
+        "allocated memory": [row.peak.allocated_bytes for row in rows],
+        "NCCL's memory": [row.nccl_high_bytes for row in rows],
+    }
+    parts = []
+    for name, found in sizes.items():
+        least, most = min(found), max(found)
+        low, high = format_size(least), format_size(most)
+        if low != high:
+            parts.append(f"{name} is {low} to {high}")
+        elif least != most:
+            parts.append(f"{name} differs by {format_size(most - least)}")
+    if not parts:
+        return "the ranks that were run have equal memory, and other communication"
+    return f"of the ranks that were run, {' and '.join(parts)}"
 
 
 def _describe_borrowed(borrowed: Iterable[tuple[str, str]]) -> str:
@@ -385,14 +403,16 @@ def _summarise(
     meshes = _merge_meshes(outcomes, layout.world_size)
     results = {rank: outcome.result for rank, outcome in outcomes.items() if outcome.result is not None}
     histories = [_make_history(rank, result) for rank, result in results.items()]
+    groups = (group for result in results.values() for group in result["groups"].values())
+    name_group = name_groups(groups, meshes).__getitem__
     if len(results) == len(outcomes) and not any(outcome.has_failed for outcome in outcomes.values()):
-        faults = [*faults, *find_faults(histories, lambda group: name_group(group, meshes))]
+        faults = [*faults, *find_faults(histories, name_group)]
     else:
         faults = [*faults, *_find_layout_faults(histories, results)]
     stands_for = {
         run: [rank for rank in ranks if rank not in outcomes] for run, ranks in (classes or {}).items()
     }
-    communicators = [] if card is None else _find_communicators(layout, results, meshes, card)
+    communicators = [] if card is None else _find_communicators(layout, results, name_group, card)
     rows = [
         add_nccl(
             replace(_make_row(layout, outcome, meshes), stands_for=stands_for.get(rank, [])),
@@ -409,7 +429,7 @@ def _summarise(
             outcome.rank,
             outcome.result["log"],
             outcome.result["groups"],
-            meshes,
+            name_group,
             layout,
             options.interconnect,
         )
@@ -441,7 +461,7 @@ def _find_layout_faults(histories: Sequence[History], results: dict[int, dict[st
 
 
 def _find_communicators(
-    layout: Layout, results: dict[int, dict[str, Any]], meshes: Sequence[MeshRecord], card: Card
+    layout: Layout, results: dict[int, dict[str, Any]], name_group: Callable[[Group], str], card: Card
 ) -> list[Communicator]:
     found = []
     for rank, result in results.items():
@@ -450,7 +470,7 @@ def _find_communicators(
             rank, result["log"], result["groups"], layout, card, settings, result["has_bound_device"]
         ):
             name, _, pair = made.group.partition(" ")
-            shown = name_group(result["groups"][name], meshes)
+            shown = name_group(result["groups"][name])
             found.append(replace(made, group=f"{shown}, ranks {pair}" if pair else shown))
     return found
 

@@ -15,6 +15,7 @@ from typing import Any
 from understudy.lines import user_line
 from understudy.patching import REHEARSAL, patch, patch_call
 from understudy.simulation.libraries import when_imported
+from understudy.simulation.machine import SimulationError
 from understudy.simulation.offline.switch import is_made_up
 from understudy.simulation.write_log import active_log, note_refused
 
@@ -47,6 +48,19 @@ def note_request(original: Function) -> Function:
             _address.reset(token)
 
     return request
+
+
+@when_imported("torch.distributed.rpc", "init_rpc")
+def refuse_remote_calls(original: Function) -> Function:
+    """Calls of functions in other processes, by connections that C++ opens: there are no values to send."""
+
+    def init_rpc(*args: object, **kwargs: object) -> Any:
+        raise SimulationError(
+            "torch.distributed.rpc is not supported in a rehearsal; use torch.distributed's collectives or messages, or "
+            "rehearse what one worker computes without init_rpc"
+        )
+
+    return init_rpc
 
 
 @when_imported("huggingface_hub.file_download", "hf_hub_download")
