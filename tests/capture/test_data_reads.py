@@ -106,6 +106,13 @@ def test_a_tensor_of_tensors_is_stacked(name: str) -> None:
     check(LISTS[name], torch.tensor([1.5, 2, 3]), others=((torch.tensor([3.5, 1, 2, 7]),),))
 
 
+def test_a_list_with_a_size_is_stacked_and_viewed_only_if_nested() -> None:
+    for program, ending in ((lambda x: [x.shape[0], 2], []), (lambda x: [[x.shape[0]], [2]], ["view"])):
+        graph = make_fx(lambda x, f=program: torch.tensor(f(x)), tracing_mode="symbolic")(torch.ones(5)).graph
+        names = [node.target.__name__.split(".")[0] for node in graph.nodes if node.op == "call_function"]
+        assert names == ["sym_size", "scalar_tensor", "scalar_tensor", "stack", *ending]
+
+
 def test_a_list_that_torch_refuses() -> None:
     for bad in (lambda x: torch.tensor([x[0], "a"]), lambda x: torch.tensor([[x[0]], [x[0], x[1]]])):
         with pytest.raises((TypeError, ValueError, RuntimeError)):

@@ -142,6 +142,25 @@ def test_what_a_branch_refers_to_becomes_an_operand(mode: str) -> None:
 
 
 @in_each_mode
+def test_what_a_branch_of_a_branch_refers_to_becomes_an_operand_of_both(mode: str) -> None:
+    def f(x: Tensor, w: Tensor) -> Tensor:
+        def inner(a: Tensor) -> Tensor:
+            return torch.cond(a.max() > 1, lambda a: a * w, lambda a: a.sin(), (a,))
+
+        return torch.cond(x.sum() > 0, inner, lambda a: a.cos(), (x,))
+
+    def plain(x: Tensor, w: Tensor) -> Tensor:
+        return (x * w if x.max() > 1 else x.sin()) if x.sum() > 0 else x.cos()
+
+    above = positive(2, 3) + 1
+    gm = agree(
+        f, plain, mode, (above, torch.randn(3)), (above, torch.randn(3)), (negative(2, 3), torch.randn(3))
+    )
+    (node,) = gm.graph.find_nodes(op="call_function", target=ops.cond)
+    assert [argument.name for argument in node.args[3]] == ["x_1", "w_1"]
+
+
+@in_each_mode
 def test_parameters_of_modules_in_branches(mode: str) -> None:
     class Gate(nn.Module):
         def __init__(self) -> None:

@@ -236,3 +236,21 @@ def test_inference_mode_is_no_region_of_a_program() -> None:
         [node.target for node in program.graph.nodes if node.op == "call_function"] for program in programs
     )
     assert ours == theirs
+
+
+def test_branches_belong_to_the_model_itself() -> None:
+    class Chooses(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Sequential(nn.ReLU())
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.inner(x)
+            return torch.cond(x.sum() > 0, lambda x: x + 1, lambda x: x - 1, (x,))
+
+    graph = understudy.export(Chooses(), (torch.randn(3),)).graph
+    stacks = [
+        [path for path, _ in node.meta["nn_module_stack"].values()]
+        for node in graph.find_nodes(op="get_attr")
+    ]
+    assert stacks == [[""], [""]]

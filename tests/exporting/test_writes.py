@@ -64,6 +64,15 @@ class CopiesAViewOfAnInput(Square):
 
 
 @program
+class WritesIntoAnOutArgument(Square):
+    def forward(self, x: Any, y: Any) -> Any:
+        result = torch.empty_like(x)
+        torch.sub(x, y, alpha=2, out=result)
+        torch.add(x, y, out=self.first)
+        return result, self.first * 1
+
+
+@program
 class Swaps(Square):
     def forward(self, x: Any, y: Any) -> Any:
         before = x.clone()

@@ -288,6 +288,13 @@ def test_sizes_that_follow_from_the_program() -> None:
     assert given(mode) == []
 
 
+def test_a_write_by_several_masks_asks_for_sizes() -> None:
+    with plausible() as mode:
+        x, mask = torch.randn(4, 4), torch.randn(4) > 0
+        x[mask, mask] = 1.0
+    assert [question.what for question in given(mode)] == ["nonzero"]
+
+
 def test_a_number_in_a_text() -> None:
     with plausible():
         assert f"{torch.randn(3).square().mean()} {torch.tensor(2)}" == "2.5 2"

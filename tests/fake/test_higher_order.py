@@ -16,7 +16,7 @@ from torch.nn.attention.flex_attention import create_block_mask, create_mask, fl
 from torch.utils.checkpoint import checkpoint
 
 from tests.fake.sides import facts, on_each_device, run_fake, with_index
-from understudy import FakeTensor, FakeTensorMode, OperatorError
+from understudy import FakeTensor, FakeTensorMode, OperatorError, ShapeEnv, dims
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -54,6 +54,16 @@ def test_cond_with_branches_that_differ_is_refused() -> None:
         x = torch.randn(3)
         with pytest.raises(OperatorError, match=r"f32\[3\].*f32\[1\]"):
             torch.cond(x.sum() > 0, lambda x: x.sin(), lambda x: x[:1], (x,))
+
+
+def test_cond_with_sizes_that_differ_keeps_the_bounds_of_both() -> None:
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    x = mode.from_tensor(torch.randn(6), source="x", symbolic_context=dims("n"))
+    with mode:
+        condition = torch.randn(4).sum() > 0
+        for shorter in (lambda x: x[:2], lambda x: x.new_zeros(5)):
+            for branches in ((lambda x: torch.cat([x, x]), shorter), (shorter, lambda x: torch.cat([x, x]))):
+                assert torch.cond(condition, *branches, (x,)).shape[0] >= 2  # no guard: both have two or more
 
 
 def test_cond_with_structures() -> None:

@@ -790,6 +790,11 @@ def test_nodes_know_their_line_and_their_module() -> None:
     node = next(n for n in traced.graph.nodes if n.target == "relu")
     assert node.stack_trace.splitlines()[-1].strip() == "return x.relu()"
     assert list(node.meta["nn_module_stack"].values())[-1] == ("0", Inner)
+    shared = Inner()
+    calls = symbolic_trace(nn.Sequential(shared, shared), {"input": x24}).graph.find_nodes(
+        op="call_method", target="relu"
+    )
+    assert [list(node.meta["nn_module_stack"])[-1] for node in calls] == ["0", "0@1"]
 
 
 # --- symbolic sizes -----------------------------------------------------------------------------------------------------------------------

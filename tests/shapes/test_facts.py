@@ -105,6 +105,11 @@ def test_interval() -> None:
     assert facts.interval(5) == (5, 5)
 
 
+def test_a_factor_of_a_product_that_may_be_zero_may_be_zero() -> None:
+    assert knowing(le(t * u, 40)).interval(t) == (0, None)
+    assert knowing(le(t * u, 40), ge(t * u, 1)).interval(t)[0] == 1
+
+
 def test_sum_is_replaced_rather_than_a_summand() -> None:
     assert knowing(eq(t, u + d)).replacement(t) is u + d
     assert knowing(eq(u, t + d)).replacement(u) is t + d
