@@ -72,6 +72,23 @@ class WritesIntoAnOutArgument(Square):
         return result, self.first * 1
 
 
+@torch.library.custom_op("writes::corner", mutates_args=())
+def corner() -> torch.Tensor:
+    return torch.eye(3)
+
+
+@corner.register_fake
+def _() -> torch.Tensor:
+    return torch.empty(3, 3)
+
+
+@program
+class CallsAnOperatorWithoutArguments(Square):
+    def forward(self, x: Any, y: Any) -> Any:
+        x.add_(corner())
+        return x + y
+
+
 @program
 class Swaps(Square):
     def forward(self, x: Any, y: Any) -> Any:
