@@ -121,6 +121,24 @@ def test_switches_have_two_words() -> None:
     assert commands(found) == ["python train.py --no-amp", "python train.py --amp"]
 
 
+def test_a_switch_whose_value_may_be_left_out() -> None:
+    """As `HfArgumentParser` adds fields that are bool."""
+    parser = make_parser()
+    parser.add_argument("--bf16", type=lambda word: word == "True", nargs="?", const=True, default=False)
+    for arguments, kept in (
+        (("--bf16", "--name", "x"), "--name x"),
+        (("--name", "x", "--bf16"), "--name x"),
+        (("--bf16", "True", "--name", "x"), "--name x"),
+        (("--bf16=True",), ""),
+    ):
+        wanted = SearchRequest(
+            "train.py", arguments, {"train.py": SCRIPT}, parsers=describe(parser),
+            varied=(parse_vary("bf16"),), tries_changes=False,
+        )  # fmt: skip
+        off = " ".join(("python train.py", *filter(None, (kept, "--bf16 False"))))
+        assert commands(find_space(wanted)) == [off, " ".join(("python train.py", *arguments))]
+
+
 def test_accumulation_follows() -> None:
     found = find_space(request("batch_size=2,4", global_batch=16, tries_changes=False))
     assert commands(found) == [

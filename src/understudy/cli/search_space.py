@@ -244,7 +244,7 @@ def _set_option(arguments: list[str], setter: Setter, value: Value) -> list[str]
     while position < len(arguments):
         word = arguments[position]
         if word == setter.flag or (setter.off and word == setter.off):
-            position += 2 if takes_value else 1
+            position += 2 if takes_value and _has_value(arguments, position) else 1
         elif word.startswith(f"{setter.flag}="):
             position += 1
         else:
@@ -256,6 +256,14 @@ def _set_option(arguments: list[str], setter: Setter, value: Value) -> list[str]
         added = [setter.flag, str(value)]
     place = kept.index(setter.before) if setter.before in kept else len(kept)
     return [*kept[:place], *added, *kept[place:]]
+
+
+def _has_value(arguments: Sequence[str], position: int) -> bool:
+    """Whether the next word is the value of the option at this position, as argparse decides it: not another option."""
+    following = arguments[position + 1 : position + 2]
+    return bool(following) and (
+        not following[0].startswith("-") or isinstance(_read(following[0], "float"), float)
+    )
 
 
 def _set_word(arguments: list[str], name: str, value: str) -> list[str]:
@@ -441,8 +449,10 @@ def _find_start(option: Mapping[str, Any], arguments: Sequence[str]) -> Value | 
             continue
         if option["kind"] in (FLAG, SWITCH):
             default = not name.startswith("--no-")
-        elif equals or position + 1 < len(arguments):
+        elif equals or _has_value(arguments, position):
             default = _read(value if equals else arguments[position + 1], option["kind"])
+        elif option["kind"] == TRUTH:
+            default = True
     return default
 
 
