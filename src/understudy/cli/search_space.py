@@ -229,7 +229,7 @@ class _Applied:
     changes: tuple[Change, ...] = ()
     constants: list[tuple[str, int]] = field(default_factory=list)
     entries: list[tuple[str, str, Value]] = field(default_factory=list)
-    """Of configuration files: path, name and value."""
+    """Path, name and value, for configuration files."""
 
 
 def _write(value: Value) -> str:

@@ -91,7 +91,7 @@ class _Request:
     keys: tuple[str, ...] = ()
     answer: Callable[[], object] = lambda: None
     line: str = ""
-    """Of a request to the store."""
+    """For a request to the store."""
 
 
 @dataclass
@@ -141,7 +141,7 @@ class Broker:
         self._values: dict[tuple[Any, ...], dict[int, Any]] = {}
         """What was given to each exchange, by rank."""
         self._given: dict[Place, dict[int, Any]] = {}
-        """Of a sample: the same by place, and by the position of the rank."""
+        """For a sample, the same by place, and by the position of the rank."""
         self._roots = self._turns = 0
         self.borrowed: dict[tuple[str, str], None] = {}
         """Kinds and lines of exchanges with ranks that are not run."""

@@ -227,7 +227,7 @@ def _describe_check(cluster: ClusterRehearsal, chosen: dict[int, list[int]], dif
 
 
 def _describe_differences(rows: Sequence[RankRow]) -> str:
-    """Of ranks that were run: memory, or else communication."""
+    """For ranks that were run: memory, or else communication."""
     sizes = {
         "reserved memory": [row.peak.reserved_bytes for row in rows],
         "allocated memory": [row.peak.allocated_bytes for row in rows],
